@@ -1,0 +1,50 @@
+"""Precision and input checks: the one place that enters float64 and the one voice in which errors speak."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+
+def fault(where: str, expected: str, got: object, cure: str) -> str:
+    """Return an error message that says where, what was expected, what was got, and the cure."""
+    return f"{where}: expected {expected}, got {got}. {cure}"
+
+
+def in_float64[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    """Run `function` with 64-bit JAX and return its arrays as NumPy arrays.
+
+    Float64 JAX arrays must not leave an ``enable_x64`` block (ordinary operations outside would truncate them), so
+    every JAX array in the result, a pytree, is handed back as a NumPy array. The global configuration is untouched.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with jax.enable_x64(True):
+            return jax.tree.map(_to_numpy, function(*args, **kwargs))
+
+    return wrapped
+
+
+def _to_numpy(leaf: object) -> object:
+    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+def as_float64(where: str, name: str, values: object, shape: str) -> np.ndarray:
+    """Return `values` as a float64 array, refusing what is not a real numeric array of the rank of `shape`."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            fault(where, f"`{name}` to be a real numeric array", f"dtype {array.dtype}", "Convert it to floats.")
+        )
+    if array.ndim != len(shape.split(",")):
+        raise ValueError(
+            fault(
+                where,
+                f"`{name}` of shape ({shape})",
+                array.shape,
+                "Add the missing axes: one chain is an axis of length one.",
+            )
+        )
+    return array.astype(np.float64)

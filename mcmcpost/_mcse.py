@@ -1,0 +1,31 @@
+"""Monte Carlo standard errors under autocorrelation, by ArviZ: the one lazy import of ``arviz_stats.base``."""
+
+import numpy as np
+from jaxtyping import Float
+
+
+def mcse_mean(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
+    """Return the Monte Carlo standard error of the mean of each series.
+
+    The ESS-based error of Vehtari et al. (2021, doi:10.1214/20-BA1221), rank normalisation not applied, as
+    ``arviz.mcse(method="mean")``. Each series is scaled to unit standard deviation first: ArviZ takes any series whose
+    range is below 1e-15 for a constant, which small residuals are not.
+
+    Parameters
+    ----------
+    series : (c, n, ...) chains, draws.
+
+    Returns
+    -------
+    (...) in the units of `series`; NaN where there are fewer than four draws a chain or a value is not finite; zero
+    for a constant series.
+    """
+    from arviz_stats.base import array_stats
+
+    finite = np.isfinite(series).all(axis=(0, 1))
+    safe = np.where(finite, series, 0.0)
+    centred = safe - safe.mean(axis=(0, 1))
+    scale = centred.std(axis=(0, 1), ddof=1) if series.shape[0] * series.shape[1] > 1 else np.zeros(series.shape[2:])
+    unit = centred / np.where(scale > 0, scale, 1.0)
+    error = array_stats.mcse(unit, chain_axis=0, draw_axis=1, method="mean") * scale
+    return np.where(finite, error, np.nan)

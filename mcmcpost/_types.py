@@ -1,0 +1,30 @@
+"""The closed vocabulary shared by every layer: result statuses and the shape alphabet.
+
+Shapes, everywhere: ``c`` chains, ``n`` draws, ``d`` unconstrained parameters, ``p`` integrands, ``k`` right-hand
+sides, ``m`` training or inducing points, ``q`` basis functions.
+"""
+
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """What happened to one quantity; the only values a ``status`` field can take."""
+
+    CONTROLLED = "controlled"
+    """The control variate reduced the error."""
+    EXACT = "exact"
+    """The control variate reproduces the integrand: the residual is at rounding."""
+    PLAIN = "plain"
+    """No gain was found: the plain posterior mean is returned."""
+    REGULARISED = "regularised"
+    """Draws are too few for an unpenalised fit of this basis; a penalty was chosen."""
+    NUGGET_RAISED = "nugget_raised"
+    """The kernel system was singular at the requested nugget, which was raised."""
+    NOT_CONVERGED = "not_converged"
+    """An iterative solve stopped at its budget; the error is still that of the rule that it returned."""
+    TOO_FEW_DRAWS = "too_few_draws"
+    """Too few distinct draws for any control variate of the requested kind: the plain mean is returned."""
+    UNDEFINED = "undefined"
+    """The integrand is not finite at some draw: NaN in, NaN out."""
+    BAD_SCORES = "bad_scores"
+    """The scores failed the score gate: the plain mean, unless the caller overrode the gate."""

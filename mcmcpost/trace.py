@@ -1,0 +1,75 @@
+"""The array record behind every trace: draws and scores on the unconstrained space."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from mcmcpost._checks import as_float64, fault
+
+
+class Trace(NamedTuple):
+    """Draws of one target and the gradients of its log density, on the unconstrained space.
+
+    draws : (c, n, d), unconstrained.
+    scores : (c, n, d), ∇ log density of the unconstrained draw, log-Jacobian included.
+    names : d coordinate labels.
+    """
+
+    draws: Float[np.ndarray, "c n d"]
+    scores: Float[np.ndarray, "c n d"]
+    names: tuple[str, ...]
+
+
+class States(NamedTuple):
+    """The distinct draws of a trace: a rejected proposal repeats a state, which is fitted once.
+
+    draws, scores : (m, d) distinct states in order of first visit.
+    counts : (m,) how many draws each stands for.
+    inverse : (c·n,) which state each draw is, chains concatenated.
+    """
+
+    draws: Float[np.ndarray, "m d"]
+    scores: Float[np.ndarray, "m d"]
+    counts: Int[np.ndarray, " m"]
+    inverse: Int[np.ndarray, " n"]
+
+
+def make_trace(draws: object, scores: object, names: tuple[str, ...] | None = None) -> Trace:
+    """Return a `Trace` after checking that draws and scores are two real arrays of one shape (c, n, d)."""
+    draws_ = as_float64("Trace", "draws", draws, "chain, draw, d")
+    scores_ = as_float64("Trace", "scores", scores, "chain, draw, d")
+    if draws_.shape != scores_.shape:
+        raise ValueError(
+            fault(
+                "Trace",
+                f"`scores` of the shape of `draws` {draws_.shape}",
+                scores_.shape,
+                "Both live on the unconstrained space; see attach_scores.",
+            )
+        )
+    if 0 in draws_.shape:
+        raise ValueError(fault("Trace", "at least one chain, draw and parameter", draws_.shape, "Sample first."))
+    if not np.isfinite(draws_).all():
+        bad = int((~np.isfinite(draws_)).any(-1).sum())
+        raise ValueError(fault("Trace", "finite draws", f"{bad} draws with NaN or infinity", "Remove them."))
+    labels = tuple(f"x[{i}]" for i in range(draws_.shape[-1])) if names is None else tuple(names)
+    if len(labels) != draws_.shape[-1] or len(set(labels)) != len(labels):
+        raise ValueError(
+            fault("Trace", f"{draws_.shape[-1]} distinct coordinate names", labels, "Name every coordinate once.")
+        )
+    return Trace(draws_, scores_, labels)
+
+
+def distinct_states(trace: Trace) -> States:
+    """Return the distinct states of `trace`, in order of first visit."""
+    flat = trace.draws.reshape(-1, trace.draws.shape[-1])
+    _, first, inverse = np.unique(flat, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    inverse = rank[inverse.reshape(-1)]
+    keep = first[order]
+    return States(
+        flat[keep], trace.scores.reshape(flat.shape)[keep], np.bincount(inverse, minlength=len(keep)), inverse
+    )
