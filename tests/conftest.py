@@ -1,11 +1,14 @@
 """Shared fixtures. Keys come from the test's own name, so that no test moves another's numbers."""
 
+import os
 import zlib
 
-import jax
-import numpy as np
-import pytest
-from jaxtyping import install_import_hook
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads spin against XLA's and the other workers'
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -1,0 +1,163 @@
+"""A symmetric matrix given by a function of its rows, multiplied in tiles and never formed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
+
+from mcmcpost._checks import fault
+
+type Tile = Callable[[Any, Any], Float[Array, "a b"]]
+type Matrix = Float[Array | np.ndarray, "n k"]
+
+
+class TileOperator(eqx.Module):
+    """The symmetric n×n matrix A_ij = tile(row_i, row_j), with a known diagonal.
+
+    Memory is O(block² + nk) and a product costs half the tiles, as A is symmetric by contract: each tile serves its
+    mirror image too.
+
+    Parameters
+    ----------
+    tile : function of two pytrees of rows, leading axes a and b, returning the (a, b) block. Make it an `eqx.Module`
+        (its arrays are then traced, its type hashed), so that equal operators share one compilation.
+    rows : pytree of arrays of leading axis n.
+    diagonal : (n,), exact; replaces the tile's own rounding where row and column are the same index.
+    block : rows and columns of a tile.
+
+    Raises
+    ------
+    ValueError
+        if the leaves of `rows` and the diagonal disagree on n, or there is no row.
+    """
+
+    tile: Tile
+    rows: PyTree
+    exact_diagonal: Float[Array | np.ndarray, " n"]
+    block: int = eqx.field(static=True)
+
+    def __init__(
+        self, tile: Tile, rows: PyTree, diagonal: Float[Array | np.ndarray, " n"], *, block: int = 512
+    ) -> None:
+        lengths = {leaf.shape[0] for leaf in jax.tree.leaves(rows)} | {diagonal.shape[0]}
+        if len(lengths) != 1 or 0 in lengths:
+            raise ValueError(
+                fault(
+                    "TileOperator",
+                    "`rows` and `diagonal` of one positive length",
+                    sorted(lengths),
+                    "Give every leaf one entry per row.",
+                )
+            )
+        self.tile, self.rows, self.exact_diagonal, self.block = tile, rows, diagonal, block
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n = self.exact_diagonal.shape[0]
+        return n, n
+
+    @property
+    def dtype(self) -> np.dtype:
+        return jax.dtypes.canonicalize_dtype(self.exact_diagonal.dtype)
+
+    def diagonal(self) -> Float[Array, " n"]:
+        """Return the diagonal (n,)."""
+        return jnp.asarray(self.exact_diagonal)
+
+    @eqx.filter_jit
+    def columns(self, indices: Int[Array | np.ndarray, " k"]) -> Float[Array, "n k"]:
+        """Return the columns A[:, indices], shape (n, k)."""
+        n = self.shape[0]
+        index = jnp.asarray(indices)
+        block = self.tile(self.rows, _take(self.rows, index))
+        mine = jnp.arange(n)[:, None] == index[None, :]
+        return jnp.where(mine, jnp.asarray(self.exact_diagonal)[:, None], block)
+
+    def dense(self) -> Float[Array, "n n"]:
+        """Return the whole matrix (n, n); for tests and small n."""
+        return self.columns(jnp.arange(self.shape[0]))
+
+    @eqx.filter_jit
+    def matmul(self, V: Matrix) -> Float[Array, "n k"]:
+        """Return A V for V (n, k), tile by tile: each tile above the diagonal also serves its transpose."""
+        n, blocks, block = self._blocks()
+        right = _pad(jnp.asarray(V), blocks * block - n)
+        rows = _fold(self.rows, n, blocks, block)
+        diagonal = _fold(jnp.asarray(self.exact_diagonal), n, blocks, block)
+        right = right.reshape(blocks, block, -1)
+        left = jnp.swapaxes(right, 1, 2)  # Vᵀ, so that the mirrored product needs no transposed tile: twice as fast
+        first, second = np.triu_indices(blocks)
+
+        @jax.checkpoint
+        def tile(i: Array, j: Array) -> Array:
+            same = jnp.eye(block, dtype=bool) & (i == j)
+            return jnp.where(same, diagonal[i][:, None], self.tile(_take(rows, i), _take(rows, j)))
+
+        def step(totals: tuple[Array, Array], pair: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+            upper, lower = totals
+            i, j = pair
+            values = tile(i, j)
+            mirror = jnp.where(i == j, 0, 1).astype(right.dtype)
+            upper = upper.at[i].add(_matmul(values, right[j]))
+            return (upper, lower.at[j].add(_matmul(mirror * left[i], values))), None
+
+        start = jnp.zeros_like(right), jnp.zeros_like(left)
+        (upper, lower), _ = jax.lax.scan(step, start, (jnp.asarray(first), jnp.asarray(second)))
+        return (upper + jnp.swapaxes(lower, 1, 2)).reshape(blocks * block, -1)[:n]
+
+    @eqx.filter_jit
+    def cross_matmul(self, other_rows: PyTree, V: Matrix) -> Float[Array, "o k"]:
+        """Return C V, C_ij = tile(other_i, row_j), for `other_rows` of leading axis o and V (n, k).
+
+        Coincidences between the two sets of rows are the tile's own business here: no diagonal is replaced.
+        """
+        n, blocks, block = self._blocks()
+        o = jax.tree.leaves(other_rows)[0].shape[0]
+        other_blocks, other_block = _split(o, self.block)
+        right = _pad(jnp.asarray(V), blocks * block - n).reshape(blocks, block, -1)
+        rows = _fold(self.rows, n, blocks, block)
+        others = _fold(other_rows, o, other_blocks, other_block)
+
+        @jax.checkpoint
+        def tile(mine: PyTree, theirs: PyTree) -> Array:
+            return self.tile(mine, theirs)
+
+        def row_block(mine: PyTree) -> Array:
+            def step(total: Array, theirs: tuple[PyTree, Array]) -> tuple[Array, None]:
+                return total + _matmul(tile(mine, theirs[0]), theirs[1]), None
+
+            return jax.lax.scan(step, jnp.zeros((other_block, right.shape[-1]), right.dtype), (rows, right))[0]
+
+        return jax.lax.map(row_block, others).reshape(other_blocks * other_block, -1)[:o]
+
+    def _blocks(self) -> tuple[int, int, int]:
+        n = self.shape[0]
+        return n, *_split(n, self.block)
+
+
+def _split(n: int, block: int) -> tuple[int, int]:
+    """Return how many blocks cover n rows and how long they are: equal blocks, so that padding stays short."""
+    blocks = -(-n // block)
+    return blocks, -(-n // blocks)
+
+
+def _take(rows: PyTree, index: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], rows)
+
+
+def _fold(rows: PyTree, n: int, blocks: int, block: int) -> PyTree:
+    """Return `rows` as (blocks, block, …), padded with copies of the last row (a zero could be far from the data)."""
+    index = jnp.minimum(jnp.arange(blocks * block), n - 1)
+    return jax.tree.map(lambda leaf: leaf.reshape(blocks, block, *leaf.shape[1:]), _take(rows, index))
+
+
+def _pad(matrix: Array, extra: int) -> Array:
+    return jnp.pad(matrix, ((0, extra), (0, 0)))
+
+
+def _matmul(left: Array, right: Array) -> Array:
+    return jnp.matmul(left, right, precision="highest")

@@ -1,0 +1,213 @@
+"""Stein kernels against the definition by nested autodiff, and the properties that make them useful."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
+from kernel_registry import ARD, KERNELS
+
+from mcmcpost.kernels import (
+    AbstractKernel,
+    InverseMultiquadric,
+    Matern32,
+    Matern52,
+    Polynomial,
+    RationalQuadratic,
+    SquaredExponential,
+    Weighted,
+)
+from mcmcpost.stein import kernel_stein_discrepancy, stein_diagonal, stein_gram, stein_operator
+
+
+def slow_stein(kernel: AbstractKernel, x: jax.Array, s: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
+    """∇ₓ·∇ᵧk + s·∇ᵧk + t·∇ₓk + k s·t, by nested autodiff of `evaluate`."""
+    along_x, along_y = jax.grad(kernel.evaluate, 0), jax.grad(kernel.evaluate, 1)
+    mixed = jnp.trace(jax.jacfwd(along_y, 0)(x, y))
+    return mixed + s @ along_y(x, y) + t @ along_x(x, y) + kernel.evaluate(x, y) * (s @ t)
+
+
+@eqx.filter_jit
+def slow_gram(kernel: AbstractKernel, X: jax.Array, SX: jax.Array, Y: jax.Array, SY: jax.Array) -> jax.Array:
+    row = lambda x, s: jax.vmap(lambda y, t: slow_stein(kernel, x, s, y, t))(Y, SY)  # noqa: E731
+    return jax.vmap(row)(X, SX)
+
+
+@pytest.fixture
+def data(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    return tuple(rng.normal(size=(n, 3)) for n in (5, 5, 5, 5))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_stein_gram_is_its_definition(name: str, data: tuple[np.ndarray, ...]) -> None:
+    """In both precisions; the float32 bound is eps times the largest term that can cancel."""
+    kernel = KERNELS[name]
+    slow = np.asarray(slow_gram(kernel, *map(jnp.asarray, data)))
+    fast = stein_gram(kernel, *data)
+    np.testing.assert_allclose(fast, slow, rtol=1e-10, atol=1e-11 * np.abs(slow).max())
+    with jax.numpy_dtype_promotion("strict"):
+        single = stein_gram(kernel, *(a.astype(np.float32) for a in data))
+    assert single.dtype == jnp.float32
+    np.testing.assert_allclose(single, slow, rtol=0, atol=200 * np.finfo(np.float32).eps * np.abs(slow).max())
+    X, S = data[:2]
+    full = np.asarray(stein_gram(kernel, X, S))
+    np.testing.assert_allclose(full, stein_gram(kernel, X, S, X, S), rtol=1e-10, atol=1e-11 * full.max())
+    np.testing.assert_allclose(full, full.T, rtol=1e-12, atol=1e-12 * full.max())
+    assert np.linalg.eigvalsh(full).min() > -1e-12 * full.max()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "slope"),
+    [
+        (SquaredExponential(ARD), 0.5),
+        (Matern32(ARD), 1.5),
+        (Matern52(ARD), 5 / 6),
+        (RationalQuadratic(ARD, 0.8), 0.5),
+        (InverseMultiquadric(ARD, 0.4), 0.4),
+    ],
+)
+def test_coincident_points_have_the_analytic_limit(
+    kernel: AbstractKernel, slope: float, data: tuple[np.ndarray, ...]
+) -> None:
+    """k₀(x, x) = −2κ′(0) trΛ + κ(0) s·s′, also where the same point appears in two sets far from the origin."""
+    X, S, _, _ = data
+    X = 100 + X
+    T = S[::-1]
+    limit = 2 * slope * np.sum(1 / ARD**2) + np.sum(S * T, 1)
+    crossed = np.diag(np.asarray(stein_gram(kernel, X, S, X, T)))
+    np.testing.assert_allclose(crossed, limit, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        stein_diagonal(kernel, X, S), 2 * slope * np.sum(1 / ARD**2) + np.sum(S**2, 1), rtol=1e-14
+    )
+
+
+GAUSS_HERMITE = [
+    SquaredExponential(1.3),
+    RationalQuadratic(1.5, 2.0),
+    InverseMultiquadric(1.4),
+    Polynomial(3, 1.0, 0.7, 0.2),
+    Weighted(SquaredExponential(1.6), 0.1),
+    SquaredExponential(1.5) * Polynomial(2),
+]
+
+
+@pytest.mark.parametrize("kernel", GAUSS_HERMITE, ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize("d", [1, 2])
+def test_stein_kernel_integrates_to_zero(kernel: AbstractKernel, d: int, rng: np.random.Generator) -> None:
+    mean, sd = 0.4, 0.7
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    grid = np.stack(np.meshgrid(*[nodes] * d, indexing="ij"), -1).reshape(-1, d)
+    w = np.prod(np.stack(np.meshgrid(*[weights] * d, indexing="ij"), -1), -1).reshape(-1)
+    Y = rng.normal(size=(3, d))
+    X = mean + sd * grid
+    K = np.asarray(stein_gram(kernel, X, -(X - mean) / sd**2, Y, -(Y - mean) / sd**2))
+    w = w / w.sum()
+    np.testing.assert_allclose(w @ K, 0, atol=1e-6 * float((w @ np.abs(K)).max()))
+    # A wrong sign of the score must not pass.
+    wrong = np.asarray(stein_gram(kernel, X, (X - mean) / sd**2, Y, (Y - mean) / sd**2))
+    assert np.abs(w @ wrong).max() > 1e-2 * float((w @ np.abs(wrong)).max())
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    gap=st.sampled_from([0.0, 1e-14, 1e-9, 1e-5, 1e-2]),
+    name=st.sampled_from(["squared_exponential_ard", "matern32", "matern52_ard", "inverse_multiquadric", "weighted"]),
+)
+def test_gram_is_positive_up_to_rounding_near_duplicates(seed: int, gap: float, name: str) -> None:
+    """Matérn-3/2 loses half the digits at a near-coincidence: its κ″ grows as 1/√r, and r has rounding error eps."""
+    rng = np.random.default_rng(seed)
+    half, scores = rng.normal(size=(6, 3)), rng.normal(size=(6, 3))
+    X = np.concatenate([half, half + gap * rng.normal(size=(6, 3))])
+    K = np.asarray(stein_gram(KERNELS[name], X, np.concatenate([scores, scores])))
+    noise = 1e-6 if name == "matern32" else 1e-12
+    assert np.isfinite(K).all()
+    assert np.linalg.eigvalsh((K + K.T) / 2).min() > -noise * K.max()
+
+
+def _rank_three_shapes(jaxpr: jax.extend.core.Jaxpr) -> list[tuple[int, ...]]:
+    shapes = []
+    for equation in jaxpr.eqns:
+        shapes += [v.aval.shape for v in equation.outvars if getattr(v.aval, "ndim", 0) >= 3]
+        for parameter in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")
+        ):
+            inside = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inside, "eqns"):
+                shapes += _rank_three_shapes(inside)
+    return shapes
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_no_intermediate_has_three_axes(name: str) -> None:
+    """The gram of two sets never forms an (n, m, d) array."""
+    n, m, d = 7, 11, 3
+    traced = jax.make_jaxpr(lambda *a: stein_gram(KERNELS[name], *a))(*(np.zeros((k, d)) for k in (n, n, m, m)))
+    assert not _rank_three_shapes(traced.jaxpr)
+    planted = jax.make_jaxpr(jax.jit(lambda x, y: (x[:, None] - y[None]) * 2))(np.zeros((n, d)), np.zeros((m, d)))
+    assert _rank_three_shapes(planted.jaxpr)
+
+
+@pytest.mark.parametrize("name", ["squared_exponential_ard", "matern32", "matern52", "weighted", "product_of_both"])
+def test_gradients_in_the_parameters_are_finite_and_right(name: str, rng: np.random.Generator) -> None:
+    """With a repeated state, where √r is not differentiable."""
+    X = rng.normal(size=(4, 3))
+    X[3] = X[0]
+    S, C = -X, rng.normal(size=(4, 4))
+    kernel = jax.tree.map(jnp.asarray, KERNELS[name])
+
+    def objective(kernel: AbstractKernel) -> jax.Array:
+        return jnp.sum(C * stein_gram(kernel, X, S))
+
+    flat, unravel = ravel_pytree(kernel)
+    gradient = ravel_pytree(jax.jit(jax.grad(objective))(kernel))[0]
+    value = jax.jit(lambda p: objective(unravel(p)))
+    step = 1e-5
+    numeric = [(value(flat + step * e) - value(flat - step * e)) / (2 * step) for e in np.eye(flat.size)]
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-7 * float(jnp.abs(gradient).max()))
+
+
+def test_stein_gram_maps_over_parameters_and_data(rng: np.random.Generator) -> None:
+    X = rng.normal(size=(2, 4, 3))
+    ells = jnp.asarray([0.8, 1.7])
+    with jax.numpy_dtype_promotion("strict"):
+        mapped = jax.vmap(lambda ell, x: stein_gram(Matern52(ell), x, -x))(ells, X)
+    for i in range(2):
+        np.testing.assert_allclose(mapped[i], stein_gram(Matern52(ells[i]), X[i], -X[i]), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["squared_exponential_ard", "weighted_sum"])
+def test_operator_and_discrepancy_are_the_dense_ones(name: str, rng: np.random.Generator) -> None:
+    kernel = KERNELS[name]
+    X, S, w = rng.normal(size=(13, 3)), rng.normal(size=(13, 3)), rng.normal(size=13)
+    K = np.asarray(stein_gram(kernel, X, S))
+    operator = stein_operator(kernel, X, S, block=5)
+    np.testing.assert_allclose(operator.matmul(w[:, None])[:, 0], K @ w, rtol=1e-10, atol=1e-11 * K.max())
+    np.testing.assert_array_equal(operator.diagonal(), np.diag(K))
+    np.testing.assert_array_equal(operator.diagonal(), stein_diagonal(kernel, X, S))
+    np.testing.assert_allclose(kernel_stein_discrepancy(kernel, X, S), np.sqrt(K.mean()), rtol=1e-10)
+    np.testing.assert_allclose(kernel_stein_discrepancy(kernel, X, S, weights=w), np.sqrt(w @ K @ w), rtol=1e-10)
+
+
+def test_discrepancy_falls_with_good_draws_and_not_with_biased_ones(rng: np.random.Generator) -> None:
+    X = rng.normal(size=(800, 2))
+    kernel = InverseMultiquadric()
+    few, many, biased = (float(kernel_stein_discrepancy(kernel, x, -x)) for x in (X[:50], X, X + 0.5))
+    assert many < few / 2
+    assert biased > 3 * many
+
+
+def test_points_without_scores_are_refused() -> None:
+    X = np.zeros((2, 3))
+    with pytest.raises(ValueError, match="`Y` and `SY` together"):
+        stein_gram(SquaredExponential(), X, X, X)
+
+
+def test_nan_scores_never_give_a_finite_discrepancy(rng: np.random.Generator) -> None:
+    X = rng.normal(size=(6, 2))
+    S = -X.copy()
+    S[2, 1] = np.nan
+    assert np.isnan(kernel_stein_discrepancy(SquaredExponential(), X, S))
