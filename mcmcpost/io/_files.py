@@ -1,0 +1,129 @@
+"""Trees on disk: netCDF files and Zarr folders."""
+
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mcmcpost._checks import fault
+from mcmcpost.io._convention import check_tree_type
+
+if TYPE_CHECKING:
+    import xarray
+
+_ORDER = "mcmcpost_order"
+_CURE = "Give a trace written by save_tree, ArviZ or xarray; write it again if the file is incomplete."
+
+
+def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
+    """Return the tree stored at `path`, fully in memory, with the file closed.
+
+    Parameters
+    ----------
+    path : a netCDF file, or a folder with the suffix ``.zarr``.
+
+    Raises
+    ------
+    FileNotFoundError : there is nothing at `path`.
+    ValueError : `path` is not a netCDF or Zarr tree, or is truncated.
+    """
+    import xarray
+
+    place = Path(path)
+    if not place.exists():
+        raise FileNotFoundError(fault("load_tree", "an existing file", str(place), "Check the path."))
+    kind = "Zarr" if _is_zarr(place) else "netCDF-4"
+    try:
+        with (
+            xarray.open_datatree(place, engine="zarr", consolidated=False)
+            if _is_zarr(place)
+            else xarray.open_datatree(place, engine="h5netcdf")
+        ) as stored:
+            tree = _in_order(stored.load().copy(deep=True))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(fault("load_tree", f"a {kind} tree at {place}", repr(error), _CURE)) from error
+    if not tree.children:
+        raise ValueError(fault("load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE))
+    return tree
+
+
+def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
+    """Write `tree` to a netCDF file, or to a Zarr folder where `path` ends in ``.zarr``.
+
+    The tree is written under a temporary name beside `path` and renamed, so a crash leaves no half-written file.
+
+    Parameters
+    ----------
+    tree : the tree; it is not changed.
+    path : a name ending in ``.nc`` or ``.zarr`` that does not exist.
+
+    Returns
+    -------
+    The path written.
+
+    Raises
+    ------
+    FileExistsError : `path` exists; nothing is overwritten.
+    ValueError : the suffix is neither ``.nc`` nor ``.zarr``.
+    """
+    check_tree_type("save_tree", tree)
+    place = Path(path)
+    if place.suffix not in (".nc", ".zarr"):
+        raise ValueError(fault("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it."))
+    _refuse_existing(place)
+    if not place.parent.is_dir():
+        raise FileNotFoundError(fault("save_tree", "an existing folder", str(place.parent), "Create it first."))
+    temporary = place.with_name(f".{place.stem}-{uuid.uuid4().hex}{place.suffix}")
+    try:
+        if _is_zarr(place):
+            _with_order(tree).to_zarr(temporary, consolidated=False)
+        else:
+            _with_order(tree).to_netcdf(temporary, engine="h5netcdf")
+        _refuse_existing(place)
+        temporary.rename(place)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        else:
+            temporary.unlink(missing_ok=True)
+    return place
+
+
+def _with_order(tree: "xarray.DataTree") -> "xarray.DataTree":
+    """Return a copy that records the order of groups and variables, which neither format keeps."""
+    new = tree.copy()
+    for node in new.subtree:
+        order = {"groups": list(node.children), "variables": [str(name) for name in node.data_vars]}
+        node.attrs = {**node.attrs, _ORDER: json.dumps(order)}
+    return new
+
+
+def _in_order(tree: "xarray.DataTree") -> "xarray.DataTree":
+    import xarray
+
+    content = tree.to_dataset(inherit=False)
+    order = json.loads(content.attrs.pop(_ORDER, "{}"))
+    variables = [name for name in order.get("variables", []) if name in content.data_vars]
+    rest = [name for name in content.data_vars if name not in variables]
+    groups = [name for name in order.get("groups", []) if name in tree.children]
+    groups += [name for name in tree.children if name not in groups]
+    children = {name: _in_order(tree.children[name]) for name in groups}
+    ordered = xarray.Dataset(
+        {name: content[name] for name in [*variables, *rest]}, coords=content.coords, attrs=content.attrs
+    )
+    return xarray.DataTree(ordered, children=children, name=tree.name)
+
+
+def _is_zarr(place: Path) -> bool:
+    return place.suffix == ".zarr"
+
+
+def _refuse_existing(place: Path) -> None:
+    if place.exists():
+        raise FileExistsError(
+            fault(
+                "save_tree", "a path that does not exist yet", str(place), "Nothing is overwritten: pick another name."
+            )
+        )

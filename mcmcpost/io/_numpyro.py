@@ -1,0 +1,185 @@
+"""Traces of NumPyro: scores kept from the sampler, or attached to a stored trace."""
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from mcmcpost._checks import fault
+from mcmcpost.io._convention import DRAWS, GROUP, check_tree_type, element_names, read_draws, with_trace
+from mcmcpost.io._gate import gate, gate_attrs
+from mcmcpost.io._model import Model, probe_model
+from mcmcpost.scores import batch_scores
+from mcmcpost.trace import Trace, make_trace
+
+if TYPE_CHECKING:
+    import numpyro
+    import xarray
+
+
+def from_numpyro(mcmc: "numpyro.infer.MCMC", *, allow_bad_scores: bool = False) -> "xarray.DataTree":
+    """Return the ArviZ tree of a NumPyro run with its unconstrained draws and scores, after the score gate.
+
+    Run with ``extra_fields=("z_grad",)`` and the scores cost nothing: HMC and NUTS keep the gradient of the potential,
+    and score = −z_grad. Without it they are recomputed from the model and the arguments of the run. Coordinates are
+    labelled ``site[i]`` in the order of the program. With ``NUTS(potential_fn=...)`` the draws are taken as
+    unconstrained, in the order of the flattened parameters.
+
+    Parameters
+    ----------
+    mcmc : a finished run.
+    allow_bad_scores : keep scores that the gate would refuse.
+
+    Returns
+    -------
+    DataTree : ``arviz.from_numpyro(mcmc)`` with `unconstrained_draw` and `gradient` in `sample_stats`.
+
+    Raises
+    ------
+    ValueError : nothing was run, a latent site is discrete or was not collected, or the scores can neither be found nor
+        recomputed.
+    ScoreError : the scores fail the gate.
+    """
+    import arviz_base
+    import numpyro
+
+    if mcmc.last_state is None:
+        raise ValueError(fault("from_numpyro", "a finished MCMC run", "one without draws", "Call mcmc.run first."))
+    tree = arviz_base.from_numpyro(mcmc)
+    if GROUP in tree.children:
+        tree[GROUP] = tree.children[GROUP].to_dataset().drop_vars("z_grad", errors="ignore")
+    # Only HMC and its subclasses promise that z_grad is the gradient of the potential.
+    kept = mcmc.get_extra_fields(group_by_chain=True) if isinstance(mcmc.sampler, numpyro.infer.HMC) else {}
+    samples = mcmc.get_samples(group_by_chain=True)
+    if mcmc.sampler.model is None:
+        trace = _potential_trace(mcmc, samples, kept.get("z_grad"))
+    else:
+        trace = _model_trace(mcmc, samples, kept.get("z_grad"))
+    check = gate(trace, allow_bad_scores)
+    return with_trace(tree, trace, gate_attrs(check) | _versions())
+
+
+def attach_scores(
+    tree: "xarray.DataTree",
+    model: Callable[..., Any] | None = None,
+    /,
+    *args: Any,
+    logdensity_fn: Callable[[jax.Array], jax.Array] | None = None,
+    batch_size: int = 512,
+    allow_bad_scores: bool = False,
+    **kwargs: Any,
+) -> "xarray.DataTree":
+    """Return a new tree with scores for the stored draws, after the score gate.
+
+    With a NumPyro `model` its latent sites are read from the posterior group and transformed to the unconstrained
+    space. With `logdensity_fn` the draws are ``sample_stats.unconstrained_draw`` where present, else the variables of
+    the posterior group, taken as unconstrained and concatenated in the order of the tree, each in C order.
+
+    Parameters
+    ----------
+    tree : a trace; it is not changed.
+    model : a NumPyro program; `args` and `kwargs` are its arguments.
+    logdensity_fn : log density of one unconstrained draw, (d,) → scalar, log-Jacobian included.
+    batch_size : draws differentiated at a time on each device.
+    allow_bad_scores : keep scores that the gate would refuse.
+
+    Raises
+    ------
+    ValueError : neither or both of `model` and `logdensity_fn` are given, a site is missing, of another shape or
+        discrete.
+    ScoreError : the scores fail the gate.
+    """
+    check_tree_type("attach_scores", tree)
+    if model is not None and logdensity_fn is None:
+        probed = probe_model("attach_scores", model, args, kwargs)
+        draws, names = probed.unconstrain(_posterior_sites(tree))
+        trace = make_trace(draws, batch_scores(probed.logdensity, draws, batch_size=batch_size), names)
+        attrs = _versions()
+    elif logdensity_fn is not None and not (model or args or kwargs):
+        stored, labels = _stored_draws(tree)
+        trace = make_trace(stored, batch_scores(logdensity_fn, stored, batch_size=batch_size), labels)
+        attrs = {"jax_version": version("jax")}
+    else:
+        raise ValueError(
+            fault(
+                "attach_scores",
+                "either a NumPyro model with its arguments or `logdensity_fn` alone",
+                "neither" if logdensity_fn is None else "both",
+                "Call attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f).",
+            )
+        )
+    check = gate(trace, allow_bad_scores)
+    return with_trace(tree, trace, gate_attrs(check) | attrs)
+
+
+def _versions() -> dict[str, str]:
+    return {"numpyro_version": version("numpyro"), "jax_version": version("jax")}
+
+
+def _model_trace(mcmc: "numpyro.infer.MCMC", samples: dict[str, Any], z_grad: dict[str, Any] | None) -> Trace:
+    model: Model = probe_model(
+        "from_numpyro", mcmc.sampler.model, mcmc._args, mcmc._kwargs, only=None if z_grad is None else set(z_grad)
+    )
+    draws, names = model.unconstrain({name: np.asarray(value) for name, value in samples.items()})
+    if z_grad is None:
+        return make_trace(draws, batch_scores(model.logdensity, draws), names)
+    flat = [np.asarray(z_grad[name], dtype=np.float64).reshape(*draws.shape[:2], -1) for name in model.sites]
+    return make_trace(draws, -np.concatenate(flat, axis=-1), names)
+
+
+def _potential_trace(mcmc: "numpyro.infer.MCMC", samples: Any, z_grad: Any) -> Trace:
+    draws = _flatten(samples)
+    leaves = samples._asdict() if hasattr(samples, "_asdict") else samples
+    named = (
+        {str(key): leaves[key] for key in (sorted(leaves) if leaves is samples else leaves)}
+        if isinstance(leaves, dict)
+        else {f"Param:{i}": leaf for i, leaf in enumerate(jax.tree.leaves(leaves))}
+    )
+    names = tuple(name for key, leaf in named.items() for name in element_names(key, np.shape(leaf)[2:]))
+    if z_grad is not None:
+        return make_trace(draws, -_flatten(z_grad), names)
+    potential = getattr(mcmc.sampler, "_potential_fn", None)
+    if potential is None:
+        raise ValueError(
+            fault(
+                "from_numpyro",
+                "scores in the extra fields, or a potential to differentiate",
+                type(mcmc.sampler).__name__,
+                'Run with extra_fields=("z_grad",).',
+            )
+        )
+    with jax.enable_x64(True):
+        _, unravel = ravel_pytree(jax.tree.map(lambda leaf: np.asarray(leaf[0, 0], dtype=np.float64), samples))
+    return make_trace(draws, batch_scores(lambda x: -potential(unravel(x)), draws), names)
+
+
+def _flatten(tree: Any) -> np.ndarray:
+    leaves = [np.asarray(leaf, dtype=np.float64) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], axis=-1)
+
+
+def _posterior_sites(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
+    if "posterior" not in tree.children:
+        raise ValueError(
+            fault("attach_scores", "a posterior group", ", ".join(tree.children) or "no group", "Load a trace.")
+        )
+    return {
+        str(name): variable.transpose("chain", "draw", ...).values
+        for name, variable in tree.children["posterior"].to_dataset().data_vars.items()
+        if {"chain", "draw"} <= set(variable.dims)
+    }
+
+
+def _stored_draws(tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None]:
+    if GROUP in tree.children and DRAWS in tree.children[GROUP].data_vars:
+        return read_draws(tree)
+    sites = _posterior_sites(tree)
+    names = tuple(name for key, value in sites.items() for name in element_names(key, value.shape[2:]))
+    if not names:
+        raise ValueError(
+            fault("attach_scores", "variables with dims chain and draw", "none in the posterior group", "Load a trace.")
+        )
+    return np.concatenate([v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64), names

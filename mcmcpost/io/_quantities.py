@@ -1,0 +1,97 @@
+"""What is to be averaged: posterior variables, a model file's quantities, expressions, all as named scalars."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from mcmcpost._checks import fault, in_float64
+from mcmcpost.io._convention import element_names
+from mcmcpost.io._expressions import Expression, evaluate_expressions
+from mcmcpost.io._integrands import constrained_draws, integrand_values
+from mcmcpost.io._model_file import ModelFile
+
+if TYPE_CHECKING:
+    import xarray
+
+GROUP = "generated_quantities"
+BATCH = 512
+
+
+def with_quantities(tree: "xarray.DataTree", model_file: ModelFile) -> "xarray.DataTree":
+    """Return a new tree: `tree` with the model file's ``quantities`` at every draw in `generated_quantities`."""
+    import xarray
+
+    if model_file.quantities is None:
+        return tree.copy()
+    posterior = tree["posterior"]
+    values = evaluate_quantities(model_file, constrained_draws(tree))
+    dims = ("chain", "draw")
+    variables = {
+        name: ((*dims, *(f"{name}_dim_{i}" for i in range(array.ndim - 2))), array) for name, array in values.items()
+    }
+    new = tree.copy()
+    coords = {dim: posterior[dim].values for dim in dims if dim in posterior.coords}
+    new[GROUP] = xarray.DataTree(xarray.Dataset(variables, coords=coords))
+    return new
+
+
+def evaluate_quantities(model_file: ModelFile, posterior: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the file's ``quantities`` at every draw in float64, {name: (c, n)}; empty if the file has none.
+
+    Parameters
+    ----------
+    posterior
+        Constrained draws, {variable: (c, n, ...)}.
+    """
+    if model_file.quantities is None:
+        return {}
+    function = model_file.quantities
+    lead = next(iter(posterior.values())).shape[:2]
+    flat = {
+        name: values.reshape(-1, *values.shape[2:]).astype(np.float64 if values.dtype.kind == "f" else values.dtype)
+        for name, values in posterior.items()
+    }
+
+    names: list[str] = []
+
+    def at_one(row: dict[str, Any]) -> list[Any]:
+        values = dict(function(row))
+        names[:] = list(values)  # JAX would sort a dict by its keys
+        return list(values.values())
+
+    @in_float64
+    def at_all(draws: dict[str, np.ndarray]) -> list[Any]:
+        return jax.jit(lambda rows: jax.lax.map(at_one, rows, batch_size=BATCH))(draws)
+
+    arrays = at_all(flat)
+    return {name: array.reshape(*lead, *array.shape[1:]) for name, array in zip(names, arrays, strict=True)}
+
+
+def named_scalars(tree: "xarray.DataTree", expressions: Mapping[str, str | Expression]) -> dict[str, np.ndarray]:
+    """Return every scalar of the posterior, every stored quantity and every expression of them, {name: (c, n)}.
+
+    Raises
+    ------
+    ValueError
+        Two of them share a name, or an expression names what there is not.
+    """
+    draws, stored = constrained_draws(tree), _stored(tree)
+    variables = integrand_values(tree)
+    scalars = dict(zip(variables.names, np.moveaxis(variables.values, -1, 0), strict=True))
+    for arrays in (stored, evaluate_expressions({**draws, **stored}, expressions)):
+        for name, array in arrays.items():
+            labels = element_names(name, array.shape[2:])
+            taken = sorted(set(labels) & set(scalars))
+            if taken:
+                raise ValueError(fault("Quantities", "names not taken yet", taken, "Rename the quantity."))
+            scalars |= {label: array[(..., *i)] for label, i in zip(labels, np.ndindex(array.shape[2:]), strict=True)}
+    return scalars
+
+
+def _stored(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
+    group = tree.children.get(GROUP)
+    if group is None:
+        return {}
+    return {str(name): v.transpose("chain", "draw", ...).values for name, v in group.data_vars.items()}

@@ -1,0 +1,117 @@
+"""From a model file to draws: NUTS with its gradients kept."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpyro.handlers import seed, trace
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import unconstrain_fn
+
+from mcmcpost._checks import fault
+from mcmcpost.io._model_file import ModelFile
+
+EXTRA_FIELDS = ("z_grad", "potential_energy", "num_steps", "diverging")
+JITTER = 0.05
+"""Standard deviation, on the unconstrained space, of the chains' starts about `init()`."""
+
+
+def sample_posterior(
+    model_file: ModelFile,
+    *,
+    key: jax.Array,
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+    num_chains: int = 4,
+    options: Mapping[str, object] | None = None,
+    progress: bool = False,
+) -> MCMC:
+    """Run NUTS with a dense mass matrix on a model file and return NumPyro's `MCMC`, scores kept.
+
+    Chains are vectorised: they move in lockstep, so one program serves a CPU or a GPU. They start within `JITTER` of
+    the file's ``init()``, or where NumPyro's default puts them. The precision is that of the process: a program
+    switches ``jax_enable_x64`` on before it calls this.
+
+    Parameters
+    ----------
+    model_file
+        From `load_model_file`.
+    key
+        Split once, for the starts and for the chains.
+    num_warmup, num_samples, num_chains
+        Draws per chain to adapt on and to keep, and the number of chains.
+    options
+        Passed by name to ``data()`` and ``init()``, to whichever accepts them.
+    progress
+        Show NumPyro's progress bar.
+
+    Returns
+    -------
+    numpyro.infer.MCMC
+        With ``z_grad`` (the gradient of the potential: score = −z_grad) among its extra fields.
+    """
+    for name, value in (("num_warmup", num_warmup), ("num_samples", num_samples), ("num_chains", num_chains)):
+        if value < 1:
+            raise ValueError(fault("sample_posterior", f"`{name}` of at least 1", value, "Ask for more."))
+    start_key, chain_key = jax.random.split(key)
+    args, kwargs = model_file.arguments(options)
+    start = _starts(model_file, start_key, num_chains, args, kwargs, options)
+    mcmc = MCMC(
+        NUTS(model_file.model, dense_mass=True),
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=progress,
+    )
+    try:
+        mcmc.run(chain_key, *args, extra_fields=EXTRA_FIELDS, init_params=start, **kwargs)
+    except RuntimeError as error:
+        if "Cannot find valid initial parameters" in str(error):
+            raise ValueError(_no_start(model_file, "none in NumPyro's attempts")) from error
+        raise
+    if not jnp.isfinite(mcmc.get_extra_fields()["potential_energy"]).all():
+        raise ValueError(_no_start(model_file, "chains whose log density is never finite"))
+    return mcmc
+
+
+def _no_start(model_file: ModelFile, got: str) -> str:
+    return fault(
+        f"Model file {model_file.path}", "a start where the log density is finite", got, "Define init() near the mode."
+    )
+
+
+def _starts(
+    model_file: ModelFile,
+    key: jax.Array,
+    num_chains: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Mapping[str, object] | None,
+) -> dict[str, jax.Array] | None:
+    """Return unconstrained starts, (c, ...) per site, or None if the file has no ``init``."""
+    values = model_file.start(options)
+    if values is None:
+        return None
+    sites = _latent_sites(model_file, args, kwargs)
+    if set(values) != set(sites):
+        raise ValueError(
+            fault(f"Model file {model_file.path}", f"`init()` to name the sites {sites}", sorted(values), "Name each.")
+        )
+    constrained = {name: jnp.asarray(values[name], jnp.result_type(float)) for name in sites}
+    centre = unconstrain_fn(model_file.model, args, kwargs, constrained)
+    bad = [name for name in sites if not jnp.isfinite(centre[name]).all()]
+    if bad:
+        raise ValueError(
+            fault(f"Model file {model_file.path}", "`init()` inside the support", f"{bad} outside", "Move it inside.")
+        )
+    keys = dict(zip(sites, jax.random.split(key, len(sites)), strict=True))
+    lead = () if num_chains == 1 else (num_chains,)  # NumPyro wants no chain axis for one chain
+    starts = {name: jnp.broadcast_to(centre[name], lead + jnp.shape(centre[name])) for name in sites}
+    return {name: x + JITTER * jax.random.normal(keys[name], x.shape, x.dtype) for name, x in starts.items()}
+
+
+def _latent_sites(model_file: ModelFile, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    run = trace(seed(model_file.model, jax.random.key(0))).get_trace(*args, **kwargs)
+    return [name for name, site in run.items() if site["type"] == "sample" and not site["is_observed"]]

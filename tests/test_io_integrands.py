@@ -1,0 +1,126 @@
+"""Integrands at every draw: variables, arrays and functions, with names that say which element is which."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray
+from scipy import stats
+
+from mcmcpost.io import integrand_values
+
+
+@pytest.fixture
+def tree(rng):
+    posterior = xarray.Dataset(
+        {
+            "mu": (("draw", "chain"), rng.normal(size=(5, 2)).astype(np.float32)),
+            "theta": (("chain", "draw", "school"), rng.normal(size=(2, 5, 2))),
+            "corr": (("chain", "draw", "i", "j"), rng.normal(size=(2, 5, 2, 3))),
+            "count": (("chain", "draw"), rng.integers(0, 9, size=(2, 5))),
+            "flag": (("chain", "draw"), rng.random((2, 5)) < 0.5),
+        },
+        coords={"school": ["Choate", "Deerfield"], "i": [10, 20]},
+    )
+    return xarray.DataTree.from_dict({"posterior": posterior})
+
+
+def test_every_variable_by_default(tree):
+    names, values = integrand_values(tree)
+    corr = tuple(f"corr[{i}, {j}]" for i in range(2) for j in range(3))
+    assert names == ("mu", "theta[Choate]", "theta[Deerfield]", *corr, "count", "flag")
+    assert values.dtype == np.float64
+    np.testing.assert_array_equal(values[..., 0], tree["posterior"]["mu"].T)
+    np.testing.assert_array_equal(values[..., 3 + 4], tree["posterior"]["corr"][..., 1, 1])
+    np.testing.assert_array_equal(
+        values[..., -2:].astype(int), np.stack([tree["posterior"][k] for k in names[-2:]], -1)
+    )
+
+
+@pytest.mark.parametrize("chosen", [["theta", "mu"], ("theta", "mu")])
+def test_chosen_variables_in_the_order_asked(tree, chosen):
+    assert integrand_values(tree, chosen).names == ("theta[Choate]", "theta[Deerfield]", "mu")
+    assert integrand_values(tree, "mu").names == ("mu",)
+
+
+def test_arrays(tree, rng):
+    values = rng.normal(size=(2, 5, 2))
+    names, got = integrand_values(tree, values)
+    assert names == ("f[0]", "f[1]")
+    np.testing.assert_array_equal(got, values)
+    assert integrand_values(tree, values[..., 0]).names == ("f",)
+    labelled = xarray.DataArray(values, dims=("chain", "draw", "p")).transpose("p", "draw", "chain")
+    np.testing.assert_array_equal(integrand_values(tree, {"g": labelled}).values, values)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda d: jnp.exp(d["theta"][0]) * (d["mu"] > 0),
+        lambda d: np.exp(d["theta"])[0] * (d["mu"] > 0),
+        lambda d: math.exp(d["theta"][0]) * float(d["mu"] > 0),
+        lambda d: math.exp(d["theta"][0]) if d["mu"] > 0 else 0.0,
+        lambda d: stats.expon.pdf(-d["theta"][0] + 50) * np.exp(50) * (d["mu"] > 0),
+        lambda d: d["theta"][:1][d["theta"][:1] < np.inf].item() * 0 + jnp.exp(d["theta"][0]) * (d["mu"] > 0),
+    ],
+    ids=["jax", "numpy", "math", "branch", "scipy", "mask"],
+)
+def test_functions_traceable_or_not(tree, function):
+    names, values = integrand_values(tree, {"f": function, "n": lambda d: jnp.arange(9.0)[d["count"]]})
+    assert names == ("f", "n")
+    theta, mu = tree["posterior"]["theta"].values[..., 0], tree["posterior"]["mu"].values.T
+    np.testing.assert_allclose(values[..., 0], np.exp(theta) * (mu > 0), rtol=1e-13)
+    np.testing.assert_array_equal(values[..., 1], tree["posterior"]["count"])
+
+
+def test_functions_of_arrays_name_their_elements(tree):
+    names, values = integrand_values(tree, {"m": lambda d: d["corr"].T, "all": lambda d: [d["mu"], d["mu"] + 1]})
+    assert names[:3] == ("m[0, 0]", "m[0, 1]", "m[1, 0]")
+    assert names[-2:] == ("all[0]", "all[1]")
+    np.testing.assert_array_equal(values[..., 1], tree["posterior"]["corr"][..., 1, 0])
+
+
+def test_a_fault_of_the_function_is_not_hidden(tree):
+    with pytest.raises(KeyError, match="nu"):
+        integrand_values(tree, {"f": lambda d: d["nu"]})
+
+
+def test_nan_stays_nan(tree):
+    values = integrand_values(tree, {"f": lambda d: jnp.log(-jnp.abs(d["mu"]))}).values
+    assert np.isnan(values).all()
+
+
+@pytest.mark.parametrize(
+    ("integrands", "error", "words"),
+    [
+        (["nu"], ValueError, r"a variable of the posterior group, got nu. It has mu, theta"),
+        ([], ValueError, "at least one integrand"),
+        ({}, ValueError, "at least one integrand"),
+        (np.zeros((2, 4)), ValueError, r"\(2, 5\) chains and draws, got \(2, 4\)"),
+        ({"f": np.zeros(10)}, ValueError, r"`f` of shape"),
+        ({"f": 3.0}, ValueError, r"`f` of shape"),
+        ({"f": np.full((2, 5), "a")}, TypeError, "`f` to be a real number"),
+        ({"f": np.zeros((2, 5), dtype=complex)}, TypeError, "`f` to be a real number"),
+        ({"f": np.zeros((2, 5, 1)), "f[0]": np.zeros((2, 5))}, ValueError, "distinct names"),
+        ({"f": lambda d: np.arange(int(d["count"]))}, ValueError, "one shape for every draw"),
+    ],
+)
+def test_bad_input(tree, integrands, error, words):
+    with pytest.raises(error, match=words):
+        integrand_values(tree, integrands)
+
+
+def test_trees_without_draws():
+    with pytest.raises(ValueError, match="dims chain and draw"):
+        integrand_values(xarray.DataTree())
+    lonely = xarray.Dataset({"a": (("chain", "draw"), np.zeros((1, 2))), "b": ("draw", np.zeros(2))})
+    with pytest.raises(ValueError, match="`b` with dims chain and draw"):
+        integrand_values(xarray.DataTree.from_dict({"posterior": lonely}))
+
+
+def test_the_tree_is_untouched(tree):
+    before = tree.copy(deep=True)
+    integrand_values(tree, {"f": lambda d: d["mu"]})
+    integrand_values(tree)
+    assert tree.identical(before)

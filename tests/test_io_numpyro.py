@@ -1,0 +1,188 @@
+"""NumPyro traces: z_grad kept with the right sign, every support transformed, recomputation where it was not kept."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import HMC, MCMC, NUTS
+from numpyro.infer.util import potential_energy, unconstrain_fn
+
+from mcmcpost.io import attach_scores, from_numpyro, read_trace
+from mcmcpost.scores import ScoreError
+
+DATA = jnp.array([0.1, 0.5, -0.3])
+
+
+def supports(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    scale = numpyro.sample("b_scale", dist.HalfNormal(1.0))
+    numpyro.sample("a_interval", dist.Uniform(-1.0, 3.0))
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
+    base = dist.Normal(jnp.zeros(3), 1.0).to_event(1)
+    numpyro.sample("ordered", dist.TransformedDistribution(base, dist.transforms.OrderedTransform()))
+    numpyro.sample("chol", dist.LKJCholesky(3, 2.0))
+    numpyro.sample("below", dist.Uniform(0.0, scale))
+    numpyro.deterministic("sum", mu + weights[0])
+    numpyro.sample("y", dist.Normal(mu + weights[0], scale), obs=y)
+
+
+def plain(shift=0.0):
+    with numpyro.plate("row", 2):
+        numpyro.sample("z", dist.Normal(shift, 1.0))
+    numpyro.sample("a", dist.LogNormal(0.0, 1.0))
+
+
+def run(kernel, *args, seed=0, samples=60, chains=2, fields=("z_grad",), init=None):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=60,
+        num_samples=samples,
+        num_chains=chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(seed), *args, extra_fields=fields, init_params=init)
+    return mcmc
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _rank_promotion():
+    # NumPyro's own transformations promote ranks.
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    # A fixed step compiles in half the time.
+    kernel = HMC(
+        supports,
+        step_size=0.3,
+        num_steps=5,
+        trajectory_length=None,
+        adapt_step_size=False,
+        adapt_mass_matrix=False,
+    )
+    return run(kernel, DATA)
+
+
+@pytest.fixture(scope="module")
+def tree(sampled):
+    # Sixty correlated draws need not have converged: the gate has tests of its own.
+    return from_numpyro(sampled, allow_bad_scores=True)
+
+
+def test_labels_follow_the_program(tree):
+    lower = [f"chol[{i}]" for i in range(3)]
+    ordered = [f"ordered[{i}]" for i in range(3)]
+    names = ("mu", "b_scale", "a_interval", "weights[0]", "weights[1]", *ordered, *lower, "below")
+    assert read_trace(tree).names == names
+
+
+def test_scores_are_those_of_the_potential(tree):
+    trace = read_trace(tree)
+    sites = ("mu", "b_scale", "a_interval", "weights", "ordered", "chol", "below")
+
+    @jax.jit
+    def by_definition(one):
+        free = unconstrain_fn(supports, (DATA,), {}, one)
+        gradient = jax.grad(lambda free: potential_energy(supports, (DATA,), {}, free))(free)
+        return [jnp.concatenate([jnp.ravel(part[site]) for site in sites]) for part in (free, gradient)]
+
+    for chain, draw in ((0, 0), (1, 17), (0, 59)):
+        free, gradient = by_definition({site: tree["posterior"][site].values[chain, draw] for site in sites})
+        np.testing.assert_allclose(trace.draws[chain, draw], free, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(trace.scores[chain, draw], -gradient, rtol=1e-10, atol=1e-10)
+
+
+def test_recomputed_scores_are_the_kept_ones(tree):
+    before = tree.copy(deep=True)
+    again = attach_scores(tree, supports, DATA, allow_bad_scores=True)
+    kept, computed = read_trace(tree), read_trace(again)
+    assert kept.names == computed.names
+    np.testing.assert_allclose(computed.draws, kept.draws, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(computed.scores, kept.scores, rtol=1e-10, atol=1e-10)
+    assert tree.identical(before)
+
+
+def test_the_tree_keeps_what_arviz_gives(tree):
+    assert "sum" in tree["posterior"].data_vars
+    assert "observed_data" in tree.children
+    assert "z_grad" not in tree["sample_stats"].data_vars
+    attrs = tree["sample_stats"].attrs
+    assert (attrs["score_sign"], attrs["score_jacobian"], attrs["score_space"]) == ("+", "included", "unconstrained")
+    assert {"mcmcpost_version", "numpyro_version", "jax_version", "score_check"} <= set(attrs)
+
+
+def test_a_wrong_sign_is_caught(tree, sampled, monkeypatch):
+    fields = sampled.get_extra_fields(group_by_chain=True)
+    flipped = {"z_grad": jax.tree.map(jnp.negative, fields["z_grad"])}
+    monkeypatch.setattr(sampled, "get_extra_fields", lambda **_: flipped)
+    with pytest.raises(ScoreError, match="wrong sign"):
+        from_numpyro(sampled)
+    assert read_trace(from_numpyro(sampled, allow_bad_scores=True)).scores[0, 0, 0] == -read_trace(tree).scores[0, 0, 0]
+
+
+@pytest.mark.parametrize("fields", [("z_grad",), ()])
+def test_one_chain_in_float32(fields):
+    with jax.enable_x64(False):
+        tree = from_numpyro(run(NUTS(plain, max_tree_depth=3), chains=1, samples=100, fields=fields))
+    trace = read_trace(tree)
+    assert trace.names == ("z[0]", "z[1]", "a")
+    assert trace.scores.dtype == np.float64
+    np.testing.assert_allclose(trace.scores, -trace.draws, atol=1e-5)
+
+
+def test_arguments_of_the_run_are_used():
+    trace = read_trace(from_numpyro(run(HMC(plain, trajectory_length=1.0), 5.0, fields=())))
+    np.testing.assert_allclose(trace.scores[..., :2], 5.0 - trace.draws[..., :2], rtol=1e-12)
+
+
+def quadratic(parameters):
+    return sum(0.5 * jnp.sum(leaf**2) for leaf in jax.tree.leaves(parameters))
+
+
+@pytest.mark.parametrize("fields", [("z_grad",), ()])
+@pytest.mark.parametrize(
+    ("init", "names"),
+    [
+        (jnp.zeros((2, 3)), ("Param:0[0]", "Param:0[1]", "Param:0[2]")),
+        ({"b": jnp.zeros((2, 2)), "a": jnp.zeros(2)}, ("a", "b[0]", "b[1]")),
+        ((jnp.zeros((2, 2)), jnp.zeros(2)), ("Param:0[0]", "Param:0[1]", "Param:1")),
+    ],
+    ids=["array", "dict", "tuple"],
+)
+def test_a_bare_potential(init, names, fields):
+    tree = from_numpyro(run(HMC(potential_fn=quadratic, trajectory_length=1.0), fields=fields, init=init, samples=100))
+    trace = read_trace(tree)
+    assert trace.names == names
+    np.testing.assert_allclose(trace.scores, -trace.draws, rtol=1e-12, atol=1e-12)
+
+
+def test_bad_runs():
+    with pytest.raises(ValueError, match="a finished MCMC run"):
+        from_numpyro(MCMC(NUTS(plain), num_warmup=1, num_samples=1))
+    with pytest.raises(ValueError, match="without z"):
+        from_numpyro(run(HMC(plain, trajectory_length=1.0), fields=("~z.z",), samples=4))
+
+
+def test_bad_models(tree):
+    def discrete(y):
+        numpyro.sample("k", dist.Bernoulli(0.5))
+        supports(y)
+
+    with pytest.raises(ValueError, match="discrete k"):
+        attach_scores(tree, discrete, DATA)
+    with pytest.raises(ValueError, match="without z, a"):
+        attach_scores(tree, plain)
+    with pytest.raises(ValueError, match="none"):
+        attach_scores(tree, lambda: None)
+
+    def larger(y):
+        numpyro.sample("mu", dist.Normal(jnp.zeros(4), 1.0).to_event(1))
+        return y
+
+    with pytest.raises(ValueError, match=r"site `mu` of shape \(chain, draw, 4\), got \(2, 60\)"):
+        attach_scores(tree, larger, DATA)
