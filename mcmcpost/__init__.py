@@ -1,0 +1,83 @@
+"""What happens after MCMC: expectations with smaller errors, and errors that are honest."""
+
+from importlib.metadata import version
+
+from mcmcpost._public import (
+    METHODS,
+    expectation,
+    kernel_stein_discrepancy,
+    quantile,
+    stein_weights,
+    summary,
+)
+from mcmcpost._types import Status
+from mcmcpost.control import (
+    REML,
+    Auto,
+    ControlFunctional,
+    Estimate,
+    GridREML,
+    Lasso,
+    LeastSquares,
+    PlainMean,
+    Ridge,
+    SemiExact,
+    SteinWeights,
+    ZeroVariance,
+)
+from mcmcpost.io import (
+    attach_scores,
+    check_tree,
+    estimate_to_dataframe,
+    estimate_to_datatree,
+    estimate_to_json_dict,
+    from_arrays,
+    from_numpyro,
+    load_tree,
+    save_tree,
+    weights_to_datatree,
+)
+from mcmcpost.linsolve import Cholesky, ConjugateGradients
+from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning
+
+__version__ = version("mcmcpost")
+
+# Trees and tables belong to `io`, which `control` may not import: its functions become methods here.
+Estimate.to_datatree = estimate_to_datatree  # type: ignore[attr-defined]
+Estimate.to_dataframe = estimate_to_dataframe  # type: ignore[attr-defined]
+Estimate.to_json_dict = estimate_to_json_dict  # type: ignore[attr-defined]
+SteinWeights.to_datatree = weights_to_datatree  # type: ignore[attr-defined]
+
+__all__ = [
+    "METHODS",
+    "REML",
+    "Auto",
+    "Cholesky",
+    "ConjugateGradients",
+    "ControlFunctional",
+    "Estimate",
+    "GridREML",
+    "Lasso",
+    "LeastSquares",
+    "PlainMean",
+    "Ridge",
+    "ScoreCheck",
+    "ScoreError",
+    "ScoreWarning",
+    "SemiExact",
+    "Status",
+    "SteinWeights",
+    "ZeroVariance",
+    "__version__",
+    "attach_scores",
+    "check_tree",
+    "expectation",
+    "from_arrays",
+    "from_numpyro",
+    "kernel_stein_discrepancy",
+    "load_tree",
+    "quantile",
+    "save_tree",
+    "stein_weights",
+    "summary",
+]

@@ -1,0 +1,64 @@
+"""The edge of the program: whose error it is, where the cache lies, how a number is printed."""
+
+import dis
+import math
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Whether `error` was raised on purpose, by this package or a model file, about what the user gave.
+
+    A `ValueError` that NumPy or JAX raised under our feet is our fault and keeps its traceback: the innermost frame
+    must be ours, or of a module loaded by path, and stand on the instruction of a ``raise``.
+    """
+    if isinstance(error, OSError):
+        return True
+    trace = error.__traceback__
+    if not isinstance(error, ValueError | TypeError) or trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    frame = trace.tb_frame
+    ours = PACKAGE in Path(frame.f_code.co_filename).parents
+    model = str(frame.f_globals.get("__name__", "")).startswith("_mcmcpost_model_")
+    on_purpose = dis.opname[frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    return (ours or model) and on_purpose
+
+
+def one_line(message: object) -> str:
+    """Return the message on one line."""
+    return " ".join(str(message).split())
+
+
+def cache_directory() -> Path | None:
+    """Return the user's folder for compiled programs, or None where the user has no home."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    try:
+        base = Path(root) if root and Path(root).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return base / "mcmcpost" / "jax"
+
+
+def significant(value: float, digits: int) -> str:
+    """Return `value` with that many significant digits, without an exponent where it stays readable."""
+    if not math.isfinite(value):
+        return str(float(value))
+    if value == 0 or not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.{digits - 1}e}" if value else "0"
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def digits_of(value: float, error: float) -> str:
+    """Return `value` down to the first digit that `error` touches; six significant digits without an error."""
+    if not math.isfinite(value):
+        return str(float(value))
+    if not math.isfinite(error) or error <= 0:
+        return f"{value:.6g}"
+    place = math.floor(math.log10(error))
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.{min(15, max(0, math.floor(math.log10(abs(value))) - place))}e}"
+    return f"{value:.{min(12, max(0, -place))}f}"

@@ -1,0 +1,206 @@
+"""The public functions: trees in, estimates out. Composition only; the mathematics is in the layers below."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mcmcpost._checks import fault, in_float64
+from mcmcpost.control import (
+    AbstractControlVariate,
+    Auto,
+    ControlFunctional,
+    Estimate,
+    PlainMean,
+    SemiExact,
+    SteinWeights,
+    ZeroVariance,
+    estimate_expectations,
+    estimate_quantiles,
+    solve_stein_weights,
+    standard_coordinates,
+)
+from mcmcpost.io import check_tree, estimate_to_dataframe, integrand_values, read_trace
+from mcmcpost.kernels import AbstractKernel, InverseMultiquadric
+from mcmcpost.scores import ScoreCheck
+from mcmcpost.stein import kernel_stein_discrepancy as stein_discrepancy
+from mcmcpost.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+METHODS: dict[str, AbstractControlVariate] = {
+    "auto": Auto(),
+    "plain": PlainMean(),
+    "zv1": ZeroVariance(1),
+    "zv2": ZeroVariance(2),
+    "zv3": ZeroVariance(3),
+    "cf": ControlFunctional(),
+    "secf": SemiExact(2),
+}
+"""Short names of methods with their default choices, for the command line and ``method=``."""
+
+NO_GAIN = ("constant", "boundary")
+"""Findings of the score gate under which no control variate can help: the status is ``plain``, not ``bad_scores``."""
+
+
+def expectation(
+    tree: "xarray.DataTree",
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+) -> Estimate:
+    """Estimate posterior expectations with Stein control variates and honest Monte Carlo errors.
+
+    Parameters
+    ----------
+    tree : a trace with scores, from `from_numpyro`, `attach_scores`, `from_arrays`, nutpie or `load_tree`.
+    integrands : None for every variable of the posterior group; a list of variable names; an array (chain, draw[, p]);
+        or a mapping from a name to such an array or to a function of one constrained draw (a dict of arrays).
+    method : ``"auto"``, another name in `METHODS`, or an object such as ``ZeroVariance(degree=2)``.
+    standardize : known (mean, sd) of the unconstrained draws, each a scalar or (d,), as for a prior; by default the
+        sample's own moments.
+    folds : of the cross-fitting; about eight by default, whole chains or contiguous blocks of them.
+    allow_bad_scores : compute although the score gate fails; every status is then ``bad_scores``.
+
+    Returns
+    -------
+    Estimate : mean, mcse, gain, status, … arrays over the quantities, in the integrands' units.
+
+    Raises
+    ------
+    ScoreError : the scores are not those of the draws, in a way that was recognised.
+    ValueError, TypeError : input of a wrong shape, kind or name.
+
+    Warns
+    -----
+    ScoreWarning : Stein's identity fails for a reason that was not recognised, or the chains have not converged. A
+        control variate would then be biased by more than its error says, so plain means are returned, whatever the
+        method; `allow_bad_scores` overrides.
+    """
+    trace, names, values, choice, bad = _prepare(tree, integrands, method, allow_bad_scores)
+    return in_float64(estimate_expectations)(
+        trace, names, values, choice, num_folds=folds, moments=standardize, bad_scores=bad
+    )
+
+
+def summary(
+    tree: "xarray.DataTree",
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    **options: Any,
+) -> "pandas.DataFrame":
+    """Return a table beside ``az.summary``: mean, sd, mcse, mean_cv, mcse_cv, gain, method, status, digits.
+
+    Arguments are those of `expectation`; `digits` are the significant digits of `mean_cv` that its error supports.
+    """
+    return estimate_to_dataframe(expectation(tree, integrands, method, **options))
+
+
+def quantile(
+    tree: "xarray.DataTree",
+    probabilities: float | Sequence[float],
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+) -> Estimate:
+    """Estimate posterior quantiles by inverting a controlled distribution function.
+
+    Other arguments and errors are those of `expectation`. One result per integrand and probability, named
+    ``name [probability]``; `mcse` is in the integrand's units. An indicator is rough: gains are modest, and where there
+    is none the status is ``plain``.
+
+    Raises
+    ------
+    ValueError : a probability outside (0, 1).
+    """
+    levels = np.atleast_1d(np.asarray(probabilities, float))
+    if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels < 1)).all():
+        raise ValueError(fault("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, 0.5."))
+    trace, names, values, choice, bad = _prepare(tree, integrands, method, allow_bad_scores)
+    return in_float64(estimate_quantiles)(trace, names, values, levels, choice, num_folds=folds, bad_scores=bad)
+
+
+def stein_weights(
+    tree: "xarray.DataTree",
+    integrands: Any = None,
+    method: ControlFunctional | SemiExact | None = None,
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    allow_bad_scores: bool = False,
+) -> SteinWeights:
+    """Compute one set of weights that serves every later expectation: Σ w f over chains and draws.
+
+    w = A⁻¹1/(1ᵀA⁻¹1) for ``ControlFunctional()``, the default; polynomial features are integrated exactly too for
+    ``SemiExact()``. `integrands` only tune the kernel. Keep them with ``weights.to_datatree(tree)``. The weights carry
+    no honest error of their own: for that, use `expectation`.
+    """
+    check = check_tree(tree, allow_bad_scores)
+    if _identity_fails(check) and not allow_bad_scores:
+        raise ValueError(
+            fault("stein_weights", "scores that satisfy Stein's identity", check.message, "See allow_bad_scores.")
+        )
+    values = integrand_values(tree, integrands).values
+    return in_float64(solve_stein_weights)(read_trace(tree), values, method or ControlFunctional(), moments=standardize)
+
+
+def kernel_stein_discrepancy(
+    tree: "xarray.DataTree", kernel: AbstractKernel | None = None, *, weights: SteinWeights | None = None
+) -> float:
+    """Return the kernel Stein discrepancy between the draws and the target that the scores describe.
+
+    √(Σᵢⱼ wᵢwⱼ k₀(xᵢ, xⱼ)), with equal weights by default, in standardised coordinates. Gorham and Mackey (2017,
+    arXiv:1703.01717). Zero only for a perfect rule; memory is O(block·n).
+
+    Parameters
+    ----------
+    kernel : on standardised coordinates; by default the inverse multiquadric (1 + ‖z−z'‖²/d)^(−1/2), which controls
+        weak convergence.
+    weights : Stein weights of this trace.
+    """
+    trace = read_trace(tree)
+    return float(in_float64(_discrepancy)(trace, kernel, None if weights is None else weights.values.reshape(-1)))
+
+
+def _discrepancy(trace: Trace, kernel: AbstractKernel | None, weights: np.ndarray | None) -> Any:
+    d = trace.draws.shape[-1]
+    mean, lower = standard_coordinates(trace.draws)
+    z = np.linalg.solve(lower, (trace.draws.reshape(-1, d) - mean).T).T
+    return stein_discrepancy(
+        kernel or InverseMultiquadric(np.sqrt(d)), z, trace.scores.reshape(-1, d) @ lower, weights=weights
+    )
+
+
+def _prepare(
+    tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, allow_bad_scores: bool
+) -> tuple[Trace, tuple[str, ...], np.ndarray, AbstractControlVariate, bool]:
+    choice = _resolve(method)
+    check = check_tree(tree, allow_bad_scores)
+    trace = read_trace(tree)
+    names, values = integrand_values(tree, integrands)
+    failed = _identity_fails(check)
+    if failed and not allow_bad_scores:
+        choice = PlainMean()
+    bad = failed and not (check.pattern in NO_GAIN and isinstance(choice, PlainMean))
+    return trace, names, values, choice, bad
+
+
+def _identity_fails(check: ScoreCheck) -> bool:
+    """Return whether the gate found Stein's identity in doubt; too few draws to test it are no such finding."""
+    return check.verdict != "pass" and check.pattern != "too_few_draws"
+
+
+def _resolve(method: str | AbstractControlVariate) -> AbstractControlVariate:
+    if isinstance(method, AbstractControlVariate):
+        return method
+    if isinstance(method, str) and method in METHODS:
+        return METHODS[method]
+    raise ValueError(
+        fault("method", f"one of {', '.join(METHODS)} or a method object", repr(method), "See ZeroVariance, SemiExact.")
+    )

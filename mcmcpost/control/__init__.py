@@ -1,0 +1,36 @@
+"""Control variates, cross-fitting and standard errors."""
+
+from mcmcpost.control._auto import Auto
+from mcmcpost.control._control_functional import DENSE_LIMIT, ControlFunctional, SemiExact
+from mcmcpost.control._estimate import Estimate, estimate_expectations
+from mcmcpost.control._method import AbstractControlVariate, ControlFit, PlainMean
+from mcmcpost.control._penalty import Lasso, LeastSquares, Ridge
+from mcmcpost.control._problem import Problem, make_problem, standard_coordinates
+from mcmcpost.control._quantile import estimate_quantiles
+from mcmcpost.control._tuning import REML, GridREML
+from mcmcpost.control._weights import SteinWeights, solve_stein_weights
+from mcmcpost.control._zero_variance import ZeroVariance
+
+__all__ = [
+    "DENSE_LIMIT",
+    "REML",
+    "AbstractControlVariate",
+    "Auto",
+    "ControlFit",
+    "ControlFunctional",
+    "Estimate",
+    "GridREML",
+    "Lasso",
+    "LeastSquares",
+    "PlainMean",
+    "Problem",
+    "Ridge",
+    "SemiExact",
+    "SteinWeights",
+    "ZeroVariance",
+    "estimate_expectations",
+    "estimate_quantiles",
+    "make_problem",
+    "solve_stein_weights",
+    "standard_coordinates",
+]

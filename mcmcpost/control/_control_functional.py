@@ -1,0 +1,164 @@
+"""Kernel control variates: control functionals and their semi-exact form."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from mcmcpost._checks import fault
+from mcmcpost._types import Status
+from mcmcpost.control._basis import exponents_of_degree, polynomial_basis
+from mcmcpost.control._kernel import KernelFit, crossfit_dense
+from mcmcpost.control._kernel_iterative import crossfit_iterative
+from mcmcpost.control._method import (
+    AbstractControlVariate,
+    ControlFit,
+    fold_jackknife,
+    mean_doubt,
+    no_control,
+    scatter_folds,
+)
+from mcmcpost.control._problem import Problem
+from mcmcpost.control._tuning import REML, GridREML, Setting, tune
+from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
+from mcmcpost.kernels import AbstractKernel
+from mcmcpost.linsolve import Cholesky, ConjugateGradients
+
+DENSE_LIMIT = 6_000
+"""Distinct states up to which the kernel system is factorised; beyond, conjugate gradients without an m×m matrix."""
+
+
+class ControlFunctional(AbstractControlVariate):
+    """Interpolate the integrand in the Stein space of a kernel, with the constant unpenalised.
+
+    β̂ = (1ᵀA⁻¹f)/(1ᵀA⁻¹1), A = K₀/mean(diag K₀) + η·diag(1/n_i). Oates, Girolami and Chopin (2017,
+    doi:10.1111/rssb.12185); MATH.md section 2.
+
+    Parameters
+    ----------
+    kernel : on standardised coordinates, used as it is. By default a squared exponential with one lengthscale per
+        coordinate, tuned.
+    nugget : relative η. By default tuned with the kernel, or 1e-8 with a kernel that is given.
+    tuning : `REML(...)` or `GridREML(...)`; with a kernel that is given, its parameters are the first start. By default
+        `REML()` where no kernel is given.
+    solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 6,000 distinct states.
+    max_states : fit on at most so many evenly spaced states, by Cholesky, and average the held-out residuals of all
+        draws; by default all states are fitted.
+    """
+
+    kernel: AbstractKernel | None = None
+    nugget: float | None = None
+    tuning: REML | GridREML | None = None
+    solver: Cholesky | ConjugateGradients | None = None
+    max_states: int | None = None
+
+    def __check_init__(self) -> None:
+        _check(self)
+
+    @property
+    def label(self) -> str:
+        return "ControlFunctional()"
+
+    def crossfit(self, problem: Problem) -> ControlFit:
+        tuning = self.tuning or (REML() if self.kernel is None else None)
+        return _crossfit(problem, self, 0, tuning)
+
+
+class SemiExact(AbstractControlVariate):
+    """A control functional with polynomial Stein features unpenalised beside the constant.
+
+    Exact where `ZeroVariance` of the same degree is, a control functional otherwise. South, Karvonen, Nemeth, Girolami
+    and Oates (2022, doi:10.1093/biomet/asab036).
+
+    Parameters
+    ----------
+    degree : total degree of the unpenalised polynomial. Needs at least three training states per feature.
+    kernel, nugget, tuning, solver, max_states : as for `ControlFunctional`, but tuned by `GridREML()` by default.
+    """
+
+    degree: int = 2
+    kernel: AbstractKernel | None = None
+    nugget: float | None = None
+    tuning: REML | GridREML | None = None
+    solver: Cholesky | ConjugateGradients | None = None
+    max_states: int | None = None
+
+    def __check_init__(self) -> None:
+        if not isinstance(self.degree, int) or self.degree < 1:
+            raise ValueError(fault("SemiExact", "`degree` to be a positive integer", self.degree, "Use 1, 2 or 3."))
+        _check(self)
+
+    @property
+    def label(self) -> str:
+        return f"SemiExact(degree={self.degree})"
+
+    def crossfit(self, problem: Problem) -> ControlFit:
+        tuning = self.tuning or (GridREML() if self.kernel is None else None)
+        return _crossfit(problem, self, self.degree, tuning)
+
+
+def _check(choice: ControlFunctional | SemiExact) -> None:
+    where = type(choice).__name__
+    if choice.kernel is not None and isinstance(choice.tuning, GridREML):
+        raise ValueError(fault(where, "no `kernel` with GridREML, which has its own", choice.kernel, "Use REML()."))
+    if choice.nugget is not None and not 0 < choice.nugget < np.inf:
+        raise ValueError(fault(where, "a positive `nugget`", choice.nugget, "It is relative: 1e-8 to 1."))
+    if choice.max_states is not None and choice.max_states < MIN_TRAIN:
+        raise ValueError(fault(where, f"`max_states` of at least {MIN_TRAIN}", choice.max_states, "Fit on more."))
+
+
+def _crossfit(
+    problem: Problem, choice: ControlFunctional | SemiExact, degree: int, tuning: REML | GridREML | None
+) -> ControlFit:
+    problem = problem.thin(choice.max_states)
+    if problem.num_train < MIN_TRAIN:
+        return no_control(problem, Status.TOO_FEW_DRAWS, choice.label)
+    basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
+    size = basis.design.shape[1]
+    if size > 1 and problem.num_train < DRAWS_PER_FEATURE * size:
+        return no_control(problem, Status.TOO_FEW_DRAWS, choice.label, {"num_features": size - 1})
+    fitted = int(problem.everyone_mask.sum())
+    solver = choice.solver or (Cholesky() if fitted <= DENSE_LIMIT else ConjugateGradients())
+    settings = tune(problem, basis, choice.kernel, choice.nugget, tuning, solver)
+
+    p = problem.values.shape[1]
+    mean, control = np.empty(p), np.empty_like(problem.values)
+    doubt, jackknife = np.empty(p), np.empty(p)
+    status = [Status.CONTROLLED] * p
+    info: dict[str, Any] = {
+        "degree": degree,
+        "num_features": size - 1,
+        "num_fitted": fitted,
+        "solver": type(solver).__name__,
+        "fits": [],
+    }
+    for setting in settings:
+        columns = np.array(setting.members)
+        part = problem.select(columns)
+        fit = _solve(part, basis.design, setting, solver)
+        control[:, columns] = scatter_folds(part, np.asarray(fit.control))
+        mean[columns] = np.asarray(fit.mean)
+        doubt[columns] = mean_doubt(part, mean[columns], control[:, columns], np.asarray(fit.model_variance))
+        jackknife[columns] = fold_jackknife(np.asarray(fit.fold_means))
+        if fitted < problem.num_states:
+            mean[columns] = problem.counts @ (part.values - control[:, columns]) / problem.counts.sum()
+        reached = float(fit.nugget)
+        for j in columns:
+            if choice.nugget is not None and reached > choice.nugget * 1.001:
+                status[j] = Status.NUGGET_RAISED
+            if not bool(fit.converged):
+                status[j] = Status.NOT_CONVERGED
+        info["fits"].append(setting.describe() | {"nugget_used": reached, "num_products": int(fit.num_steps)})
+    return ControlFit(mean, control, doubt, jackknife, tuple(status), (choice.label,) * p, info)
+
+
+def _solve(part: Problem, design: np.ndarray, setting: Setting, solver: Cholesky | ConjugateGradients) -> KernelFit:
+    arrays = (part.draws, part.scores, design, part.values, part.counts, part.held_out, part.held_out_mask)
+    data = [jnp.asarray(a) for a in arrays]
+    nugget = jnp.asarray(setting.nugget)
+    match solver:
+        case Cholesky():
+            rows = (part.train, part.train_mask, part.everyone, part.everyone_mask)
+            return crossfit_dense(setting.kernel, nugget, *data, *(jnp.asarray(a) for a in rows))
+        case ConjugateGradients():
+            return crossfit_iterative(setting.kernel, nugget, solver, *data)

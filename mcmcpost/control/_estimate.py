@@ -1,0 +1,177 @@
+"""Estimates with honest errors: the cross-fitted residual series decides what is reported."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost._mcse import mcse_mean
+from mcmcpost._types import Status
+from mcmcpost.control._method import AbstractControlVariate, ControlFit, PlainMean, tail_inflation
+from mcmcpost.control._problem import Problem, make_problem
+from mcmcpost.trace import Trace, distinct_states
+
+MIN_STATES = 4
+"""Below so many distinct states nothing is known about the error, not even of a constant."""
+ROUNDING = 1e-10
+"""A residual whose standard deviation is below this fraction of the integrand's size is rounding."""
+
+
+class Estimate(NamedTuple):
+    """Posterior expectations of p integrands; see MATH.md section 2 for the definitions.
+
+    names : p labels.
+    mean, mcse : (p,) the estimate and its Monte Carlo standard error, in the integrand's units. `mean` is that of the
+        fit on all draws. `mcse` starts from the ESS-based error of the cross-fitted residuals, which is not enough
+        where a flexible fit nearly interpolates: mcse² = max(cross-fitted, jackknife)²·inflation + doubt², see
+        `tail_inflation` and `mean_doubt`.
+    gain : (p,) (mcse_plain/mcse)², the factor of draws saved.
+    variance_ratio : (p,) Var f / Var residual, cross-fitted.
+    status, method : p statuses and what was fitted.
+    sd : (p,) posterior standard deviation of the integrand.
+    mean_plain, mcse_plain : (p,) without control variates.
+    mean_crossfit : (p,) mean of the cross-fitted residuals.
+    residuals : (c, n, p) integrand minus held-out control variate; its mean estimates the expectation.
+    covariance : (p, p) of the estimates: correlation of the residuals times the errors.
+    info : JSON-able facts: degrees, kernels, nuggets, costs, folds.
+    """
+
+    names: tuple[str, ...]
+    mean: Float[np.ndarray, " p"]
+    mcse: Float[np.ndarray, " p"]
+    gain: Float[np.ndarray, " p"]
+    variance_ratio: Float[np.ndarray, " p"]
+    status: tuple[Status, ...]
+    method: tuple[str, ...]
+    sd: Float[np.ndarray, " p"]
+    mean_plain: Float[np.ndarray, " p"]
+    mcse_plain: Float[np.ndarray, " p"]
+    mean_crossfit: Float[np.ndarray, " p"]
+    residuals: Float[np.ndarray, "c n p"]
+    covariance: Float[np.ndarray, "p p"]
+    info: dict[str, Any]
+
+
+def estimate_expectations(
+    trace: Trace,
+    names: tuple[str, ...],
+    values: Float[np.ndarray, "c n p"],
+    method: AbstractControlVariate,
+    *,
+    num_folds: int | None = None,
+    moments: tuple[np.ndarray, np.ndarray] | None = None,
+    bad_scores: bool = False,
+) -> Estimate:
+    """Estimate the posterior expectation of each integrand with `method`, falling back to the plain mean without gain.
+
+    Parameters
+    ----------
+    trace : draws and scores.
+    values : (c, n, p) integrands at the draws; one with a NaN or infinity is returned as NaN, ``undefined``.
+    num_folds : folds of the cross-fitting; about eight by default.
+    moments : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
+    bad_scores : mark every result as resting on scores that failed the gate.
+    """
+    finite = np.isfinite(values).all(axis=(0, 1))
+    varying = finite & (np.ptp(np.where(finite, values, 0.0), axis=(0, 1)) > 0)
+    columns = np.flatnonzero(varying)
+    few = len(distinct_states(trace).counts) < MIN_STATES
+    if len(columns) and not few:
+        problem = make_problem(trace, values[..., columns], num_folds=num_folds, moments=moments)
+        part = _assemble(names, values, columns, method.crossfit(problem), problem)
+    else:
+        part = _plain(names, values)
+    status = list(part.status)
+    for j in range(len(names)):
+        if not finite[j]:
+            status[j] = Status.UNDEFINED
+        elif few:
+            status[j] = Status.TOO_FEW_DRAWS
+            part.mcse[j] = part.mcse_plain[j] = np.nan
+        elif bad_scores and varying[j]:
+            status[j] = Status.BAD_SCORES
+    return part._replace(status=tuple(status))
+
+
+def _plain(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> Estimate:
+    """Return plain means; a constant integrand is exact."""
+    p = values.shape[-1]
+    finite = np.isfinite(values).all(axis=(0, 1))
+    safe = np.where(finite, values, 0.0)
+    constant = np.ptp(safe, axis=(0, 1)) == 0
+    mean = np.where(constant, safe[0, 0], safe.mean(axis=(0, 1)))
+    nan = np.where(finite, 0.0, np.nan)
+    mcse = np.where(constant, 0.0, mcse_mean(safe)) + nan
+    ones = np.ones(p) + nan
+    sd = (safe.std(axis=(0, 1), ddof=1) if values.shape[0] * values.shape[1] > 1 else np.full(p, np.nan)) + nan
+    return Estimate(
+        names=names,
+        mean=mean + nan,
+        mcse=mcse,
+        gain=ones,
+        variance_ratio=ones.copy(),
+        status=tuple(Status.EXACT if c and f else Status.PLAIN for c, f in zip(constant, finite, strict=True)),
+        method=(PlainMean().label,) * p,
+        sd=np.where(constant, 0.0, sd) + nan,
+        mean_plain=mean + nan,
+        mcse_plain=mcse.copy(),
+        mean_crossfit=mean + nan,
+        residuals=values.copy(),
+        covariance=_covariance(values, mcse),
+        info={},
+    )
+
+
+def _assemble(
+    names: tuple[str, ...],
+    values: Float[np.ndarray, "c n p"],
+    columns: np.ndarray,
+    fit: ControlFit,
+    problem: Problem,
+) -> Estimate:
+    """Combine a fit of some columns with the plain estimate of all."""
+    base = _plain(names, values)
+    shape = (*values.shape[:2], len(columns))
+    control = (fit.control[problem.inverse] * problem.scale).reshape(shape)
+    residual = values[..., columns] - control
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mcse = mcse_mean(residual)
+        size = np.abs(base.mean[columns]) + base.sd[columns]
+        spread = residual.std(axis=(0, 1))
+        exact = np.isfinite(mcse) & (spread <= ROUNDING * size)
+        inflation = tail_inflation(residual.reshape(-1, len(columns)))
+        jackknife, doubt = fit.jackknife * problem.scale, fit.doubt * problem.scale
+        mcse = np.where(exact, mcse, np.sqrt(np.maximum(mcse, jackknife) ** 2 * inflation + doubt**2))
+        usable = np.isfinite(mcse) & np.isfinite(fit.mean) & (mcse < base.mcse[columns])
+        gain = (base.mcse[columns] / mcse) ** 2
+        ratio = values[..., columns].var(axis=(0, 1)) / residual.var(axis=(0, 1))
+    mcse = np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse)
+
+    out = base._replace(info=fit.info | {"num_folds": len(problem.held_out), "num_states": problem.num_states})
+    status, method = list(base.status), list(base.method)
+    for k, j in enumerate(columns):
+        if fit.status[k] in (Status.PLAIN, Status.TOO_FEW_DRAWS):
+            status[j] = fit.status[k]
+            continue
+        if not usable[k]:
+            few = not np.isfinite(base.mcse[j])
+            status[j] = Status.TOO_FEW_DRAWS if few else Status.PLAIN
+            continue
+        status[j] = Status.EXACT if exact[k] and fit.status[k] is not Status.NOT_CONVERGED else fit.status[k]
+        method[j] = fit.method[k]
+        out.mean[j] = problem.location[k] + problem.scale[k] * fit.mean[k]
+        out.mcse[j], out.gain[j], out.variance_ratio[j] = mcse[k], gain[k], ratio[k]
+        out.mean_crossfit[j] = residual[..., k].mean()
+        out.residuals[..., j] = residual[..., k]
+    return out._replace(status=tuple(status), method=tuple(method), covariance=_covariance(out.residuals, out.mcse))
+
+
+def _covariance(series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " p"]) -> Float[np.ndarray, "p p"]:
+    flat = series.reshape(-1, series.shape[-1])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        centred = flat - flat.mean(axis=0)
+        norm = np.sqrt((centred**2).sum(axis=0))
+        unit = centred / np.where(norm > 0, norm, 1.0)
+        correlation = unit.T @ unit
+    np.fill_diagonal(correlation, 1.0)
+    return correlation * mcse[:, None] * mcse[None, :]

@@ -1,0 +1,176 @@
+"""What every control variate is fitted to: distinct states in standard coordinates, integrands of unit scale, folds."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from mcmcpost._checks import fault
+from mcmcpost.trace import Trace, distinct_states
+
+PAD = 64
+"""States are padded to a multiple of this with rows of count zero: traces of nearly one size share a program."""
+MIN_FOLDS = 8
+MIN_BLOCK = 50
+
+
+class Problem(NamedTuple):
+    """A regression of integrands on Stein features at the distinct states of a trace.
+
+    draws, scores : (m, d) in standard coordinates z = L⁻¹(x−μ), Lᵀs; zero on padding.
+    values : (m, p) integrands, mean over the copies of a state, centred and of unit standard deviation.
+    counts : (m,) copies of each state, zero on padding.
+    held_out : (k, b) rows of each fold; held_out_mask : which of them are real.
+    train : (k, t) rows outside each fold; train_mask likewise.
+    everyone : (a,) rows of the fit on all states; everyone_mask likewise.
+    location, scale : (p,) such that integrand = location + scale·values.
+    inverse : (c·n,) the row of each draw.
+    num_states : rows that are not padding.
+    """
+
+    draws: Float[np.ndarray, "m d"]
+    scores: Float[np.ndarray, "m d"]
+    values: Float[np.ndarray, "m p"]
+    counts: Float[np.ndarray, " m"]
+    held_out: Int[np.ndarray, "k b"]
+    held_out_mask: Bool[np.ndarray, "k b"]
+    train: Int[np.ndarray, "k t"]
+    train_mask: Bool[np.ndarray, "k t"]
+    everyone: Int[np.ndarray, " a"]
+    everyone_mask: Bool[np.ndarray, " a"]
+    location: Float[np.ndarray, " p"]
+    scale: Float[np.ndarray, " p"]
+    inverse: Int[np.ndarray, " n"]
+    num_states: int
+
+    @property
+    def num_train(self) -> int:
+        """The smallest number of states outside a fold."""
+        return int(self.train_mask.sum(axis=1).min())
+
+    def select(self, columns: np.ndarray) -> "Problem":
+        """Return the problem restricted to some integrands."""
+        return self._replace(values=self.values[:, columns], location=self.location[columns], scale=self.scale[columns])
+
+    def thin(self, max_states: int | None) -> "Problem":
+        """Return the problem with fits on at most `max_states` evenly spaced states; every state is still held out."""
+        if max_states is None or self.num_states <= max_states:
+            return self
+        kept = np.zeros(len(self.counts), bool)
+        kept[np.linspace(0, self.num_states - 1, max_states).astype(int)] = True
+        train, train_mask = _ragged(
+            [rows[mask & kept[rows]] for rows, mask in zip(self.train, self.train_mask, strict=True)]
+        )
+        everyone, everyone_mask = _ragged([np.flatnonzero(kept)])
+        return self._replace(train=train, train_mask=train_mask, everyone=everyone[0], everyone_mask=everyone_mask[0])
+
+
+def make_problem(
+    trace: Trace,
+    values: Float[np.ndarray, "c n p"],
+    *,
+    num_folds: int | None = None,
+    moments: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Problem:
+    """Return the regression problem of `values` on `trace`.
+
+    A repeated state is kept once with its count (MATH.md section 2, duplicates). Folds are contiguous blocks within
+    chains, never independent draws. Values must be finite.
+    """
+    states = distinct_states(trace)
+    m = len(states.counts)
+    flat = values.reshape(-1, values.shape[-1])
+    sums = np.zeros((m, flat.shape[1]))
+    np.add.at(sums, states.inverse, flat)
+    means = sums / states.counts[:, None]
+    location = flat.mean(axis=0)
+    spread = flat.std(axis=0)
+    scale = np.where(spread > 0, spread, 1.0)
+    shift, lower = standard_coordinates(trace.draws, moments)
+    z = np.linalg.solve(lower, (states.draws - shift).T).T
+    s = states.scores @ lower
+
+    rows = -(-m // PAD) * PAD
+    first_visit = np.full(m, -1)
+    first_visit[states.inverse[::-1]] = np.arange(len(flat))[::-1]
+    fold = draw_folds(values.shape[0], values.shape[1], num_folds)[first_visit]
+    held_out, held_out_mask = _ragged([np.flatnonzero(fold == k) for k in range(fold.max() + 1)])
+    train, train_mask = _ragged([np.flatnonzero(fold != k) for k in range(fold.max() + 1)])
+    everyone, everyone_mask = _ragged([np.arange(m)])
+    return Problem(
+        draws=_pad(z, rows),
+        scores=_pad(s, rows),
+        values=_pad((means - location) / scale, rows),
+        counts=_pad(states.counts.astype(float), rows),
+        held_out=held_out,
+        held_out_mask=held_out_mask,
+        train=train,
+        train_mask=train_mask,
+        everyone=everyone[0],
+        everyone_mask=everyone_mask[0],
+        location=location,
+        scale=scale,
+        inverse=states.inverse,
+        num_states=m,
+    )
+
+
+def standard_coordinates(
+    draws: Float[np.ndarray, "c n d"], moments: tuple[np.ndarray, np.ndarray] | None = None
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
+    """Return μ and a lower triangular L of the map z = L⁻¹(x−μ).
+
+    Known `moments` (mean, standard deviation) if given; the full sample covariance if there are at least 5d draws and
+    it is well conditioned; the sample standard deviations otherwise (MATH.md section 2, coordinates).
+    """
+    flat = draws.reshape(-1, draws.shape[-1])
+    n, d = flat.shape
+    if moments is not None:
+        mean, sd = (np.broadcast_to(np.asarray(moment, float), (d,)) for moment in moments)
+        if not (np.isfinite(mean).all() and np.isfinite(sd).all() and (sd > 0).all()):
+            raise ValueError(fault("standardize", "a finite mean and a positive sd", moments, "Pass (mean, sd)."))
+        return mean, np.diag(sd)
+    mean, sd = flat.mean(axis=0), flat.std(axis=0)
+    sd = np.where(sd > 0, sd, 1.0)
+    if n >= 5 * d:
+        correlation = ((flat - mean) / sd).T @ ((flat - mean) / sd) / n
+        if np.linalg.eigvalsh(correlation)[0] > 1e-10:
+            return mean, sd[:, None] * np.linalg.cholesky(correlation)
+    return mean, np.diag(sd)
+
+
+def draw_folds(num_chains: int, num_draws: int, num_folds: int | None = None) -> Int[np.ndarray, " n"]:
+    """Return the fold of each draw, chains concatenated: chains, split into contiguous blocks of at least 50 draws.
+
+    By default about eight folds: whole chains if there are that many, else each chain in equal blocks. With
+    `num_folds` at most the number of chains, chains are grouped.
+    """
+    if num_folds is not None and num_folds < 2:
+        raise ValueError(fault("folds", "at least two folds", num_folds, "Cross-fitting needs a held-out part."))
+    wanted = MIN_FOLDS if num_folds is None else num_folds
+    if num_folds is None and num_chains > MIN_FOLDS:
+        wanted = min(num_chains, 2 * MIN_FOLDS)
+    if wanted <= num_chains:
+        chain_fold = np.arange(num_chains) * wanted // num_chains
+        return np.repeat(chain_fold, num_draws)
+    blocks = -(-wanted // num_chains)
+    if num_folds is None:
+        blocks = min(blocks, max(1 if num_chains > 1 else 2, num_draws // MIN_BLOCK))
+    blocks = min(blocks, num_draws)
+    block = np.arange(num_draws) * blocks // num_draws
+    return (np.arange(num_chains)[:, None] * blocks + block[None, :]).reshape(-1)
+
+
+def _pad(array: np.ndarray, rows: int) -> np.ndarray:
+    return np.concatenate([array, np.zeros((rows - len(array), *array.shape[1:]))])
+
+
+def _ragged(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    parts = [part for part in parts if len(part)]
+    width = -(-max(len(part) for part in parts) // PAD) * PAD
+    rows = np.zeros((len(parts), width), int)
+    mask = np.zeros((len(parts), width), bool)
+    for k, part in enumerate(parts):
+        rows[k, : len(part)] = part
+        mask[k, : len(part)] = True
+    return rows, mask

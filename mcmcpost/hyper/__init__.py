@@ -1,0 +1,22 @@
+"""Hyper-parameters of Stein kernels by restricted marginal likelihood: on a grid, or by L-BFGS."""
+
+from mcmcpost.hyper._fit import Tuned, maximise_restricted_likelihood
+from mcmcpost.hyper._grid import GRID_NUGGETS, GRID_SPREADS, GridChoice, median_squared_distance, search_grid
+from mcmcpost.hyper._likelihood import (
+    RestrictedLikelihood,
+    negative_restricted_likelihood,
+    stein_covariance,
+)
+
+__all__ = [
+    "GRID_NUGGETS",
+    "GRID_SPREADS",
+    "GridChoice",
+    "RestrictedLikelihood",
+    "Tuned",
+    "maximise_restricted_likelihood",
+    "median_squared_distance",
+    "negative_restricted_likelihood",
+    "search_grid",
+    "stein_covariance",
+]

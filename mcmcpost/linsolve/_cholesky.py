@@ -1,0 +1,79 @@
+"""Dense Cholesky with a documented nugget ladder, and generalised least squares on its factor."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Bool, Float
+
+LADDER_STEP = 10.0
+LADDER_LENGTH = 8
+
+
+class Factor(NamedTuple):
+    """A lower Cholesky factor of K + nugget·diag(noise), and the nugget that it needed.
+
+    lower : (m, m), NaN where even the last rung failed.
+    nugget : the nugget used.
+    raised : whether it is larger than the one asked for.
+    """
+
+    lower: Float[Array, "m m"]
+    nugget: Float[Array, ""]
+    raised: Bool[Array, ""]
+
+
+class LeastSquaresSolution(NamedTuple):
+    """Generalised least squares of f on H under a covariance A.
+
+    coefficients : (q, p), γ = (HᵀA⁻¹H)⁻¹HᵀA⁻¹f.
+    dual : (m, p), c = A⁻¹(f − Hγ).
+    variance_factor : [(HᵀA⁻¹H)⁻¹]₀₀, the variance of γ[0] for unit amplitude.
+    """
+
+    coefficients: Float[Array, "q p"]
+    dual: Float[Array, "m p"]
+    variance_factor: Float[Array, ""]
+
+
+def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Float[Array, ""]) -> Factor:
+    """Factorise ``gram + nugget·diag(noise)``; on breakdown raise the nugget tenfold, at most eight times.
+
+    MATH.md section 2 (the relative nugget η, falling back ×10 on Cholesky failure). The nugget used is in the record,
+    so a caller can say that the question was changed.
+    """
+    index = jnp.arange(gram.shape[0])
+
+    def attempt(level: Float[Array, ""]) -> Float[Array, "m m"]:
+        return jnp.linalg.cholesky(gram.at[index, index].add(level * noise))
+
+    def failed(state: tuple) -> Bool[Array, ""]:
+        lower, _, step = state
+        return jnp.isnan(lower[-1, -1]) & (step < LADDER_LENGTH)
+
+    def climb(state: tuple) -> tuple:
+        _, level, step = state
+        level = level * LADDER_STEP
+        return attempt(level), level, step + 1
+
+    lower, level, _ = jax.lax.while_loop(failed, climb, (attempt(nugget), nugget, 0))
+    return Factor(lower, level, level > nugget)
+
+
+def generalised_least_squares(
+    lower: Float[Array, "m m"], basis: Float[Array, "m q"], values: Float[Array, "m p"]
+) -> LeastSquaresSolution:
+    """Solve the generalised least squares of kriging for A = LLᵀ by a QR of L⁻¹H.
+
+    The basis H is unpenalised (MATH.md section 2): coefficients[0] is the estimate where H[:, 0] is the constant.
+    """
+    white_basis = solve_triangular(lower, basis, lower=True)
+    white_values = solve_triangular(lower, values, lower=True)
+    q, r = jnp.linalg.qr(white_basis)
+    along = q.T @ white_values
+    coefficients = solve_triangular(r, along, lower=False)
+    dual = solve_triangular(lower, white_values - q @ along, lower=True, trans=1)
+    first = jnp.zeros(r.shape[0], r.dtype).at[0].set(1.0)
+    factor = jnp.sum(solve_triangular(r, first, lower=False, trans=1) ** 2)
+    return LeastSquaresSolution(coefficients, dual, factor)

@@ -1,0 +1,54 @@
+"""Problems and methods that several test modules share."""
+
+import numpy as np
+
+from mcmcpost.control import (
+    Auto,
+    ControlFunctional,
+    Estimate,
+    GridREML,
+    Lasso,
+    PlainMean,
+    Ridge,
+    SemiExact,
+    ZeroVariance,
+    estimate_expectations,
+)
+from mcmcpost.kernels import SquaredExponential
+from mcmcpost.linsolve import ConjugateGradients
+from mcmcpost.trace import Trace, make_trace
+
+METHODS = {
+    "plain": PlainMean(),
+    "zv1": ZeroVariance(1),
+    "zv2": ZeroVariance(2),
+    "zv3_ridge": ZeroVariance(3, Ridge()),
+    "zv3_lasso": ZeroVariance(3, Lasso()),
+    "cf": ControlFunctional(tuning=GridREML()),
+    "cf_given": ControlFunctional(SquaredExponential(2.0), 1e-4),
+    "cf_cg": ControlFunctional(SquaredExponential(2.0), 1e-3, solver=ConjugateGradients(1e-8, 300, 50)),
+    "semi_exact": SemiExact(2, SquaredExponential(3.0), 1e-6),
+    "auto": Auto(),
+}
+"""Every control variate; a concrete class missing here fails `test_every_method_is_registered`."""
+
+
+def ar1(rng: np.random.Generator, shape: tuple[int, ...], rho: float) -> np.ndarray:
+    """Return stationary AR(1) chains with standard normal margins, shape (c, n, d)."""
+    noise = rng.normal(size=shape)
+    x = np.empty(shape)
+    x[:, 0] = noise[:, 0]
+    for i in range(1, shape[1]):
+        x[:, i] = rho * x[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]
+    return x
+
+
+def gaussian_trace(rng: np.random.Generator, shape: tuple[int, ...] = (4, 100, 2)) -> Trace:
+    """Return iid standard normal draws with their scores."""
+    x = rng.normal(size=shape)
+    return make_trace(x, -x)
+
+
+def estimate(trace: Trace, values: np.ndarray, method: object, **options: object) -> Estimate:
+    """Estimate with names made up."""
+    return estimate_expectations(trace, tuple(f"f{j}" for j in range(values.shape[-1])), values, method, **options)

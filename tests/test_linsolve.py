@@ -1,0 +1,85 @@
+"""Dense and iterative solves of symmetric positive definite systems."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mcmcpost.linsolve import conjugate_gradients, factorise, generalised_least_squares
+
+
+@pytest.fixture
+def system(rng):
+    root = rng.normal(size=(40, 40))
+    return jnp.asarray(root @ root.T + np.eye(40)), jnp.asarray(rng.normal(size=(40, 3)))
+
+
+def test_factorise_keeps_a_nugget_that_works(system):
+    matrix, _ = system
+    factor = factorise(matrix, jnp.ones(40), jnp.asarray(1e-8))
+    assert not bool(factor.raised)
+    np.testing.assert_allclose(factor.lower @ factor.lower.T, matrix + 1e-8 * np.eye(40), rtol=1e-12)
+
+
+def test_factorise_climbs_tenfold_until_positive_definite():
+    matrix = jnp.diag(jnp.array([1.0, 1.0, -3e-6]))
+    factor = factorise(matrix, jnp.ones(3), jnp.asarray(1e-8))
+    assert bool(factor.raised)
+    np.testing.assert_allclose(factor.nugget, 1e-5)
+    assert np.isfinite(factor.lower).all()
+
+
+def test_factorise_gives_up_with_nan_and_says_what_it_tried():
+    factor = factorise(-jnp.eye(3) * 1e9, jnp.ones(3), jnp.asarray(1e-8))
+    assert np.isnan(factor.lower).any()
+    np.testing.assert_allclose(factor.nugget, 1.0)
+
+
+def test_generalised_least_squares_is_the_textbook_formula(system, rng):
+    matrix, values = system
+    basis = jnp.asarray(np.c_[np.ones(40), rng.normal(size=(40, 4))])
+    gamma, dual = generalised_least_squares(jnp.linalg.cholesky(matrix), basis, values)
+    inverse = np.linalg.inv(matrix)
+    expected = np.linalg.solve(basis.T @ inverse @ basis, basis.T @ inverse @ values)
+    np.testing.assert_allclose(gamma, expected, rtol=1e-9)
+    np.testing.assert_allclose(dual, inverse @ (values - basis @ expected), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_conjugate_gradients_reach_cholesky_in_n_steps(system, preconditioned):
+    matrix, right = system
+    scale = jnp.diagonal(matrix)[:, None] if preconditioned else jnp.ones((40, 1))
+    solution = conjugate_gradients(
+        lambda v: matrix @ v, right, precondition=lambda r: r / scale, rtol=1e-12, max_steps=80
+    )
+    assert bool(solution.converged.all())
+    np.testing.assert_allclose(solution.value, np.linalg.solve(matrix, right), rtol=1e-8)
+    np.testing.assert_allclose(solution.residual, right - matrix @ solution.value, atol=1e-9)
+
+
+def test_conjugate_gradients_stop_at_the_budget_and_say_so(system):
+    matrix, right = system
+    solution = conjugate_gradients(lambda v: matrix @ v, right, precondition=lambda r: r, rtol=1e-12, max_steps=3)
+    assert int(solution.num_steps) == 3
+    assert not bool(solution.converged.any())
+
+
+def test_a_zero_right_hand_side_rests_and_does_not_poison_the_others(system):
+    matrix, right = system
+    right = right.at[:, 1].set(0.0)
+    solution = conjugate_gradients(lambda v: matrix @ v, right, precondition=lambda r: r, rtol=1e-10, max_steps=80)
+    assert bool(solution.converged.all())
+    assert not np.any(np.asarray(solution.value[:, 1]))
+    np.testing.assert_allclose(solution.value[:, 0], np.linalg.solve(matrix, right[:, 0]), rtol=1e-6)
+
+
+def test_an_unreachable_tolerance_ends(system):
+    matrix, right = system
+    solution = conjugate_gradients(
+        lambda v: matrix.astype(jnp.float32) @ v,
+        right.astype(jnp.float32),
+        precondition=lambda r: r,
+        rtol=1e-30,
+        max_steps=200,
+    )
+    assert int(solution.num_steps) <= 200
+    assert np.isfinite(solution.value).all()
