@@ -36,10 +36,10 @@ METHODS: dict[str, AbstractControlVariate] = {
     "zv1": ZeroVariance(1),
     "zv2": ZeroVariance(2),
     "zv3": ZeroVariance(3),
-    "cf": ControlFunctional(),
-    "secf": SemiExact(2),
+    "cf": ControlFunctional(max_states=4_000),
+    "secf": SemiExact(2, max_states=4_000),
 }
-"""Short names of methods with their default choices, for the command line and ``method=``."""
+"""Short names of methods, for the command line and ``method=``; kernels are fitted on at most 4,000 states."""
 
 NO_GAIN = ("constant", "boundary")
 """Findings of the score gate under which no control variate can help: the status is ``plain``, not ``bad_scores``."""

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from control_cases import estimate, gaussian_trace
+
 from mcmcpost._types import Status
 from mcmcpost.control import REML, ControlFunctional, GridREML, SemiExact, make_problem, solve_stein_weights
 from mcmcpost.control._basis import exponents_of_degree, polynomial_basis

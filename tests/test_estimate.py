@@ -3,10 +3,10 @@
 import equinox as eqx
 import numpy as np
 import pytest
+from control_cases import METHODS, ar1, estimate, gaussian_trace
 from scipy.stats import chi2
 
 import mcmcpost.control
-from control_cases import METHODS, ar1, estimate, gaussian_trace
 from mcmcpost._types import Status
 from mcmcpost.control import AbstractControlVariate, Auto, ControlFit, PlainMean, Problem, SemiExact, ZeroVariance
 from mcmcpost.control._problem import draw_folds, standard_coordinates
@@ -182,7 +182,9 @@ def test_errors_are_calibrated_under_autocorrelation(seed, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mutant", "shrink"), [(PlainMean(), 0.7), (InSample(), 1.0), (WrongSign(), 1.0)], ids=["error", "in_sample", "sign"]
+    ("mutant", "shrink"),
+    [(PlainMean(), 0.7), (InSample(), 1.0), (WrongSign(), 1.0)],
+    ids=["error", "in_sample", "sign"],
 )
 def test_the_calibration_check_catches_broken_estimators(seed, mutant, shrink):
     assert (mean_square_z(seed, mutant, shrink) > BAND).any()

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from control_cases import estimate, gaussian_trace
+
 from mcmcpost._types import Status
 from mcmcpost.control import Lasso, LeastSquares, Ridge, ZeroVariance, make_problem
 from mcmcpost.control._lasso import lasso_path
@@ -63,7 +63,7 @@ def test_too_few_draws_are_regularised_by_default_and_refused_without_a_penalty(
     result = estimate(trace, values, ZeroVariance(2))
     assert result.status[0] in (Status.REGULARISED, Status.PLAIN)
     assert result.info["penalty"] == "Ridge"
-    with pytest.raises(ValueError, match="distinct training draws for .* features without a penalty"):
+    with pytest.raises(ValueError, match=r"distinct training draws for .* features without a penalty"):
         estimate(gaussian_trace(rng, (2, 20, 8)), values[:, :20], ZeroVariance(2, LeastSquares()))
 
 

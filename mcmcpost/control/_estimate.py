@@ -59,7 +59,7 @@ def estimate_expectations(
     method: AbstractControlVariate,
     *,
     num_folds: int | None = None,
-    moments: tuple[np.ndarray, np.ndarray] | None = None,
+    moments: tuple[Any, Any] | None = None,
     bad_scores: bool = False,
 ) -> Estimate:
     """Estimate the posterior expectation of each integrand with `method`, falling back to the plain mean without gain.

@@ -1,6 +1,6 @@
 """What every control variate is fitted to: distinct states in standard coordinates, integrands of unit scale, folds."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -70,7 +70,7 @@ def make_problem(
     values: Float[np.ndarray, "c n p"],
     *,
     num_folds: int | None = None,
-    moments: tuple[np.ndarray, np.ndarray] | None = None,
+    moments: tuple[Any, Any] | None = None,
 ) -> Problem:
     """Return the regression problem of `values` on `trace`.
 
@@ -116,7 +116,7 @@ def make_problem(
 
 
 def standard_coordinates(
-    draws: Float[np.ndarray, "c n d"], moments: tuple[np.ndarray, np.ndarray] | None = None
+    draws: Float[np.ndarray, "c n d"], moments: tuple[Any, Any] | None = None
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
     """Return μ and a lower triangular L of the map z = L⁻¹(x−μ).
 

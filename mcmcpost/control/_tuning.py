@@ -24,11 +24,13 @@ class REML(eqx.Module):
         where smooth integrands live, and several, because one start leaves rare outliers (MATH.md section 2).
     max_draws : evenly spaced states that the likelihood sees.
     free_nugget : whether the nugget is tuned too, which rough integrands need.
+    max_steps : of L-BFGS, from each start; at most twice as many likelihood evaluations.
     """
 
     squared_lengthscales: tuple[float, ...] = (30.0, 100.0, 1000.0)
     max_draws: int = 400
     free_nugget: bool = True
+    max_steps: int = 50
 
 
 class GridREML(eqx.Module):
@@ -39,12 +41,13 @@ class GridREML(eqx.Module):
 
     max_draws : evenly spaced states that the likelihood sees.
     max_groups : at most so many different settings, each of which costs a factorisation.
-    polish : whether to run L-BFGS after the grid.
+    polish : whether to run L-BFGS after the grid, for at most `max_steps`.
     """
 
-    max_draws: int = 400
+    max_draws: int = 256
     max_groups: int = 3
     polish: bool = True
+    max_steps: int = 20
 
 
 class Setting(NamedTuple):
@@ -94,6 +97,7 @@ def tune(
             values[:, members],
             nugget=level if nugget is None else nugget,
             free_nugget=free and nugget is None,
+            max_steps=tuning.max_steps,
         )
         return Setting(tuned.kernel, max(tuned.nugget, floor) if nugget is None else nugget, members)
 

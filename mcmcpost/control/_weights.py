@@ -57,7 +57,7 @@ def solve_stein_weights(
     values: Float[np.ndarray, "c n p"],
     method: ControlFunctional | SemiExact,
     *,
-    moments: tuple[np.ndarray, np.ndarray] | None = None,
+    moments: tuple[Any, Any] | None = None,
 ) -> SteinWeights:
     """Return w = A⁻¹H(HᵀA⁻¹H)⁻¹e₁, which is A⁻¹1/(1ᵀA⁻¹1) for a control functional (MATH.md section 5).
 

@@ -16,6 +16,8 @@ from mcmcpost.kernels import AbstractKernel
 PRIOR_SD = 1.5
 """Weak normal prior on each log parameter about its first start: an inert coordinate keeps a finite lengthscale."""
 NUGGET_BOUNDS = (1e-8, 1e2)
+RANGE = 3.5
+"""Log parameters stay within this of their start, a factor of 33: the line search may not run to a diagonal kernel."""
 INFINITE = 1e25
 
 
@@ -73,7 +75,7 @@ def maximise_restricted_likelihood(
         initial = _pack(start, nugget)
         size = len(initial) if free_nugget else len(initial) - 1
         loss = functools.partial(_finite_loss, initial, centre, parameters, static, data)
-        bounds = [(None, None)] * (len(initial) - 1) + [tuple(np.log(NUGGET_BOUNDS))]
+        bounds = [(x - RANGE, x + RANGE) for x in initial[:-1]] + [tuple(np.log(NUGGET_BOUNDS))]
         result = minimize(loss, initial[:size], jac=True, method="L-BFGS-B", bounds=bounds[:size], options=budget)
         evaluations += result.nfev
         if result.fun < INFINITE and (best is None or result.fun < best[0]):

@@ -12,6 +12,8 @@ from mcmcpost._checks import fault
 from mcmcpost.kernels import AbstractKernel, Field, Scaled, SquaredExponential, Sum, Weighted, contract, product, spread
 from mcmcpost.linops import TileOperator
 
+_FLUSH = -80.0  # smaller values are set to zero: subnormal numbers would slow factorisations a hundredfold
+
 type Points = Float[Array | np.ndarray, "n d"]
 type OtherPoints = Float[Array | np.ndarray, "m d"]
 
@@ -60,7 +62,8 @@ def _(kernel: SquaredExponential, X: Array, SX: Array, Y: Array, SY: Array) -> A
         jnp.concatenate([a, left, _rowsum(a, left) + jnp.sum(precision), ones_left], 1),
         jnp.concatenate([b, right, ones_right, _rowsum(b, right)], 1),
     )
-    return jnp.exp(jnp.minimum(log_kernel, 0)) * bracket
+    value = jnp.where(log_kernel < _FLUSH, 0, jnp.exp(jnp.clip(log_kernel, _FLUSH, 0)))
+    return value * bracket
 
 
 def _rowsum(a: Array, b: Array) -> Array:

@@ -1,0 +1,128 @@
+"""The public functions on trees: composition, the gate's consequences, and what is left untouched."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import mcmcpost as mp
+from mcmcpost.kernels import SquaredExponential
+
+
+@pytest.fixture
+def draws(rng):
+    return rng.normal(size=(4, 100, 2))
+
+
+@pytest.fixture
+def tree(draws):
+    return mp.from_arrays(draws, -draws, names=("a", "b"))
+
+
+def test_the_summary_has_the_promised_columns_and_the_plain_mean(tree, draws):
+    table = mp.summary(tree, method="zv2")
+    assert list(table.columns) == [
+        "mean", "sd", "mcse", "mean_cv", "mcse_cv", "gain", "method", "status", "digits",
+    ]  # fmt: skip
+    assert list(table.index) == ["a", "b"]
+    np.testing.assert_allclose(table["mean"], draws.mean(axis=(0, 1)))
+    assert set(table["status"]) == {"exact"}
+    np.testing.assert_allclose(table["mean_cv"], 0.0, atol=1e-12)
+
+
+def test_integrands_may_be_functions_arrays_or_names(tree, draws):
+    by_function = mp.expectation(tree, {"c": lambda d: np.e ** d["a"]}, "zv2")
+    by_array = mp.expectation(tree, np.exp(draws[..., 0]), "zv2")
+    np.testing.assert_allclose(by_function.mean, by_array.mean, rtol=1e-9)
+    assert mp.expectation(tree, ["b"], "plain").names == ("b",)
+
+
+def test_the_tree_is_untouched_and_results_go_into_a_new_one(tree):
+    before = tree.copy(deep=True)
+    result = mp.expectation(tree, method="zv2")
+    out = result.to_datatree(tree)
+    assert before.identical(tree)
+    assert "control_variates" in out.children
+    assert "control_variates" not in tree.children
+    assert out["control_variates"]["mean"].sizes == {"quantity": 2}
+
+
+def test_json_has_null_for_what_is_not_finite(tree, draws):
+    values = np.where(draws[..., 0] > 2.0, np.nan, draws[..., 0])
+    record = json.loads(json.dumps(mp.expectation(tree, {"x": values}, "zv2").to_json_dict(), allow_nan=False))
+    (quantity,) = record["quantities"]
+    assert quantity["status"] == "undefined"
+    assert quantity["mean"] is None
+
+
+def test_an_unrecognised_failure_of_the_gate_gives_plain_means_whatever_the_method(rng):
+    x = np.abs(rng.normal(size=(4, 250, 1)))
+    with pytest.warns(mp.ScoreWarning):
+        half_normal = mp.from_arrays(x, -x)
+    for method in ("auto", "zv2", mp.SemiExact(1, SquaredExponential(1.0), 1e-4)):
+        with pytest.warns(mp.ScoreWarning):
+            result = mp.expectation(half_normal, method=method)
+        assert result.mean == result.mean_plain
+        assert result.status == (mp.Status.PLAIN,)
+    with pytest.warns(mp.ScoreWarning):
+        forced = mp.expectation(half_normal, method="zv2", allow_bad_scores=True)
+    assert forced.status == (mp.Status.BAD_SCORES,)
+    with pytest.warns(mp.ScoreWarning), pytest.raises(ValueError, match="Stein's identity"):
+        mp.stein_weights(half_normal)
+
+
+def test_a_wrong_sign_is_an_error_unless_overridden(draws):
+    with pytest.raises(mp.ScoreError, match="wrong sign"):
+        mp.from_arrays(draws, draws)
+    tree = mp.from_arrays(draws, draws, allow_bad_scores=True)
+    with pytest.raises(mp.ScoreError, match="wrong sign"):
+        mp.expectation(tree)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda t: mp.expectation(t, method="zv9"), "one of auto, plain"),
+        (lambda t: mp.expectation(t, ["nope"]), "a variable of the posterior group"),
+        (lambda t: mp.expectation(t, folds=1), "at least two folds"),
+        (lambda t: mp.quantile(t, 1.5), r"probabilities inside \(0, 1\)"),
+        (lambda t: mp.quantile(t, []), r"probabilities inside \(0, 1\)"),
+        (lambda t: mp.expectation(t, np.ones((4, 99))), "integrands"),
+    ],
+)
+def test_bad_arguments_are_named(tree, call, words):
+    with pytest.raises(ValueError, match=words):
+        call(tree)
+
+
+def test_quantiles_are_near_the_truth_and_gain_a_little(tree):
+    result = mp.quantile(tree, [0.1, 0.5], ["a"], method="zv2")
+    assert result.names == ("a [0.1]", "a [0.5]")
+    np.testing.assert_array_less(np.abs(result.mean - [-1.2815515655, 0.0]), 4.5 * result.mcse)
+    assert (result.mcse <= result.mcse_plain * 1.2).all()
+
+
+def test_stein_weights_integrate_everything_better_than_equal_ones(tree, draws):
+    weights = mp.stein_weights(tree, method=mp.ControlFunctional(SquaredExponential(2.0), 1e-6))
+    np.testing.assert_allclose(weights.values.sum(), 1.0)
+    np.testing.assert_allclose(weights.mean(np.cos(draws[..., 0])), np.exp(-0.5), atol=1e-3)
+    stored = weights.to_datatree(tree)
+    weighted = (stored["sample_stats"]["stein_weight"] * stored["posterior"]["a"]).sum()
+    np.testing.assert_allclose(weighted, 0.0, atol=1e-3)
+    kernel = SquaredExponential(2.0)  # the weights minimise the discrepancy of their own kernel
+    better = mp.kernel_stein_discrepancy(tree, kernel, weights=weights)
+    assert better < 0.1 * mp.kernel_stein_discrepancy(tree, kernel)
+
+
+def test_without_x64_the_library_still_solves_in_float64_and_leaves_the_configuration_alone():
+    program = """
+import numpy as np, jax, mcmcpost as mp
+x = np.random.default_rng(0).normal(size=(4, 60, 2)).astype("float32")
+result = mp.expectation(mp.from_arrays(x, -x), x[..., 0] ** 2, method="zv2")
+assert result.mean.dtype == np.float64 and abs(result.mean[0] - 1) < 1e-4, result.mean
+assert not jax.config.jax_enable_x64
+assert jax.numpy.ones(1).dtype == np.float32
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
