@@ -99,6 +99,7 @@ def _merge(old: ControlFit, new: ControlFit, take: np.ndarray) -> ControlFit:
         control=np.where(take[None, :], new.control, old.control),
         doubt=np.where(take, new.doubt, old.doubt),
         jackknife=np.where(take, new.jackknife, old.jackknife),
+        num_features=np.where(take, new.num_features, old.num_features),
         status=tuple(b if t else a for t, a, b in zip(take, old.status, new.status, strict=True)),
         method=tuple(b if t else a for t, a, b in zip(take, old.method, new.method, strict=True)),
         info={},

@@ -149,7 +149,8 @@ def _crossfit(
             if not bool(fit.converged):
                 status[j] = Status.NOT_CONVERGED
         info["fits"].append(setting.describe() | {"nugget_used": reached, "num_products": int(fit.num_steps)})
-    return ControlFit(mean, control, doubt, jackknife, tuple(status), (choice.label,) * p, info)
+    features = np.full(p, size - 1)
+    return ControlFit(mean, control, doubt, jackknife, features, tuple(status), (choice.label,) * p, info)
 
 
 def _solve(part: Problem, design: np.ndarray, setting: Setting, solver: Cholesky | ConjugateGradients) -> KernelFit:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 from mcmcpost._mcse import mcse_mean
 from mcmcpost._types import Status
-from mcmcpost.control._method import AbstractControlVariate, ControlFit, PlainMean, tail_inflation
+from mcmcpost.control._method import AbstractControlVariate, ControlFit, PlainMean, feature_inflation, tail_inflation
 from mcmcpost.control._problem import Problem, make_problem
 from mcmcpost.trace import Trace, distinct_states
 
@@ -24,7 +24,7 @@ class Estimate(NamedTuple):
     mean, mcse : (p,) the estimate and its Monte Carlo standard error, in the integrand's units. `mean` is that of the
         fit on all draws. `mcse` starts from the ESS-based error of the cross-fitted residuals, which is not enough
         where a flexible fit nearly interpolates: mcse² = max(cross-fitted, jackknife)²·inflation + doubt², see
-        `tail_inflation` and `mean_doubt`.
+        `tail_inflation`, `feature_inflation` and `mean_doubt`.
     gain : (p,) (mcse_plain/mcse)², the factor of draws saved.
     variance_ratio : (p,) Var f / Var residual, cross-fitted.
     status, method : p statuses and what was fitted.
@@ -139,7 +139,8 @@ def _assemble(
         size = np.abs(base.mean[columns]) + base.sd[columns]
         spread = residual.std(axis=(0, 1))
         exact = np.isfinite(mcse) & (spread <= ROUNDING * size)
-        inflation = tail_inflation(residual.reshape(-1, len(columns)))
+        ess = (base.sd[columns] / base.mcse[columns]) ** 2
+        inflation = tail_inflation(residual.reshape(-1, len(columns))) * feature_inflation(fit.num_features, ess)
         jackknife, doubt = fit.jackknife * problem.scale, fit.doubt * problem.scale
         mcse = np.where(exact, mcse, np.sqrt(np.maximum(mcse, jackknife) ** 2 * inflation + doubt**2))
         usable = np.isfinite(mcse) & np.isfinite(fit.mean) & (mcse < base.mcse[columns])

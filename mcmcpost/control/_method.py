@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from mcmcpost._types import Status
 from mcmcpost.control._problem import Problem
@@ -18,6 +18,7 @@ class ControlFit(NamedTuple):
     control : (m, p) the zero-mean g at each state, fitted without that state's fold.
     doubt : (p,) standard error of the estimate that residuals at visited states cannot show, see `mean_doubt`.
     jackknife : (p,) standard error of `mean` by leaving out each fold.
+    num_features : (p,) polynomial features fitted, without the constant.
     status : p statuses of the fit itself; whether anything was gained is decided later.
     method : p labels of what was fitted.
     info : JSON-able facts: degrees, kernels, nuggets, costs.
@@ -27,6 +28,7 @@ class ControlFit(NamedTuple):
     control: Float[np.ndarray, "m p"]
     doubt: Float[np.ndarray, " p"]
     jackknife: Float[np.ndarray, " p"]
+    num_features: Int[np.ndarray, " p"]
     status: tuple[Status, ...]
     method: tuple[str, ...]
     info: dict[str, Any]
@@ -60,8 +62,16 @@ def no_control(problem: Problem, status: Status, label: str, info: dict[str, Any
     """Return the fit with g = 0."""
     p = problem.values.shape[1]
     mean = problem.counts @ problem.values / problem.counts.sum()
-    none = np.zeros(p)
-    return ControlFit(mean, np.zeros_like(problem.values), none, none, (status,) * p, (label,) * p, info or {})
+    return ControlFit(
+        mean=mean,
+        control=np.zeros_like(problem.values),
+        doubt=np.zeros(p),
+        jackknife=np.zeros(p),
+        num_features=np.zeros(p, int),
+        status=(status,) * p,
+        method=(label,) * p,
+        info=info or {},
+    )
 
 
 def mean_doubt(
@@ -127,3 +137,13 @@ def residual_variance(problem: Problem, control: Float[np.ndarray, "m p"]) -> Fl
     residual = problem.values - control
     weight = problem.counts / problem.counts.sum()
     return weight @ (residual - weight @ residual) ** 2
+
+
+def feature_inflation(num_features: Int[np.ndarray, " p"], ess: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
+    """Return 1 + 10·min(q/ESS, 1), by which q fitted features enlarge the variance of the mean.
+
+    Coefficients are estimated from as many independent draws as the effective sample size of the integrand; blocks
+    next to each other share their errors, which cross-fitting then shows only in part. The constant was set on AR(1)
+    chains with an effective sample size of fifty (``benchmarks/calibration.py``).
+    """
+    return 1.0 + 10.0 * np.minimum(num_features / np.maximum(ess, 1.0), 1.0)

@@ -91,7 +91,8 @@ class ZeroVariance(AbstractControlVariate):
         p = problem.values.shape[1]
         doubt = mean_doubt(problem, mean, control, np.zeros(p))
         jackknife = fold_jackknife(fold_means)
-        return ControlFit(mean, control, doubt, jackknife, (status,) * p, (self.label,) * p, info)
+        features = np.array(info.get("num_selected", [size - 1] * p))
+        return ControlFit(mean, control, doubt, jackknife, features, (status,) * p, (self.label,) * p, info)
 
 
 def _ridge(problem: Problem, basis: Basis, penalty: Ridge) -> np.ndarray:
