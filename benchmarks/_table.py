@@ -1,0 +1,104 @@
+"""One table per benchmark: aligned text on the terminal, the same as JSON, and the versions that both ran on."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("jax", "numpyro", "arviz", "numpy", "scipy", "mcmcpost")
+
+
+def emit(name: str, title: str, rows: Sequence[Mapping[str, Any]], **settings: Any) -> None:
+    """Print `rows` as one table and write them to ``results/<name>.json``.
+
+    Parameters
+    ----------
+    name : of the file.
+    title : one line on what the rows are.
+    rows : records with the same keys, in the order of the columns.
+    settings : sizes, keys, replications and targets, recorded and printed beside the rows.
+    """
+    on = environment()
+    print(f"\n{title}")
+    print(settings_line(settings))
+    print(aligned(rows))
+    print("  ".join(f"{key} {value}" for key, value in on.items()), flush=True)
+    record = {"title": title, "settings": settings, "rows": list(rows), "environment": on, "command": command()}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(_plain(record), indent=1) + "\n")
+
+
+def settings_line(settings: Mapping[str, Any]) -> str:
+    """Return sizes, replications and targets as one line."""
+    return "  ".join(f"{key}={_text(value)}" for key, value in settings.items())
+
+
+def aligned(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as text: numbers to the right, words to the left."""
+    if not rows:
+        return "(no rows)"
+    columns = list(rows[0])
+    cells = [[_text(row.get(column, "")) for column in columns] for row in rows]
+    widths = [max(len(column), *(len(line[j]) for line in cells)) for j, column in enumerate(columns)]
+    right = [all(not isinstance(row.get(column, ""), str) for row in rows) for column in columns]
+
+    def line(texts: Sequence[str]) -> str:
+        parts = [t.rjust(w) if r else t.ljust(w) for t, w, r in zip(texts, widths, right, strict=True)]
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([line(columns), line(["-" * w for w in widths]), *(line(texts) for texts in cells)])
+
+
+def environment() -> dict[str, str]:
+    """Return the versions, processor and number of cores of this run."""
+    versions = {package: version(package) for package in PACKAGES}
+    cpu = next(
+        (text.split(":", 1)[1].strip() for text in _lines("/proc/cpuinfo") if text.startswith("model name")),
+        platform.processor(),
+    )
+    cores = str(len(os.sched_getaffinity(0)))
+    return {"python": platform.python_version(), **versions, "cpu": cpu, "cores": cores}
+
+
+def command() -> str:
+    """Return the command that would repeat this run from the root of the repository."""
+    module = Path(sys.argv[0]).stem
+    return " ".join(["python -m", f"benchmarks.{module}", *(shlex.quote(word) for word in sys.argv[1:])])
+
+
+def _lines(path: str) -> list[str]:
+    file = Path(path)
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, float | np.floating):
+        size = abs(value)
+        return f"{value:.3e}" if size and (size < 1e-3 or size >= 1e6) else f"{value:.4g}"
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case np.ndarray():
+            return _plain(value.tolist())
+        case np.generic():
+            return _plain(value.item())
+        case float():
+            return value if np.isfinite(value) else str(value)
+        case _:
+            return value
