@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("jax", "numpyro", "arviz", "numpy", "scipy", "mcmcpost")
 
 
-def emit(name: str, title: str, rows: Sequence[Mapping[str, Any]], **settings: Any) -> None:
+def emit(name: str, title: str, rows: Sequence[Mapping[str, Any]], *, final: bool = True, **settings: Any) -> None:
     """Print `rows` as one table and write them to ``results/<name>.json``.
 
     Parameters
@@ -24,13 +24,13 @@ def emit(name: str, title: str, rows: Sequence[Mapping[str, Any]], **settings: A
     name : of the file.
     title : one line on what the rows are.
     rows : records with the same keys, in the order of the columns.
+    final : print too; otherwise only write, so that a long run that is stopped leaves its rows.
     settings : sizes, keys, replications and targets, recorded and printed beside the rows.
     """
     on = environment()
-    print(f"\n{title}")
-    print(settings_line(settings))
-    print(aligned(rows))
-    print("  ".join(f"{key} {value}" for key, value in on.items()), flush=True)
+    if final:
+        versions = "  ".join(f"{key} {value}" for key, value in on.items())
+        print(f"\n{title}", settings_line(settings), aligned(rows), versions, sep="\n", flush=True)
     record = {"title": title, "settings": settings, "rows": list(rows), "environment": on, "command": command()}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(_plain(record), indent=1) + "\n")

@@ -45,6 +45,7 @@ def main() -> None:
             args.name,
             f"RMSE of {args.method} over RMSE of the plain mean, 4 × 125 draws; target ≤ {TARGET}",
             rows,
+            final=name == args.targets[-1],
             replications=args.replications,
             method=args.method,
         )

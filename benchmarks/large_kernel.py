@@ -65,7 +65,15 @@ def main() -> None:
         except subprocess.TimeoutExpired:
             print(f"{case}: not finished in {args.timeout:.0f} s", file=sys.stderr)
         print(case, "done", file=sys.stderr, flush=True)
-    emit("large_kernel", "Large control functionals", rows, seed=args.seed, max_steps=args.max_steps, nugget=NUGGET)
+        emit(
+            "large_kernel",
+            "Large control functionals",
+            rows,
+            final=case == args.cases[-1],
+            seed=args.seed,
+            max_steps=args.max_steps,
+            nugget=NUGGET,
+        )
 
 
 def _gaussian(m: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
