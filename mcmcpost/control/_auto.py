@@ -34,8 +34,8 @@ class Auto(AbstractControlVariate):
     Tried are: zero variance of every degree (up to three; eight and six in one and two dimensions) for which at least
     three distinct training draws stand against each feature; the next degree by ridge; and a semi-exact control
     functional on the quadratic (or linear) part, fitted on at most 2,000 states. The simplest method within 5 per cent
-    of the best is kept. Choosing on the folds that give the error is optimistic in principle; with at most a handful
-    of candidates the calibration survives it (``benchmarks/calibration.py``).
+    of the best is kept. Choosing on the folds that give the error is optimistic: ``benchmarks/RESULTS.md`` has the
+    calibration after the choice, which indicators on chains with an effective sample size of fifty did not survive.
 
     Parameters
     ----------
