@@ -126,3 +126,19 @@ assert not jax.config.jax_enable_x64
 assert jax.numpy.ones(1).dtype == np.float32
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_a_quantile_of_what_is_not_finite_is_undefined_and_its_gain_is_its_own(tree, draws):
+    broken = draws[..., 0].copy()
+    broken[2, 3] = np.nan
+    result = mp.quantile(tree, 0.5, {"good": draws[..., 0], "broken": broken}, "zv2")
+    assert result.status[1] is mp.Status.UNDEFINED
+    assert np.isnan([result.mean[1], result.mcse[1], result.gain[1]]).all()
+    np.testing.assert_allclose(result.gain[0], (result.mcse_plain[0] / result.mcse[0]) ** 2)
+
+
+def test_arguments_that_would_be_ignored_are_refused(tree):
+    with pytest.raises(ValueError, match="max_states"):
+        mp.ControlFunctional(max_states=100, solver=mp.ConjugateGradients())
+    with pytest.raises(ValueError, match="max_states"):
+        mp.stein_weights(tree, method=mp.ControlFunctional(max_states=100))

@@ -10,7 +10,7 @@ from mcmcpost.control._method import (
     AbstractControlVariate,
     ControlFit,
     PlainMean,
-    honest_variance,
+    judged_variance,
     no_control,
     residual_variance,
 )
@@ -58,7 +58,7 @@ class Auto(AbstractControlVariate):
         tried: dict[str, Any] = {}
         for method in self.candidates(problem):
             fit = method.crossfit(problem)
-            honest = honest_variance(problem, fit)
+            honest = judged_variance(problem, fit)
             tried[method.label] = {"variance_ratio": _ratio(problem, fit.control), **fit.info}
             better = np.isfinite(honest) & (honest * NEED < lowest)
             best = _merge(best, fit, better)

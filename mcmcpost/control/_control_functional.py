@@ -103,6 +103,8 @@ def _check(choice: ControlFunctional | SemiExact) -> None:
         raise ValueError(fault(where, "no `kernel` with GridREML, which has its own", choice.kernel, "Use REML()."))
     if choice.nugget is not None and not 0 < choice.nugget < np.inf:
         raise ValueError(fault(where, "a positive `nugget`", choice.nugget, "It is relative: 1e-8 to 1."))
+    if choice.max_states is not None and isinstance(choice.solver, ConjugateGradients):
+        raise ValueError(fault(where, "no `max_states` with ConjugateGradients", choice.max_states, "Use Cholesky()."))
     if choice.max_states is not None and choice.max_states < MIN_TRAIN:
         raise ValueError(fault(where, f"`max_states` of at least {MIN_TRAIN}", choice.max_states, "Fit on more."))
 
@@ -118,7 +120,8 @@ def _crossfit(
     if size > 1 and problem.num_train < DRAWS_PER_FEATURE * size:
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label, {"num_features": size - 1})
     fitted = int(problem.everyone_mask.sum())
-    solver = choice.solver or (Cholesky() if fitted <= DENSE_LIMIT else ConjugateGradients())
+    thinned = fitted < problem.num_states
+    solver = choice.solver or (Cholesky() if thinned or fitted <= DENSE_LIMIT else ConjugateGradients())
     settings = tune(problem, basis, choice.kernel, choice.nugget, tuning, solver)
 
     p = problem.values.shape[1]
@@ -140,7 +143,7 @@ def _crossfit(
         mean[columns] = np.asarray(fit.mean)
         doubt[columns] = mean_doubt(part, mean[columns], control[:, columns], np.asarray(fit.model_variance))
         jackknife[columns] = fold_jackknife(np.asarray(fit.fold_means))
-        if fitted < problem.num_states:
+        if thinned:
             mean[columns] = problem.counts @ (part.values - control[:, columns]) / problem.counts.sum()
         reached = float(fit.nugget)
         for j in columns:

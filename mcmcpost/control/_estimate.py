@@ -7,14 +7,21 @@ from jaxtyping import Float
 
 from mcmcpost._mcse import mcse_mean
 from mcmcpost._types import Status
-from mcmcpost.control._method import AbstractControlVariate, ControlFit, PlainMean, feature_inflation, tail_inflation
+from mcmcpost.control._method import (
+    AbstractControlVariate,
+    ControlFit,
+    PlainMean,
+    feature_inflation,
+    tail_inflation,
+    total_error,
+)
 from mcmcpost.control._problem import Problem, make_problem
 from mcmcpost.trace import Trace, distinct_states
 
 MIN_STATES = 4
 """Below so many distinct states nothing is known about the error, not even of a constant."""
 ROUNDING = 1e-10
-"""A residual whose standard deviation is below this fraction of the integrand's size is rounding."""
+"""Below this fraction of the integrand's size a residual, and every other part of the error, is rounding."""
 
 
 class Estimate(NamedTuple):
@@ -24,7 +31,7 @@ class Estimate(NamedTuple):
     mean, mcse : (p,) the estimate and its Monte Carlo standard error, in the integrand's units. `mean` is that of the
         fit on all draws. `mcse` starts from the ESS-based error of the cross-fitted residuals, which is not enough
         where a flexible fit nearly interpolates: mcse² = max(cross-fitted, jackknife)²·inflation + doubt², see
-        `tail_inflation`, `feature_inflation` and `mean_doubt`.
+        `total_error`, `tail_inflation`, `feature_inflation` and `mean_doubt`.
     gain : (p,) (mcse_plain/mcse)², the factor of draws saved.
     variance_ratio : (p,) Var f / Var residual, cross-fitted.
     status, method : p statuses and what was fitted.
@@ -87,7 +94,7 @@ def estimate_expectations(
             status[j] = Status.UNDEFINED
         elif few:
             status[j] = Status.TOO_FEW_DRAWS
-            part.mcse[j] = part.mcse_plain[j] = np.nan
+            part.mcse[j] = part.mcse_plain[j] = part.covariance[j] = part.covariance[:, j] = np.nan
         elif bad_scores and varying[j]:
             status[j] = Status.BAD_SCORES
     return part._replace(status=tuple(status))
@@ -135,14 +142,13 @@ def _assemble(
     control = (fit.control[problem.inverse] * problem.scale).reshape(shape)
     residual = values[..., columns] - control
     with np.errstate(invalid="ignore", divide="ignore"):
-        mcse = mcse_mean(residual)
+        seen = mcse_mean(residual)
         size = np.abs(base.mean[columns]) + base.sd[columns]
-        spread = residual.std(axis=(0, 1))
-        exact = np.isfinite(mcse) & (spread <= ROUNDING * size)
+        parts = np.maximum(residual.std(axis=(0, 1)), problem.scale * np.maximum(fit.jackknife, fit.doubt))
+        exact = np.isfinite(seen) & (parts <= ROUNDING * size)
         ess = (base.sd[columns] / base.mcse[columns]) ** 2
         inflation = tail_inflation(residual.reshape(-1, len(columns))) * feature_inflation(fit.num_features, ess)
-        jackknife, doubt = fit.jackknife * problem.scale, fit.doubt * problem.scale
-        mcse = np.where(exact, mcse, np.sqrt(np.maximum(mcse, jackknife) ** 2 * inflation + doubt**2))
+        mcse = np.where(exact, seen, problem.scale * total_error(seen / problem.scale, fit, inflation))
         usable = np.isfinite(mcse) & np.isfinite(fit.mean) & (mcse < base.mcse[columns])
         gain = (base.mcse[columns] / mcse) ** 2
         ratio = values[..., columns].var(axis=(0, 1)) / residual.var(axis=(0, 1))

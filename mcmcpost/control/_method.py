@@ -96,16 +96,21 @@ def fold_jackknife(fold_means: Float[np.ndarray, "k p"]) -> Float[np.ndarray, " 
     return np.sqrt((k - 1) / k * ((fold_means - fold_means.mean(axis=0)) ** 2).sum(axis=0))
 
 
-def honest_variance(problem: Problem, fit: "ControlFit") -> Float[np.ndarray, " p"]:
-    """Return the variance per draw by which a fit is judged, every term of its error counted.
+def total_error(
+    residual_error: Float[np.ndarray, " p"], fit: ControlFit, inflation: Float[np.ndarray, " p"]
+) -> Float[np.ndarray, " p"]:
+    """Return √(max(residual error, jackknife)²·inflation + doubt²), every term in the problem's units.
 
-    In the units of `residual_variance`, so that methods compare: max(residual variance, n·jackknife²) with its tail
-    inflation, plus n·doubt².
+    residual_error : (p,) standard error of the mean of the cross-fitted residuals.
     """
+    return np.sqrt(np.maximum(residual_error, fit.jackknife) ** 2 * inflation + fit.doubt**2)
+
+
+def judged_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]:
+    """Return n·`total_error`² as if draws were independent: by it methods compare, beside `residual_variance`."""
     total = problem.counts.sum()
-    variance = residual_variance(problem, fit.control)
     inflation = tail_inflation((problem.values - fit.control)[problem.inverse])
-    return np.maximum(variance, total * fit.jackknife**2) * inflation + total * fit.doubt**2
+    return total * total_error(np.sqrt(residual_variance(problem, fit.control) / total), fit, inflation) ** 2
 
 
 def scatter_folds(problem: Problem, parts: Float[np.ndarray, "k b p"]) -> Float[np.ndarray, "m p"]:

@@ -41,21 +41,24 @@ def estimate_quantiles(
     plain = _invert(ordered, levels)
     quantile = plain
     for _ in range(NUM_PASSES):
-        below = (safe <= quantile).astype(float).reshape(*values.shape[:2], -1)
+        below = np.where(finite, safe <= quantile, np.nan).reshape(*values.shape[:2], -1)
         estimate = estimate_expectations(trace, labels, below, method, num_folds=num_folds, bad_scores=bad_scores)
         quantile = _invert(ordered, levels - (estimate.mean - estimate.mean_plain))
     nan = np.where(finite, 0.0, np.nan)
     shifted = levels - (estimate.mean - estimate.mean_plain)
     half = 0.5 * (_invert(ordered, shifted + estimate.mcse) - _invert(ordered, shifted - estimate.mcse))
     plain_half = 0.5 * (_invert(ordered, levels + estimate.mcse_plain) - _invert(ordered, levels - estimate.mcse_plain))
+    crossfit = _invert(ordered, levels - (estimate.mean_crossfit - estimate.mean_plain))
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = estimate.covariance / estimate.mcse[:, None] / estimate.mcse[None, :]
+        gain = np.where(half > 0, (plain_half / half) ** 2, estimate.gain)
     return estimate._replace(
         mean=quantile + nan,
         mcse=half + nan,
         mean_plain=plain + nan,
         mcse_plain=plain_half + nan,
-        mean_crossfit=quantile + nan,
+        mean_crossfit=crossfit + nan,
+        gain=gain + nan,
         sd=safe.std(axis=0, ddof=1) + nan,
         covariance=correlation * half[:, None] * half[None, :],
         info=estimate.info | {"note": "residuals are those of the indicator of each quantile"},
@@ -63,8 +66,11 @@ def estimate_quantiles(
 
 
 def _invert(ordered: Float[np.ndarray, "n q"], levels: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
-    """Return the order statistics' quantiles at `levels`, one level per column, linearly interpolated."""
-    position = np.clip(levels, 0.0, 1.0) * (len(ordered) - 1)
+    """Return the order statistics' quantiles at `levels`, one level per column, linearly interpolated.
+
+    A NaN level belongs to a column that is reported as NaN.
+    """
+    position = np.clip(np.nan_to_num(levels), 0.0, 1.0) * (len(ordered) - 1)
     low = np.floor(position).astype(int)
     high = np.minimum(low + 1, len(ordered) - 1)
     column = np.arange(ordered.shape[1])

@@ -1,5 +1,6 @@
 """Stein weights: one weighted average of the draws serves every expectation."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -64,6 +65,9 @@ def solve_stein_weights(
     The `values` (c, n, p) tune the kernel where the method leaves it open, all in one group; the weights do not depend
     on them otherwise. Copies of a state share its weight.
     """
+    if method.max_states is not None:
+        cure = "Thin the trace, or use ConjugateGradients."
+        raise ValueError(fault("stein_weights", "a method without `max_states`", method.max_states, cure))
     spread = np.ptp(values, axis=(0, 1))
     usable = values[..., np.isfinite(values).all(axis=(0, 1)) & (spread > 0)]
     problem = make_problem(trace, usable if usable.shape[-1] else trace.draws, moments=moments)
@@ -84,7 +88,7 @@ def solve_stein_weights(
     if tuning is None and method.kernel is None:
         tuning = GridREML(max_groups=1)
     elif isinstance(tuning, GridREML):
-        tuning = GridREML(tuning.max_draws, 1)
+        tuning = dataclasses.replace(tuning, max_groups=1)
     setting = tune(problem, basis, method.kernel, method.nugget, tuning, solver)[0]
 
     status = Status.CONTROLLED
@@ -94,7 +98,7 @@ def solve_stein_weights(
         case Cholesky():
             rule, factor, used = _dense_rule(setting.kernel, nugget, *data)
             steps = 0
-            if float(used) > setting.nugget * 1.001:
+            if method.nugget is not None and float(used) > method.nugget * 1.001:
                 status = Status.NUGGET_RAISED
         case ConjugateGradients():
             rule, factor, products, converged = solve_iterative(setting.kernel, nugget, solver, *data)
