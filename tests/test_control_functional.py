@@ -9,11 +9,11 @@ from control_cases import estimate, gaussian_trace
 from mcmcpost._types import Status
 from mcmcpost.control import REML, ControlFunctional, GridREML, SemiExact, make_problem, solve_stein_weights
 from mcmcpost.control._basis import exponents_of_degree, polynomial_basis
-from mcmcpost.control._kernel import crossfit_dense
+from mcmcpost.control._kernel import KernelData, crossfit_dense
 from mcmcpost.control._kernel_iterative import crossfit_iterative
 from mcmcpost.kernels import InverseMultiquadric, Matern32, SquaredExponential
 from mcmcpost.linsolve import ConjugateGradients
-from mcmcpost.stein import stein_gram
+from mcmcpost.stein import SteinTile, stein_gram
 from mcmcpost.trace import make_trace
 
 KERNEL = SquaredExponential(1.5)
@@ -40,18 +40,19 @@ def definition(problem, design, rows, out):
     return gamma[0], gram[np.ix_(out, rows)] @ dual + design[out][:, 1:] @ gamma[1:]
 
 
-def arrays(problem, design):
-    data = (problem.draws, problem.scores, design, problem.values, problem.counts)
-    return [jnp.asarray(a) for a in (*data, problem.held_out, problem.held_out_mask)]
+def kernel_data(problem, design):
+    arrays = (design, problem.values, problem.counts, problem.held_out, problem.held_out_mask)
+    rows = (jnp.asarray(problem.draws), jnp.asarray(problem.scores))
+    return KernelData(rows, *(jnp.asarray(a) for a in arrays))
 
 
 @pytest.mark.parametrize("degree", [0, 2])
 def test_the_dense_fit_and_its_folds_are_the_definition(problem, degree):
     design = polynomial_basis(problem, exponents_of_degree(2, degree)).design
     rows = [jnp.asarray(a) for a in (problem.train, problem.train_mask, problem.everyone, problem.everyone_mask)]
-    fit = crossfit_dense(KERNEL, jnp.asarray(NUGGET), *arrays(problem, design), *rows)
+    fit = crossfit_dense(SteinTile(KERNEL), jnp.asarray(NUGGET), kernel_data(problem, design), *rows)
     everyone = np.arange(problem.num_states)
-    np.testing.assert_allclose(fit.mean, definition(problem, design, everyone, everyone)[0], rtol=1e-7)
+    np.testing.assert_allclose(fit.mean[0], definition(problem, design, everyone, everyone)[0], rtol=1e-7)
     for k in range(len(problem.held_out)):
         out = problem.held_out[k][problem.held_out_mask[k]]
         train = problem.train[k][problem.train_mask[k]]
@@ -63,10 +64,10 @@ def test_the_dense_fit_and_its_folds_are_the_definition(problem, degree):
 def test_the_matrix_free_fit_is_the_dense_one(problem, degree):
     design = polynomial_basis(problem, exponents_of_degree(2, degree)).design
     rows = [jnp.asarray(a) for a in (problem.train, problem.train_mask, problem.everyone, problem.everyone_mask)]
-    data = arrays(problem, design)
-    dense = crossfit_dense(KERNEL, jnp.asarray(NUGGET), *data, *rows)
+    data = kernel_data(problem, design)
+    dense = crossfit_dense(SteinTile(KERNEL), jnp.asarray(NUGGET), data, *rows)
     solver = ConjugateGradients(rtol=1e-11, max_steps=400, rank=30)
-    free = crossfit_iterative(KERNEL, jnp.asarray(NUGGET), solver, *data)
+    free = crossfit_iterative(SteinTile(KERNEL), jnp.asarray(NUGGET), solver, data)
     assert bool(free.converged)
     np.testing.assert_allclose(free.mean, dense.mean, rtol=1e-6)
     np.testing.assert_allclose(free.control, dense.control, atol=1e-6)
@@ -76,9 +77,9 @@ def test_the_matrix_free_fit_never_forms_the_matrix(rng):
     trace = gaussian_trace(rng, (4, 512, 2))
     problem = make_problem(trace, trace.draws)
     design = polynomial_basis(problem, exponents_of_degree(2, 0)).design
-    data = arrays(problem, design)
+    data = kernel_data(problem, design)
     solver = ConjugateGradients(rtol=1e-3, max_steps=5, rank=20)
-    jaxpr = jax.make_jaxpr(lambda *a: crossfit_iterative(KERNEL, jnp.asarray(1e-3), solver, *a))(*data)
+    jaxpr = jax.make_jaxpr(lambda a: crossfit_iterative(SteinTile(KERNEL), jnp.asarray(1e-3), solver, a))(data)
 
     def sizes(inner):
         for equation in inner.eqns:

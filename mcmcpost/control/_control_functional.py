@@ -8,7 +8,7 @@ import numpy as np
 from mcmcpost._checks import fault
 from mcmcpost._types import Status
 from mcmcpost.control._basis import exponents_of_degree, polynomial_basis
-from mcmcpost.control._kernel import KernelFit, crossfit_dense
+from mcmcpost.control._kernel import KernelData, KernelFit, crossfit_dense
 from mcmcpost.control._kernel_iterative import crossfit_iterative
 from mcmcpost.control._method import (
     AbstractControlVariate,
@@ -23,6 +23,7 @@ from mcmcpost.control._tuning import REML, GridREML, Setting, tune
 from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
+from mcmcpost.stein import SteinTile
 
 DENSE_LIMIT = 6_000
 """Distinct states up to which the kernel system is factorised; beyond, conjugate gradients without an m×m matrix."""
@@ -140,9 +141,9 @@ def _crossfit(
         part = problem.select(columns)
         fit = _solve(part, basis.design, setting, solver)
         control[:, columns] = scatter_folds(part, np.asarray(fit.control))
-        mean[columns] = np.asarray(fit.mean)
-        doubt[columns] = mean_doubt(part, mean[columns], control[:, columns], np.asarray(fit.model_variance))
-        jackknife[columns] = fold_jackknife(np.asarray(fit.fold_means))
+        mean[columns] = np.asarray(fit.mean)[0]
+        doubt[columns] = mean_doubt(part, mean[columns], control[:, columns], np.asarray(fit.model_covariance)[:, 0, 0])
+        jackknife[columns] = fold_jackknife(np.asarray(fit.fold_means)[:, 0])
         if thinned:
             mean[columns] = problem.counts @ (part.values - control[:, columns]) / problem.counts.sum()
         reached = float(fit.nugget)
@@ -157,12 +158,12 @@ def _crossfit(
 
 
 def _solve(part: Problem, design: np.ndarray, setting: Setting, solver: Cholesky | ConjugateGradients) -> KernelFit:
-    arrays = (part.draws, part.scores, design, part.values, part.counts, part.held_out, part.held_out_mask)
-    data = [jnp.asarray(a) for a in arrays]
-    nugget = jnp.asarray(setting.nugget)
+    arrays = (design, part.values, part.counts, part.held_out, part.held_out_mask)
+    data = KernelData((jnp.asarray(part.draws), jnp.asarray(part.scores)), *(jnp.asarray(a) for a in arrays))
+    tile, nugget = SteinTile(setting.kernel), jnp.asarray(setting.nugget)
     match solver:
         case Cholesky():
-            rows = (part.train, part.train_mask, part.everyone, part.everyone_mask)
-            return crossfit_dense(setting.kernel, nugget, *data, *(jnp.asarray(a) for a in rows))
+            folds = (part.train, part.train_mask, part.everyone, part.everyone_mask)
+            return crossfit_dense(tile, nugget, data, *(jnp.asarray(a) for a in folds))
         case ConjugateGradients():
-            return crossfit_iterative(setting.kernel, nugget, solver, *data)
+            return crossfit_iterative(tile, nugget, solver, data)

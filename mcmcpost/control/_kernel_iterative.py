@@ -4,13 +4,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from mcmcpost.control._kernel import KernelFit, amplitude
-from mcmcpost.kernels import AbstractKernel
-from mcmcpost.linops import TileOperator, pivoted_cholesky
-from mcmcpost.linsolve import ConjugateGradients, LeastSquaresSolution, conjugate_gradients
-from mcmcpost.stein import stein_operator
+from mcmcpost.control._kernel import KernelData, KernelFit, amplitude
+from mcmcpost.linops import Tile, TileOperator, pivoted_cholesky, tile_diagonal
+from mcmcpost.linsolve import ConjugateGradients, conjugate_gradients
 
 
 class _MaskedSystem(eqx.Module):
@@ -61,19 +59,18 @@ class _MaskedSystem(eqx.Module):
 
 
 def _masked_system(
-    kernel: AbstractKernel,
+    tile: Tile,
     nugget: Float[Array, ""],
-    draws: Float[Array, "m d"],
-    scores: Float[Array, "m d"],
+    rows: PyTree,
     counts: Float[Array, " m"],
     masks: Float[Array, "m k"],
     rank: int,
 ) -> _MaskedSystem:
-    real = (counts > 0).astype(draws.dtype)
-    operator = stein_operator(kernel, draws, scores)
+    real = (counts > 0).astype(counts.dtype)
+    operator = TileOperator(tile, rows, tile_diagonal(tile, rows))
     scale = jnp.sum(operator.diagonal() * real) / jnp.sum(real)
     noise = (nugget / jnp.where(counts > 0, counts, 1.0))[:, None]
-    low_rank = pivoted_cholesky(operator, min(rank, draws.shape[0])) / jnp.sqrt(scale)
+    low_rank = pivoted_cholesky(operator, min(rank, counts.shape[0])) / jnp.sqrt(scale)
 
     def inner(mask: Float[Array, " m"]) -> Float[Array, "r r"]:
         part = low_rank * (mask / noise[:, 0])[:, None]
@@ -85,16 +82,7 @@ def _masked_system(
 
 @eqx.filter_jit
 def crossfit_iterative(
-    kernel: AbstractKernel,
-    nugget: Float[Array, ""],
-    solver: ConjugateGradients,
-    draws: Float[Array, "m d"],
-    scores: Float[Array, "m d"],
-    basis: Float[Array, "m q"],
-    values: Float[Array, "m p"],
-    counts: Float[Array, " m"],
-    held_out: Int[Array, "k b"],
-    held_out_mask: Bool[Array, "k b"],
+    tile: Tile, nugget: Float[Array, ""], solver: ConjugateGradients, data: KernelData, *, num_constants: int = 1
 ) -> KernelFit:
     """Fit as `crossfit_dense`, by preconditioned conjugate gradients with tiled products.
 
@@ -103,33 +91,36 @@ def crossfit_iterative(
     control variate from an unfinished solve still has mean zero, so its cross-fitted error stays honest; the record
     says that the solve was not finished.
     """
-    m, folds, size = draws.shape[0], held_out.shape[0], basis.shape[1]
-    outside = jnp.ones((folds, m), draws.dtype)
-    outside = outside.at[jnp.arange(folds)[:, None], held_out].multiply(1.0 - held_out_mask.astype(draws.dtype))
-    masks = jnp.concatenate([jnp.ones((1, m), draws.dtype), outside]).T
-    system = _masked_system(kernel, nugget, draws, scores, counts, masks, solver.rank)
+    basis, values, c = data.basis, data.values, num_constants
+    (m, size), folds = basis.shape, data.held_out.shape[0]
+    outside = jnp.ones((folds, m), basis.dtype)
+    inside = data.held_out_mask.astype(basis.dtype)
+    outside = outside.at[jnp.arange(folds)[:, None], data.held_out].multiply(1.0 - inside)
+    masks = jnp.concatenate([jnp.ones((1, m), basis.dtype), outside]).T
+    system = _masked_system(tile, nugget, data.rows, data.counts, masks, solver.rank)
     solved, steps, converged = system.solve(jnp.concatenate([basis, values], axis=1), solver)
 
-    def least_squares(block: Float[Array, "m r"]) -> LeastSquaresSolution:
+    def least_squares(block: Float[Array, "m r"]) -> tuple[Array, Array, Array]:
         images, duals = block[:, :size], block[:, size:]
         inverse = jnp.linalg.inv(basis.T @ images)
         gamma = inverse @ (basis.T @ duals)
-        return LeastSquaresSolution(gamma, duals - images @ gamma, inverse[0, 0])
+        return gamma, duals - images @ gamma, inverse
 
-    gammas, duals, factors = jax.vmap(least_squares)(solved)
-    freedom = jnp.sum(masks[:, 0] * (counts > 0)) - size
+    gammas, duals, inverses = jax.vmap(least_squares)(solved)
+    freedom = jnp.sum(masks[:, 0] * (data.counts > 0)) - size
     fitted = system.operator.matmul(jnp.moveaxis(duals[1:], 0, 1).reshape(m, -1)) / system.scale
     fitted = jnp.moveaxis(fitted.reshape(m, folds, -1), 1, 0)
 
     def at_held_out(fit: Float[Array, "m p"], gamma: Float[Array, "q p"], rows: Int[Array, " b"], mask: Array) -> Array:
-        return (fit[rows] + basis[rows, 1:] @ gamma[1:]) * mask[:, None]
+        return (fit[rows] + basis[rows, c:] @ gamma[c:]) * mask[:, None]
 
-    control = jax.vmap(at_held_out)(fitted, gammas[1:], held_out, held_out_mask)
+    covariance = inverses[0, :c, :c]
+    covariance = jnp.where(jnp.diagonal(covariance)[:, None] > 0, covariance, 0.0)
     return KernelFit(
-        mean=gammas[0, 0],
-        control=control,
-        fold_means=gammas[1:, 0],
-        model_variance=amplitude(values, duals[0], freedom) * jnp.maximum(factors[0], 0.0),
+        mean=gammas[0, :c],
+        control=jax.vmap(at_held_out)(fitted, gammas[1:], data.held_out, data.held_out_mask),
+        fold_means=gammas[1:, :c],
+        model_covariance=amplitude(values, duals[0], freedom)[:, None, None] * covariance[None],
         nugget=nugget,
         num_steps=steps,
         converged=converged,
@@ -138,11 +129,10 @@ def crossfit_iterative(
 
 @eqx.filter_jit
 def solve_iterative(
-    kernel: AbstractKernel,
+    tile: Tile,
     nugget: Float[Array, ""],
     solver: ConjugateGradients,
-    draws: Float[Array, "m d"],
-    scores: Float[Array, "m d"],
+    rows: PyTree,
     basis: Float[Array, "m q"],
     counts: Float[Array, " m"],
 ) -> tuple[Float[Array, " m"], Float[Array, ""], Int[Array, ""], Bool[Array, ""]]:
@@ -151,7 +141,7 @@ def solve_iterative(
     The rule integrates constants exactly however early the solve stopped, and wᵀAw is the variance of the rule that
     is returned, unfinished or not (MATH.md section 5).
     """
-    system = _masked_system(kernel, nugget, draws, scores, counts, jnp.ones((len(draws), 1), draws.dtype), solver.rank)
+    system = _masked_system(tile, nugget, rows, counts, jnp.ones((len(counts), 1), counts.dtype), solver.rank)
     solved, steps, converged = system.solve(basis, solver)
     images = solved[0]
     first = jnp.zeros(basis.shape[1], basis.dtype).at[0].set(1.0)

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from mcmcpost._checks import fault
 from mcmcpost._types import Status
@@ -15,11 +15,12 @@ from mcmcpost.control._basis import exponents_of_degree, polynomial_basis
 from mcmcpost.control._control_functional import DENSE_LIMIT, ControlFunctional, SemiExact
 from mcmcpost.control._kernel import mean_diagonal, normalised_gram
 from mcmcpost.control._kernel_iterative import solve_iterative
-from mcmcpost.control._problem import Problem, make_problem
+from mcmcpost.control._problem import make_problem
 from mcmcpost.control._tuning import REML, GridREML, tune
 from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE
-from mcmcpost.kernels import AbstractKernel
+from mcmcpost.linops import Tile
 from mcmcpost.linsolve import Cholesky, ConjugateGradients, factorise
+from mcmcpost.stein import SteinTile
 from mcmcpost.trace import Trace
 
 
@@ -92,16 +93,18 @@ def solve_stein_weights(
     setting = tune(problem, basis, method.kernel, method.nugget, tuning, solver)[0]
 
     status = Status.CONTROLLED
-    data = _arrays(problem, basis.design)
+    tile = SteinTile(setting.kernel)
+    rows = (jnp.asarray(problem.draws), jnp.asarray(problem.scores))
+    data = rows, jnp.asarray(basis.design), jnp.asarray(problem.counts)
     nugget = jnp.asarray(setting.nugget)
     match solver:
         case Cholesky():
-            rule, factor, used = _dense_rule(setting.kernel, nugget, *data)
+            rule, factor, used = _dense_rule(tile, nugget, *data)
             steps = 0
             if method.nugget is not None and float(used) > method.nugget * 1.001:
                 status = Status.NUGGET_RAISED
         case ConjugateGradients():
-            rule, factor, products, converged = solve_iterative(setting.kernel, nugget, solver, *data)
+            rule, factor, products, converged = solve_iterative(tile, nugget, solver, *data)
             steps, used = int(products), nugget
             if not bool(converged):
                 status = Status.NOT_CONVERGED
@@ -111,20 +114,15 @@ def solve_stein_weights(
     return SteinWeights(weights, float(factor), status, info)
 
 
-def _arrays(problem: Problem, design: np.ndarray) -> list[Array]:
-    return [jnp.asarray(a) for a in (problem.draws, problem.scores, design, problem.counts)]
-
-
 @eqx.filter_jit
 def _dense_rule(
-    kernel: AbstractKernel,
+    tile: Tile,
     nugget: Float[Array, ""],
-    draws: Float[Array, "m d"],
-    scores: Float[Array, "m d"],
+    rows: PyTree,
     basis: Float[Array, "m q"],
     counts: Float[Array, " m"],
 ) -> tuple[Float[Array, " m"], Float[Array, ""], Float[Array, ""]]:
-    gram, noise = normalised_gram(kernel, draws, scores, counts, mean_diagonal(kernel, draws, scores, counts))
+    gram, noise = normalised_gram(tile, rows, counts, mean_diagonal(tile, rows, counts))
     factor = factorise(gram, noise, nugget)
     q, r = jnp.linalg.qr(solve_triangular(factor.lower, basis, lower=True))
     first = jnp.zeros(r.shape[0], r.dtype).at[0].set(1.0)

@@ -139,6 +139,24 @@ class TileOperator(eqx.Module):
         return n, *_split(n, self.block)
 
 
+@eqx.filter_jit
+def tile_diagonal(tile: Tile, rows: PyTree) -> Float[Array, " n"]:
+    """Return tile(row_i, row_i), shape (n,), one pair at a time: differences at coincidence are exact zeros."""
+
+    def one(row: PyTree) -> Array:
+        single = jax.tree.map(lambda leaf: leaf[None], row)
+        return tile(single, single)[0, 0]
+
+    return jax.vmap(one)(jax.tree.map(jnp.asarray, rows))
+
+
+@eqx.filter_jit
+def tile_gram(tile: Tile, rows: PyTree) -> Float[Array, "n n"]:
+    """Return the symmetric matrix tile(row_i, row_j), shape (n, n), with an exact diagonal."""
+    full = tile(rows, rows)
+    return jnp.where(jnp.eye(full.shape[0], dtype=bool), tile_diagonal(tile, rows)[:, None], full)
+
+
 def _split(n: int, block: int) -> tuple[int, int]:
     """Return how many blocks cover n rows and how long they are: equal blocks, so that padding stays short."""
     blocks = -(-n // block)

@@ -29,12 +29,12 @@ class LeastSquaresSolution(NamedTuple):
 
     coefficients : (q, p), γ = (HᵀA⁻¹H)⁻¹HᵀA⁻¹f.
     dual : (m, p), c = A⁻¹(f − Hγ).
-    variance_factor : [(HᵀA⁻¹H)⁻¹]₀₀, the variance of γ[0] for unit amplitude.
+    covariance : (q, q), (HᵀA⁻¹H)⁻¹, the covariance of γ for unit amplitude.
     """
 
     coefficients: Float[Array, "q p"]
     dual: Float[Array, "m p"]
-    variance_factor: Float[Array, ""]
+    covariance: Float[Array, "q q"]
 
 
 def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Float[Array, ""]) -> Factor:
@@ -74,6 +74,5 @@ def generalised_least_squares(
     along = q.T @ white_values
     coefficients = solve_triangular(r, along, lower=False)
     dual = solve_triangular(lower, white_values - q @ along, lower=True, trans=1)
-    first = jnp.zeros(r.shape[0], r.dtype).at[0].set(1.0)
-    factor = jnp.sum(solve_triangular(r, first, lower=False, trans=1) ** 2)
-    return LeastSquaresSolution(coefficients, dual, factor)
+    half = solve_triangular(r, jnp.eye(r.shape[0], dtype=r.dtype), lower=False, trans=1)
+    return LeastSquaresSolution(coefficients, dual, half.T @ half)

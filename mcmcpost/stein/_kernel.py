@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from mcmcpost._checks import fault
 from mcmcpost.kernels import AbstractKernel, Field, Scaled, SquaredExponential, Sum, Weighted, contract, product, spread
-from mcmcpost.linops import TileOperator
+from mcmcpost.linops import TileOperator, tile_diagonal, tile_gram
 
 _FLUSH = -80.0  # smaller values are set to zero: subnormal numbers would slow factorisations a hundredfold
 
@@ -80,19 +80,12 @@ class SteinTile(eqx.Module):
         return stein_block(self.kernel, X, SX, Y, SY)
 
 
-@eqx.filter_jit
 def stein_diagonal(kernel: AbstractKernel, X: Points, SX: Points) -> Float[Array, " n"]:
     """Return k₀(x_i, x_i), shape (n,), exact at coincidence (δ is formed as an exact zero).
 
     X, SX : (n, d) points and scores.
     """
-    tile = SteinTile(kernel)
-
-    def one(x: Array, s: Array) -> Array:
-        row = (x[None], s[None])
-        return tile(row, row)[0, 0]
-
-    return jax.vmap(one)(jnp.asarray(X), jnp.asarray(SX))
+    return tile_diagonal(SteinTile(kernel), (X, SX))
 
 
 @eqx.filter_jit
@@ -126,8 +119,7 @@ def stein_gram(
     rows = (X, SX)
     if Y is not None and SY is not None:
         return SteinTile(kernel)(rows, (Y, SY))
-    full = SteinTile(kernel)(rows, rows)
-    return jnp.where(jnp.eye(full.shape[0], dtype=bool), stein_diagonal(kernel, X, SX)[:, None], full)
+    return tile_gram(SteinTile(kernel), rows)
 
 
 def stein_operator(kernel: AbstractKernel, X: Points, SX: Points, *, block: int = 512) -> TileOperator:
