@@ -1,0 +1,301 @@
+"""Second-order Stein kernels against the definition by nested autodiff, and the properties that make them useful."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from kernel_registry import ARD, KERNELS
+from test_stein_kernels import _rank_three_shapes
+
+from mcmcpost.kernels import (
+    AbstractKernel,
+    InverseMultiquadric,
+    Matern32,
+    Matern52,
+    Polynomial,
+    RationalQuadratic,
+    Scaled,
+    SquaredExponential,
+    Sum,
+)
+from mcmcpost.linops import TileOperator
+from mcmcpost.stein import (
+    SecondOrderSteinTile,
+    polynomial_exponents,
+    polynomial_features,
+    second_order_stein_diagonal,
+    second_order_stein_gram,
+)
+
+FROM_REGISTRY = (
+    "squared_exponential",
+    "squared_exponential_ard",
+    "matern52",
+    "matern52_ard",
+    "rational_quadratic",
+    "inverse_multiquadric",
+    "polynomial",
+    "polynomial_linear",
+    "exponential_dot_product",
+    "scaled",
+    "sum",
+)
+SUPPORTED = {name: KERNELS[name] for name in FROM_REGISTRY} | {
+    "inverse_multiquadric_ard": InverseMultiquadric(ARD, 0.4),
+    "polynomial_quartic_ard": Polynomial(4, 0.5, ARD, 0.2 * ARD),
+    "polynomial_quintic": Polynomial(5, 0.5, 0.6),
+    "scaled_sum": Scaled(0.3, Sum(RationalQuadratic(1.4), Scaled(2.0, Matern52(1.1)))),
+}
+REFUSED = {name: kernel for name, kernel in KERNELS.items() if name not in FROM_REGISTRY} | {
+    "scaled_matern32": 2.0 * Matern32(),
+    "sum_with_matern32": SquaredExponential() + Matern32(),
+}
+
+type Function = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def langevin(f: Function, argument: int, score: jax.Array) -> Function:
+    """Δf + score·∇f in one argument of f(x, y), by autodiff."""
+
+    def image(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.trace(jax.hessian(f, argument)(x, y)) + score @ jax.grad(f, argument)(x, y)
+
+    return image
+
+
+@eqx.filter_jit
+def slow_gram(kernel: AbstractKernel, X: jax.Array, SX: jax.Array, Y: jax.Array, SY: jax.Array) -> jax.Array:
+    def entry(x: jax.Array, s: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
+        return langevin(langevin(kernel.evaluate, 1, t), 0, s)(x, y)
+
+    row = lambda x, s: jax.vmap(lambda y, t: entry(x, s, y, t))(Y, SY)  # noqa: E731
+    return jax.vmap(row)(X, SX)
+
+
+@pytest.fixture
+def data(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    return tuple(rng.normal(size=(n, 3)) for n in (5, 5, 4, 4))
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_gram_is_its_definition(name: str, data: tuple[np.ndarray, ...]) -> None:
+    """In both precisions, with other scores at y; the float32 bound is eps times the largest entry."""
+    kernel = SUPPORTED[name]
+    slow = np.asarray(slow_gram(kernel, *map(jnp.asarray, data)))
+    fast = second_order_stein_gram(kernel, *data)
+    np.testing.assert_allclose(fast, slow, rtol=1e-9, atol=1e-11 * np.abs(slow).max())
+    with jax.numpy_dtype_promotion("strict"):
+        single = second_order_stein_gram(kernel, *(a.astype(np.float32) for a in data))
+        diagonal = second_order_stein_diagonal(kernel, *(a.astype(np.float32) for a in data[:2]))
+    assert single.dtype == diagonal.dtype == jnp.float32
+    np.testing.assert_allclose(single, slow, rtol=0, atol=500 * np.finfo(np.float32).eps * np.abs(slow).max())
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_gram_of_a_set_with_itself_is_symmetric_and_positive(name: str, rng: np.random.Generator) -> None:
+    X, S = rng.normal(size=(2, 25, 3))
+    full = np.asarray(second_order_stein_gram(SUPPORTED[name], X, S))
+    np.testing.assert_allclose(np.diag(full), second_order_stein_diagonal(SUPPORTED[name], X, S), rtol=1e-14)
+    np.testing.assert_allclose(full, full.T, rtol=1e-11, atol=1e-13 * full.max())
+    np.testing.assert_allclose(
+        full, second_order_stein_gram(SUPPORTED[name], X, S, X, S), rtol=1e-11, atol=1e-12 * full.max()
+    )
+    assert np.linalg.eigvalsh((full + full.T) / 2).min() > -1e-12 * full.max()
+
+
+SMOOTH = [name for name in SUPPORTED if "matern" not in name and not name.startswith("scaled")]
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_coincident_points_are_the_definition(name: str, data: tuple[np.ndarray, ...]) -> None:
+    """Smooth kernels have an autodiff value at δ = 0; the same point may carry two scores."""
+    X, S, _, T = data
+    kernel = SUPPORTED[name]
+    slow = np.diag(np.asarray(slow_gram(kernel, *map(jnp.asarray, (X, S, X[:4], T)))))
+    crossed = np.diag(np.asarray(second_order_stein_gram(kernel, X, S, X[:4], T)))
+    np.testing.assert_allclose(crossed, slow, rtol=1e-10, atol=1e-11 * np.abs(slow).max())
+    own = np.diag(np.asarray(slow_gram(kernel, *map(jnp.asarray, (X, S, X[:4], S[:4])))))
+    np.testing.assert_allclose(second_order_stein_diagonal(kernel, X, S)[:4], own, rtol=1e-12)
+
+
+@pytest.mark.parametrize("lengthscale", [0.9, ARD], ids=["isotropic", "ard"])
+def test_matern52_is_continuous_at_coincidence(
+    lengthscale: float | np.ndarray, data: tuple[np.ndarray, ...], rng: np.random.Generator
+) -> None:
+    """κ‴ and κ⁗ are infinite at 0, yet k₀″ → κ″(0)(4(trΛ)² + 8 trΛ²) − 2κ′(0) s·Λs′, at the rate |δ|."""
+    X, S, _, _ = data
+    T = S[::-1]
+    kernel = Matern52(lengthscale)
+    precision = np.broadcast_to(1 / np.square(lengthscale), 3)
+    limit = 25 / 12 * (4 * precision.sum() ** 2 + 8 * (precision**2).sum()) + 5 / 3 * np.sum(S * precision * T, 1)
+    direction = rng.normal(size=X.shape)
+    direction /= np.sqrt(np.sum(direction**2 * precision, 1, keepdims=True))
+    for gap in (1e-2, 1e-4, 1e-6):
+        near = np.diag(np.asarray(second_order_stein_gram(kernel, X + gap * direction, S, X, T)))
+        np.testing.assert_allclose(near, limit, rtol=0, atol=20 * gap * np.abs(limit).max())
+        if gap == 1e-2:
+            assert np.abs(near - limit).max() > 0.1 * gap * np.abs(limit).max()
+    same = np.diag(np.asarray(second_order_stein_gram(kernel, X, S, X, T)))
+    np.testing.assert_allclose(same, limit, rtol=1e-13)
+    far = np.diag(np.asarray(second_order_stein_gram(kernel, 100 + X, S, 100 + X, T)))
+    np.testing.assert_allclose(far, limit, rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["squared_exponential_ard", "matern52_ard", "inverse_multiquadric"])
+@pytest.mark.parametrize("gap", [0.0, 1e-14, 1e-9, 1e-5, 1e-2])
+def test_gram_is_positive_up_to_rounding_near_duplicates(name: str, gap: float, rng: np.random.Generator) -> None:
+    """Matérn-5/2 loses half the digits at a near-coincidence: its κ‴ grows as 1/√r, and r has rounding error eps."""
+    half, scores = rng.normal(size=(6, 3)), rng.normal(size=(6, 3))
+    X = np.concatenate([half, half + gap * rng.normal(size=(6, 3))])
+    K = np.asarray(second_order_stein_gram(SUPPORTED[name], X, np.concatenate([scores, scores])))
+    noise = 1e-6 if name == "matern52_ard" else 1e-12
+    assert np.isfinite(K).all()
+    assert np.linalg.eigvalsh((K + K.T) / 2).min() > -noise * K.max()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("ratio", [0.0, 0.25, 0.45, 0.6, 1.0])
+def test_matern52_has_no_overflow_at_tiny_distances(dtype: type, ratio: float) -> None:
+    """Down to distances whose third and fifth power underflow, in values and in slopes."""
+    gap = dtype(float(np.finfo(dtype).tiny) ** ratio / 2)
+    x, s = np.full((1, 2), gap, dtype), np.ones((1, 2), dtype)
+    run = eqx.filter_value_and_grad(lambda k: second_order_stein_gram(k, x, s, np.zeros_like(x), s)[0, 0])
+    value, slope = run(Matern52(jnp.asarray([1.0, 2.0], dtype)))
+    assert np.isfinite(value)
+    assert np.isfinite(slope.lengthscale).all()
+
+
+GAUSS_HERMITE = [
+    SquaredExponential(1.3),
+    RationalQuadratic(1.5, 2.0),
+    InverseMultiquadric(1.4),
+    Polynomial(3, 1.0, 0.7, 0.2),
+    Sum(SquaredExponential(1.6), Polynomial(2)),
+]
+
+
+@pytest.mark.parametrize("kernel", GAUSS_HERMITE, ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize("d", [1, 2])
+def test_kernel_integrates_to_zero(kernel: AbstractKernel, d: int, rng: np.random.Generator) -> None:
+    mean, sd = 0.4, 0.7
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    grid = np.stack(np.meshgrid(*[nodes] * d, indexing="ij"), -1).reshape(-1, d)
+    w = np.prod(np.stack(np.meshgrid(*[weights] * d, indexing="ij"), -1), -1).reshape(-1)
+    w = w / w.sum()
+    X, Y, T = mean + sd * grid, rng.normal(size=(3, d)), rng.normal(size=(3, d))
+    K = np.asarray(second_order_stein_gram(kernel, X, -(X - mean) / sd**2, Y, T))
+    np.testing.assert_allclose(w @ K, 0, atol=1e-6 * float((w @ np.abs(K)).max()))
+    # A wrong sign of the score must not pass.
+    wrong = np.asarray(second_order_stein_gram(kernel, X, (X - mean) / sd**2, Y, T))
+    assert np.abs(w @ wrong).max() > 1e-2 * float((w @ np.abs(wrong)).max())
+
+
+def test_matern52_integrates_to_zero_across_its_kink() -> None:
+    """Gauss–Legendre on either side of y, where k₀″ is continuous and not differentiable."""
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    y, s = np.array([[0.3]]), np.array([[1.7]])
+    total, size = 0.0, 0.0
+    for start, end in ((-10.0, 0.3), (0.3, 10.0)):
+        x = (start + end) / 2 + (end - start) / 2 * nodes
+        w = weights * (end - start) / 2 * np.exp(-(x**2) / 2)
+        K = np.asarray(second_order_stein_gram(Matern52(0.9), x[:, None], -x[:, None], y, s))[:, 0]
+        total, size = total + w @ K, size + w @ np.abs(K)
+    assert abs(total) < 1e-12 * size
+
+
+def test_polynomial_kernels_are_the_papers_special_cases(data: tuple[np.ndarray, ...]) -> None:
+    """Appendix C.3 with B = 1. Its print is right, if the first Σ_r of degree 2 is read to cover both score terms."""
+    X, SX, Y, SY = data
+    c, d = 0.7, 3
+    np.testing.assert_allclose(second_order_stein_gram(Polynomial(1, c), *data), SX @ SY.T, rtol=1e-13)
+    traces = np.sum(SX * X, 1)[:, None] + np.sum(SY * Y, 1)[None, :]
+    printed = 4 * (d + traces) + 2 * ((SX @ SY.T) * (X @ Y.T + c) + (SX @ Y.T) * (X @ SY.T))
+    np.testing.assert_allclose(second_order_stein_gram(Polynomial(2, c), *data), printed, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_polynomial_kernels_span_the_zero_variance_features(degree: int, rng: np.random.Generator) -> None:
+    X, S = rng.normal(size=(2, 30, 2))
+    K = np.asarray(second_order_stein_gram(Polynomial(degree, 0.5), X, S))
+    features = np.asarray(polynomial_features(X, S, polynomial_exponents(2, degree)))
+    assert np.linalg.matrix_rank(K, tol=1e-9 * K.max()) == features.shape[1]
+    fitted = features @ np.linalg.lstsq(features, K)[0]
+    np.testing.assert_allclose(fitted, K, rtol=0, atol=1e-10 * K.max())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_kernels_without_a_rule_are_refused(name: str, data: tuple[np.ndarray, ...]) -> None:
+    with pytest.raises(TypeError, match=r"expected a kernel with continuous derivatives .*, got "):
+        second_order_stein_gram(REFUSED[name], *data)
+    with pytest.raises(TypeError, match="first-order kernels"):
+        second_order_stein_diagonal(REFUSED[name], *data[:2])
+
+
+def test_points_without_scores_are_refused() -> None:
+    X = np.zeros((2, 3))
+    with pytest.raises(ValueError, match="no `SY`"):
+        second_order_stein_gram(SquaredExponential(), X, X, X)
+    with pytest.raises(ValueError, match="no `Y`"):
+        second_order_stein_gram(SquaredExponential(), X, X, None, X)
+
+
+def test_nan_scores_stay_visible_also_where_the_kernel_vanishes() -> None:
+    X, S = np.array([[0.0], [100.0]]), np.array([[np.nan], [1.0]])
+    K = np.asarray(second_order_stein_gram(SquaredExponential(), X, S))
+    assert np.isnan(K[0]).all()
+    assert np.isnan(K[:, 0]).all()
+    far = np.asarray(second_order_stein_gram(SquaredExponential(), X, np.ones_like(S)))
+    assert far[0, 1] == 0
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_no_intermediate_has_three_axes(name: str) -> None:
+    n, m, d = 7, 11, 3
+    shapes = (np.zeros((k, d)) for k in (n, n, m, m))
+    traced = jax.make_jaxpr(lambda *a: second_order_stein_gram(SUPPORTED[name], *a))(*shapes)
+    assert not _rank_three_shapes(traced.jaxpr)
+
+
+@pytest.mark.parametrize(
+    "name", ["squared_exponential_ard", "matern52", "matern52_ard", "polynomial_quartic_ard", "scaled_sum"]
+)
+def test_gradients_in_the_parameters_are_finite_and_right(name: str, rng: np.random.Generator) -> None:
+    """With a repeated state, where √r is not differentiable."""
+    X = rng.normal(size=(4, 3))
+    X[3] = X[0]
+    S, C = -X, rng.normal(size=(4, 4))
+    kernel = jax.tree.map(jnp.asarray, SUPPORTED[name])
+
+    def objective(kernel: AbstractKernel) -> jax.Array:
+        return jnp.sum(C * second_order_stein_gram(kernel, X, S))
+
+    flat, unravel = ravel_pytree(kernel)
+    gradient = ravel_pytree(jax.jit(jax.grad(objective))(kernel))[0]
+    value = jax.jit(lambda p: objective(unravel(p)))
+    step = 1e-5
+    numeric = [(value(flat + step * e) - value(flat - step * e)) / (2 * step) for e in np.eye(flat.size)]
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-7 * float(jnp.abs(gradient).max()))
+
+
+@pytest.mark.parametrize("name", ["matern52_ard", "sum"])
+def test_tile_serves_an_operator(name: str, rng: np.random.Generator) -> None:
+    kernel = SUPPORTED[name]
+    X, S, v = rng.normal(size=(13, 3)), rng.normal(size=(13, 3)), rng.normal(size=(13, 1))
+    K = np.asarray(second_order_stein_gram(kernel, X, S))
+    diagonal = second_order_stein_diagonal(kernel, X, S)
+    operator = TileOperator(SecondOrderSteinTile(kernel), (X, S), diagonal, block=5)
+    np.testing.assert_allclose(operator.matmul(v), K @ v, rtol=1e-10, atol=1e-11 * K.max())
+
+
+def test_gram_maps_over_parameters_and_data(rng: np.random.Generator) -> None:
+    X = rng.normal(size=(2, 4, 3))
+    ells = jnp.asarray([0.8, 1.7])
+    with jax.numpy_dtype_promotion("strict"):
+        mapped = jax.vmap(lambda ell, x: second_order_stein_gram(Matern52(ell), x, -x))(ells, X)
+    for i in range(2):
+        alone = second_order_stein_gram(Matern52(ells[i]), X[i], -X[i])
+        np.testing.assert_allclose(mapped[i], alone, rtol=1e-11, atol=1e-12 * float(alone.max()))
