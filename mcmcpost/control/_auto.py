@@ -11,6 +11,7 @@ from mcmcpost.control._method import (
     ControlFit,
     PlainMean,
     judged_variance,
+    merge_fits,
     no_control,
     residual_variance,
 )
@@ -61,7 +62,7 @@ class Auto(AbstractControlVariate):
             honest = judged_variance(problem, fit)
             tried[method.label] = {"variance_ratio": _ratio(problem, fit.control), **fit.info}
             better = np.isfinite(honest) & (honest * NEED < lowest)
-            best = _merge(best, fit, better)
+            best = merge_fits(best, fit, better)
             lowest = np.where(better, honest, lowest)
         return best._replace(info={"tried": tried})
 
@@ -91,16 +92,3 @@ def _ratio(problem: Problem, control: np.ndarray) -> list[float]:
     plain = residual_variance(problem, np.zeros_like(problem.values))
     variance = residual_variance(problem, control)
     return [float(a / b) if b > 0 else float("inf") for a, b in zip(plain, variance, strict=True)]
-
-
-def _merge(old: ControlFit, new: ControlFit, take: np.ndarray) -> ControlFit:
-    return ControlFit(
-        mean=np.where(take, new.mean, old.mean),
-        control=np.where(take[None, :], new.control, old.control),
-        doubt=np.where(take, new.doubt, old.doubt),
-        jackknife=np.where(take, new.jackknife, old.jackknife),
-        num_features=np.where(take, new.num_features, old.num_features),
-        status=tuple(b if t else a for t, a, b in zip(take, old.status, new.status, strict=True)),
-        method=tuple(b if t else a for t, a, b in zip(take, old.method, new.method, strict=True)),
-        info={},
-    )

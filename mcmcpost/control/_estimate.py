@@ -79,17 +79,30 @@ def estimate_expectations(
     moments : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
     bad_scores : mark every result as resting on scores that failed the gate.
     """
+    columns = controllable(trace, values)
+    if len(columns):
+        problem = make_problem(trace, values[..., columns], num_folds=num_folds, moments=moments)
+        part = assemble(names, values, columns, method.crossfit(problem), problem)
+    else:
+        part = plain_estimate(names, values)
+    return mark(part, trace, values, bad_scores=bad_scores)
+
+
+def controllable(trace: Trace, values: Float[np.ndarray, "c n p"]) -> np.ndarray:
+    """Return the columns to which a control variate may be fitted: finite, not constant, at four states or more."""
+    if len(distinct_states(trace).counts) < MIN_STATES:
+        return np.zeros(0, int)
+    finite = np.isfinite(values).all(axis=(0, 1))
+    return np.flatnonzero(finite & (np.ptp(np.where(finite, values, 0.0), axis=(0, 1)) > 0))
+
+
+def mark(part: Estimate, trace: Trace, values: Float[np.ndarray, "c n p"], *, bad_scores: bool) -> Estimate:
+    """Return the estimate with the statuses that the data alone decide: undefined, too few draws, bad scores."""
     finite = np.isfinite(values).all(axis=(0, 1))
     varying = finite & (np.ptp(np.where(finite, values, 0.0), axis=(0, 1)) > 0)
-    columns = np.flatnonzero(varying)
     few = len(distinct_states(trace).counts) < MIN_STATES
-    if len(columns) and not few:
-        problem = make_problem(trace, values[..., columns], num_folds=num_folds, moments=moments)
-        part = _assemble(names, values, columns, method.crossfit(problem), problem)
-    else:
-        part = _plain(names, values)
     status = list(part.status)
-    for j in range(len(names)):
+    for j in range(len(status)):
         if not finite[j]:
             status[j] = Status.UNDEFINED
         elif few:
@@ -100,7 +113,7 @@ def estimate_expectations(
     return part._replace(status=tuple(status))
 
 
-def _plain(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> Estimate:
+def plain_estimate(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> Estimate:
     """Return plain means; a constant integrand is exact."""
     p = values.shape[-1]
     finite = np.isfinite(values).all(axis=(0, 1))
@@ -124,12 +137,12 @@ def _plain(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> Estima
         mcse_plain=mcse.copy(),
         mean_crossfit=mean + nan,
         residuals=values.copy(),
-        covariance=_covariance(values, mcse),
+        covariance=covariance_of(values, mcse),
         info={},
     )
 
 
-def _assemble(
+def assemble(
     names: tuple[str, ...],
     values: Float[np.ndarray, "c n p"],
     columns: np.ndarray,
@@ -137,7 +150,7 @@ def _assemble(
     problem: Problem,
 ) -> Estimate:
     """Combine a fit of some columns with the plain estimate of all."""
-    base = _plain(names, values)
+    base = plain_estimate(names, values)
     shape = (*values.shape[:2], len(columns))
     control = (fit.control[problem.inverse] * problem.scale).reshape(shape)
     residual = values[..., columns] - control
@@ -170,10 +183,11 @@ def _assemble(
         out.mcse[j], out.gain[j], out.variance_ratio[j] = mcse[k], gain[k], ratio[k]
         out.mean_crossfit[j] = residual[..., k].mean()
         out.residuals[..., j] = residual[..., k]
-    return out._replace(status=tuple(status), method=tuple(method), covariance=_covariance(out.residuals, out.mcse))
+    return out._replace(status=tuple(status), method=tuple(method), covariance=covariance_of(out.residuals, out.mcse))
 
 
-def _covariance(series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " p"]) -> Float[np.ndarray, "p p"]:
+def covariance_of(series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " p"]) -> Float[np.ndarray, "p p"]:
+    """Return the correlation of the series (c, n, p) times the errors (p,)."""
     flat = series.reshape(-1, series.shape[-1])
     with np.errstate(invalid="ignore", divide="ignore"):
         centred = flat - flat.mean(axis=0)

@@ -113,6 +113,20 @@ def judged_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"
     return total * total_error(np.sqrt(residual_variance(problem, fit.control) / total), fit, inflation) ** 2
 
 
+def merge_fits(old: ControlFit, new: ControlFit, take: np.ndarray) -> ControlFit:
+    """Return `old` with the columns `take` (p,) from `new`; facts of neither."""
+    return ControlFit(
+        mean=np.where(take, new.mean, old.mean),
+        control=np.where(take[None, :], new.control, old.control),
+        doubt=np.where(take, new.doubt, old.doubt),
+        jackknife=np.where(take, new.jackknife, old.jackknife),
+        num_features=np.where(take, new.num_features, old.num_features),
+        status=tuple(b if t else a for t, a, b in zip(take, old.status, new.status, strict=True)),
+        method=tuple(b if t else a for t, a, b in zip(take, old.method, new.method, strict=True)),
+        info={},
+    )
+
+
 def scatter_folds(problem: Problem, parts: Float[np.ndarray, "k b p"]) -> Float[np.ndarray, "m p"]:
     """Return per-state rows from per-fold rows."""
     out = np.zeros_like(problem.values)

@@ -58,10 +58,10 @@ class Problem(NamedTuple):
             return self
         kept = np.zeros(len(self.counts), bool)
         kept[np.linspace(0, self.num_states - 1, max_states).astype(int)] = True
-        train, train_mask = _ragged(
+        train, train_mask = ragged(
             [rows[mask & kept[rows]] for rows, mask in zip(self.train, self.train_mask, strict=True)]
         )
-        everyone, everyone_mask = _ragged([np.flatnonzero(kept)])
+        everyone, everyone_mask = ragged([np.flatnonzero(kept)])
         return self._replace(train=train, train_mask=train_mask, everyone=everyone[0], everyone_mask=everyone_mask[0])
 
 
@@ -71,11 +71,13 @@ def make_problem(
     *,
     num_folds: int | None = None,
     moments: tuple[Any, Any] | None = None,
+    coordinates: tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]] | None = None,
 ) -> Problem:
     """Return the regression problem of `values` on `trace`.
 
     A repeated state is kept once with its count (MATH.md section 2, duplicates). Folds are contiguous blocks within
-    chains, never independent draws. Values must be finite.
+    chains, never independent draws. Values must be finite. `coordinates` are those of `standard_coordinates`, by
+    default of this trace's own draws and `moments`.
     """
     states = distinct_states(trace)
     m = len(states.counts)
@@ -86,22 +88,21 @@ def make_problem(
     location = flat.mean(axis=0)
     spread = flat.std(axis=0)
     scale = np.where(spread > 0, spread, 1.0)
-    shift, lower = standard_coordinates(trace.draws, moments)
+    shift, lower = standard_coordinates(trace.draws, moments) if coordinates is None else coordinates
     z = np.linalg.solve(lower, (states.draws - shift).T).T
     s = states.scores @ lower
 
-    rows = -(-m // PAD) * PAD
     first_visit = np.full(m, -1)
     first_visit[states.inverse[::-1]] = np.arange(len(flat))[::-1]
     fold = draw_folds(values.shape[0], values.shape[1], num_folds)[first_visit]
-    held_out, held_out_mask = _ragged([np.flatnonzero(fold == k) for k in range(fold.max() + 1)])
-    train, train_mask = _ragged([np.flatnonzero(fold != k) for k in range(fold.max() + 1)])
-    everyone, everyone_mask = _ragged([np.arange(m)])
+    held_out, held_out_mask = ragged([np.flatnonzero(fold == k) for k in range(fold.max() + 1)])
+    train, train_mask = ragged([np.flatnonzero(fold != k) for k in range(fold.max() + 1)])
+    everyone, everyone_mask = ragged([np.arange(m)])
     return Problem(
-        draws=_pad(z, rows),
-        scores=_pad(s, rows),
-        values=_pad((means - location) / scale, rows),
-        counts=_pad(states.counts.astype(float), rows),
+        draws=pad_rows(z),
+        scores=pad_rows(s),
+        values=pad_rows((means - location) / scale),
+        counts=pad_rows(states.counts.astype(float)),
         held_out=held_out,
         held_out_mask=held_out_mask,
         train=train,
@@ -161,11 +162,14 @@ def draw_folds(num_chains: int, num_draws: int, num_folds: int | None = None) ->
     return (np.arange(num_chains)[:, None] * blocks + block[None, :]).reshape(-1)
 
 
-def _pad(array: np.ndarray, rows: int) -> np.ndarray:
-    return np.concatenate([array, np.zeros((rows - len(array), *array.shape[1:]))])
+def pad_rows(array: np.ndarray) -> np.ndarray:
+    """Return the array with rows of zeros up to a multiple of `PAD`."""
+    extra = -len(array) % PAD
+    return np.concatenate([array, np.zeros((extra, *array.shape[1:]), array.dtype)])
 
 
-def _ragged(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def ragged(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return row lists of different lengths as one padded array (k, b) and the mask of its real entries."""
     parts = [part for part in parts if len(part)]
     width = -(-max(len(part) for part in parts) // PAD) * PAD
     rows = np.zeros((len(parts), width), int)

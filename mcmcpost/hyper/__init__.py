@@ -7,14 +7,17 @@ from mcmcpost.hyper._likelihood import (
     negative_restricted_likelihood,
     stein_covariance,
 )
+from mcmcpost.hyper._tasks import TasksTuned, maximise_task_likelihood
 
 __all__ = [
     "GRID_NUGGETS",
     "GRID_SPREADS",
     "GridChoice",
     "RestrictedLikelihood",
+    "TasksTuned",
     "Tuned",
     "maximise_restricted_likelihood",
+    "maximise_task_likelihood",
     "median_squared_distance",
     "negative_restricted_likelihood",
     "search_grid",

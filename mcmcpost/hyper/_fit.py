@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy.optimize import minimize
 
 from mcmcpost.hyper._likelihood import negative_restricted_likelihood, stein_covariance
+from mcmcpost.hyper._search import Start, minimise_from
 from mcmcpost.kernels import AbstractKernel
 
 PRIOR_SD = 1.5
@@ -18,7 +18,6 @@ PRIOR_SD = 1.5
 NUGGET_BOUNDS = (1e-8, 1e2)
 RANGE = 3.5
 """Log parameters stay within this of their start, a factor of 33: the line search may not run to a diagonal kernel."""
-INFINITE = 1e25
 
 
 class Tuned(NamedTuple):
@@ -66,90 +65,69 @@ def maximise_restricted_likelihood(
         If the likelihood is finite at none of the starts under any nugget.
     """
     data = tuple(jnp.asarray(a) for a in (draws, scores, basis, values))
-    centre = _pack(starts[0], nugget)
-    budget = {"maxiter": max_steps, "maxfun": 2 * max_steps}
-    best: tuple[float, np.ndarray, AbstractKernel] | None = None
-    evaluations = 0
-    for start in starts:
-        parameters, static = eqx.partition(start, _positive)
-        initial = _pack(start, nugget)
-        size = len(initial) if free_nugget else len(initial) - 1
-        loss = functools.partial(_finite_loss, initial, centre, parameters, static, data)
-        bounds = [(x - RANGE, x + RANGE) for x in initial[:-1]] + [tuple(np.log(NUGGET_BOUNDS))]
-        result = minimize(loss, initial[:size], jac=True, method="L-BFGS-B", bounds=bounds[:size], options=budget)
-        evaluations += result.nfev
-        if result.fun < INFINITE and (best is None or result.fun < best[0]):
-            best = (float(result.fun), np.concatenate([result.x, initial[size:]]), start)
-    if best is None and nugget < NUGGET_BOUNDS[1]:
-        return maximise_restricted_likelihood(
-            starts,
-            draws,
-            scores,
-            basis,
-            values,
-            nugget=10.0 * nugget,
-            free_nugget=free_nugget,
-            max_steps=max_steps,
-        )
-    if best is None:
+    centre = jnp.asarray(np.append(pack(starts[0]), np.log(nugget)))
+    parts = [eqx.partition(start, is_positive) for start in starts]
+    prepared = []
+    for start, (parameters, static) in zip(starts, parts, strict=True):
+        initial = np.append(pack(start), np.log(nugget))
+        bounds = np.stack([initial - RANGE, initial + RANGE], axis=1)
+        bounds[-1] = np.log(NUGGET_BOUNDS)
+        free = np.ones(len(initial), bool)
+        free[-1] = free_nugget
+        loss = functools.partial(_loss_and_gradient, centre, parameters, static, data)
+        prepared.append(Start(loss, initial, free, bounds))
+    best = minimise_from(prepared, max_steps=max_steps)
+    if best is not None:
+        kernel = unpack(jnp.asarray(best.x[:-1]), *parts[best.start])
+        kernel = jax.tree.map(np.asarray, kernel)
+        return Tuned(kernel, float(np.exp(best.x[-1])), best.value, best.num_evaluations)
+    if nugget >= NUGGET_BOUNDS[1]:
         raise ValueError(
             "maximise_restricted_likelihood: expected a positive definite Stein kernel matrix at one start, got none "
             f"at nugget {nugget:g}. Raise `nugget` or pass a kernel with a shorter lengthscale."
         )
-    value, x, start = best
-    kernel, level = _unpack(jnp.asarray(x), *eqx.partition(start, _positive))
-    return Tuned(jax.tree.map(np.asarray, kernel), float(level), value, evaluations)
+    return maximise_restricted_likelihood(
+        starts,
+        draws,
+        scores,
+        basis,
+        values,
+        nugget=10.0 * nugget,
+        free_nugget=free_nugget,
+        max_steps=max_steps,
+    )
 
 
-def _positive(leaf: Any) -> bool:
+def is_positive(leaf: Any) -> bool:
+    """Return whether a leaf of a kernel is a tunable parameter: a positive number or array of them."""
     return eqx.is_inexact_array_like(leaf) and bool(np.all(np.asarray(leaf) > 0))
 
 
-def _pack(kernel: AbstractKernel, nugget: float) -> np.ndarray:
-    leaves = jax.tree.leaves(eqx.filter(kernel, _positive))
-    return np.log(np.concatenate([*(np.ravel(np.asarray(leaf, float)) for leaf in leaves), [nugget]]))
+def pack(kernel: Any) -> Float[np.ndarray, " h"]:
+    """Return the logarithms of the positive parameters of a kernel, or of a tuple of kernels."""
+    leaves = jax.tree.leaves(eqx.filter(kernel, is_positive))
+    return np.log(np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in leaves] or [np.ones(0)]))
 
 
-def _unpack(x: Float[Array, " h"], parameters: Any, static: Any) -> tuple[AbstractKernel, Float[Array, ""]]:
+def unpack(x: Float[Array, " h"], parameters: Any, static: Any) -> Any:
+    """Return the kernel whose log parameters are `x`; `parameters` and `static` are the partition of one like it."""
     leaves, structure = jax.tree.flatten(parameters)
     ends = np.cumsum([np.size(leaf) for leaf in leaves])
-    parts = jnp.split(jnp.exp(x[:-1]), ends[:-1]) if leaves else []
+    parts = jnp.split(jnp.exp(x), ends[:-1]) if leaves else []
     shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
-    return eqx.combine(jax.tree.unflatten(structure, shaped), static), jnp.exp(x[-1])
-
-
-def _finite_loss(
-    initial: np.ndarray,
-    centre: np.ndarray,
-    parameters: Any,
-    static: Any,
-    data: tuple[Array, ...],
-    x: np.ndarray,
-) -> tuple[float, np.ndarray]:
-    """Return loss and gradient at the free parameters `x`, +∞ (a large number, for the line search) on breakdown."""
-    full = jnp.asarray(np.concatenate([x, initial[len(x) :]]))
-    value, slope = _loss_and_gradient(full, jnp.asarray(centre), parameters, static, *data)
-    if not np.isfinite(value):
-        return INFINITE, np.zeros_like(x)
-    return float(value), np.asarray(slope)[: len(x)]
+    return eqx.combine(jax.tree.unflatten(structure, shaped), static)
 
 
 @eqx.filter_jit
 def _loss_and_gradient(
-    x: Float[Array, " h"],
-    centre: Float[Array, " h"],
-    parameters: Any,
-    static: Any,
-    draws: Float[Array, "m d"],
-    scores: Float[Array, "m d"],
-    basis: Float[Array, "m q"],
-    values: Float[Array, "m p"],
+    centre: Float[Array, " h"], parameters: Any, static: Any, data: tuple[Array, ...], x: Float[Array, " h"]
 ) -> tuple[Float[Array, ""], Float[Array, " h"]]:
+    draws, scores, basis, values = data
     noise = jnp.ones(draws.shape[0], draws.dtype)
+    x = jnp.asarray(x)
 
     def covariance(x: Float[Array, " h"]) -> Float[Array, "m m"]:
-        kernel, nugget = _unpack(x, parameters, static)
-        return stein_covariance(kernel, draws, scores, noise, nugget)
+        return stein_covariance(unpack(x[:-1], parameters, static), draws, scores, noise, jnp.exp(x[-1]))
 
     matrix, pull_back = jax.vjp(covariance, x)
     likelihood = negative_restricted_likelihood(matrix, basis, values)

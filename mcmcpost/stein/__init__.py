@@ -2,13 +2,25 @@
 
 from mcmcpost.stein._discrepancy import kernel_stein_discrepancy
 from mcmcpost.stein._kernel import SteinTile, stein_diagonal, stein_gram, stein_operator
+from mcmcpost.stein._matrix_valued import (
+    Coregionalisation,
+    MatrixSteinTile,
+    check_covariance,
+    matrix_stein_gram,
+    matrix_stein_tile,
+)
 from mcmcpost.stein._polynomial import num_polynomial_features, polynomial_exponents, polynomial_features
 from mcmcpost.stein._second_order import SecondOrderSteinTile, second_order_stein_diagonal, second_order_stein_gram
 
 __all__ = [
+    "Coregionalisation",
+    "MatrixSteinTile",
     "SecondOrderSteinTile",
     "SteinTile",
+    "check_covariance",
     "kernel_stein_discrepancy",
+    "matrix_stein_gram",
+    "matrix_stein_tile",
     "num_polynomial_features",
     "polynomial_exponents",
     "polynomial_features",

@@ -1,0 +1,399 @@
+"""Vector-valued kernel control variates: related integrands, of one target or of several, fitted together."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost._checks import fault
+from mcmcpost._types import Status
+from mcmcpost.control._basis import exponents_of_degree, polynomial_basis
+from mcmcpost.control._control_functional import DENSE_LIMIT
+from mcmcpost.control._joint_problem import JointProblem, join
+from mcmcpost.control._kernel import KernelData, KernelFit, crossfit_dense
+from mcmcpost.control._kernel_iterative import crossfit_iterative
+from mcmcpost.control._kronecker import crossfit_kronecker, shared_covariance
+from mcmcpost.control._method import (
+    AbstractControlVariate,
+    ControlFit,
+    fold_jackknife,
+    judged_variance,
+    mean_doubt,
+    merge_fits,
+    no_control,
+    scatter_folds,
+)
+from mcmcpost.control._problem import Problem
+from mcmcpost.control._tuning import GridREML, tune
+from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
+from mcmcpost.hyper import maximise_task_likelihood
+from mcmcpost.kernels import AbstractKernel, SquaredExponential
+from mcmcpost.linsolve import Cholesky, ConjugateGradients
+from mcmcpost.stein import (
+    Coregionalisation,
+    SecondOrderSteinTile,
+    SteinTile,
+    check_covariance,
+    matrix_stein_tile,
+)
+
+MAX_FULL_TASKS = 10
+LOW_RANK = 3
+START_CORRELATION = 0.9
+NUGGET_STEP = 10.0
+SCALAR_MARGIN = 1.05
+"""The joint fit must lower the honest error variance by this factor, or the task's own fit is kept."""
+
+
+class TaskREML(eqx.Module):
+    """Restricted maximum likelihood of kernel, task covariance and nugget by L-BFGS, all tasks jointly.
+
+    squared_lengthscales : starting points on standard coordinates, one lengthscale per coordinate from each; large,
+        the near-polynomial flat limit, and several: one start leaves rare outliers (MATH.md section 2).
+    nugget : where the nugget starts; it is tuned unless the method gives one.
+    rank : B = WWᵀ + diagonal with so many columns of W; by default B = LLᵀ up to ten tasks, rank three beyond.
+    max_draws : rows that the likelihood sees, evenly spaced within tasks.
+    max_steps : of L-BFGS, from each start; at most twice as many likelihood evaluations.
+    """
+
+    squared_lengthscales: tuple[float, ...] = (30.0, 100.0, 1000.0)
+    nugget: float = 1e-6
+    rank: int | None = None
+    max_draws: int = 600
+    max_steps: int = 100
+
+
+class JointFit(NamedTuple):
+    """Cross-fitted control variates of all tasks of a joint problem.
+
+    fits : one `ControlFit` for each of its problems.
+    model_correlation : (t, t) of the fits' errors under the kernel's own model; the identity where tasks do not share.
+    task_covariance : (t, t) B, of integrands of unit scale.
+    """
+
+    fits: tuple[ControlFit, ...]
+    model_correlation: Float[np.ndarray, "t t"]
+    task_covariance: Float[np.ndarray, "t t"]
+
+
+class VectorValued(AbstractControlVariate):
+    """Control functionals of T related integrands in one matrix-valued Stein space.
+
+    g_t(x) = Σ_{t'j} B_{tt'} k₀(x, x_{t'j}) c_{t'j}, with the score of Π_t at x and of Π_t' at its own draws: the
+    minimiser of Sun, Barp and Briol (2023), equation 8, with one coefficient a datum instead of T, constants by
+    generalised least squares, and B, kernel and nugget by restricted maximum likelihood (MATH.md section 2).
+
+    What to expect: integrands that share *all* their draws help each other only through a real ridge; without one their
+    estimates do not depend on B at all. B pays where draws or targets differ: several fidelities, several
+    temperatures. Each task is compared, cross-fitted, with the same method on that task alone, and the better is kept
+    (negative transfer); `info` and `method` say which.
+
+    Parameters
+    ----------
+    kernel : on standardised coordinates; a `Coregionalisation` brings its own B. By default a squared exponential with
+        one lengthscale per coordinate, tuned.
+    covariance : (T, T) the B of a kernel that is given, or fixed while the kernel is tuned; learnt by default.
+    nugget : relative η; tuned by default, 1e-8 with a kernel and covariance that are given.
+    degree : polynomial Stein features of this total degree are unpenalised in every task, as in `SemiExact`.
+    order : of the Langevin operator: 1, or 2 (Theorem C.1; kernels smooth enough for it).
+    tuning : `TaskREML(...)`. Integrands that share their draws are tuned by `GridREML`, whatever is given here.
+    solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 6,000 rows over all tasks.
+    guard : whether to compare with each task's own fit.
+    """
+
+    kernel: AbstractKernel | Coregionalisation | None = None
+    covariance: Any = None
+    nugget: float | None = None
+    degree: int = 0
+    order: int = 1
+    tuning: TaskREML | None = None
+    solver: Cholesky | ConjugateGradients | None = None
+    guard: bool = True
+
+    def __check_init__(self) -> None:
+        where = "VectorValued"
+        if not isinstance(self.degree, int) or self.degree < 0:
+            raise ValueError(fault(where, "`degree` to be an integer of at least 0", self.degree, "Use 0, 1 or 2."))
+        if self.order not in (1, 2):
+            raise ValueError(fault(where, "`order` 1 or 2", self.order, "It is that of the Langevin operator."))
+        if self.nugget is not None and not 0 < self.nugget < np.inf:
+            raise ValueError(fault(where, "a positive `nugget`", self.nugget, "It is relative: 1e-10 to 1."))
+        if self.covariance is not None:
+            check_covariance(where, np.asarray(self.covariance, float))
+            if isinstance(self.kernel, Coregionalisation):
+                raise ValueError(fault(where, "no `covariance` beside a Coregionalisation", "both", "Drop one."))
+
+    @property
+    def label(self) -> str:
+        return f"VectorValued(degree={self.degree})" if self.degree else "VectorValued()"
+
+    def crossfit(self, problem: Problem) -> ControlFit:
+        """Fit the integrands of one trace, which share their draws: one eigendecomposition for all of them."""
+        if isinstance(self.kernel, Coregionalisation) and len(self.kernel.kernels) > 1:
+            copies = tuple(problem.select(np.array([j])) for j in range(problem.values.shape[1]))
+            return _concatenate(self.crossfit_joint(join(copies)).fits)
+        if problem.num_train < MIN_TRAIN:
+            return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
+        basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], self.degree))
+        size = basis.design.shape[1]
+        if problem.num_train < DRAWS_PER_FEATURE * size:
+            return no_control(problem, Status.TOO_FEW_DRAWS, self.label, {"num_features": size - 1})
+        given = self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
+        tuning = GridREML(max_groups=1) if given is None else None
+        (setting,) = tune(problem, basis, given, self.nugget, tuning, Cholesky())
+        tile = SteinTile(setting.kernel) if self.order == 1 else SecondOrderSteinTile(setting.kernel)
+        data = _data((problem.draws, problem.scores), basis.design, problem.values, problem)
+        nugget = jnp.asarray(setting.nugget)
+        between = self._covariance_given(problem.values.shape[1])
+        if between is None:
+            between = _shrunk(np.asarray(shared_covariance(tile, nugget, data)))
+        fit = crossfit_kronecker(tile, jnp.asarray(between), nugget, data)
+        info = setting.describe() | {"degree": self.degree, "task_covariance": between.tolist()}
+        found = _control_fit(problem, fit, np.arange(problem.values.shape[1]), size - 1, self.label, info)
+        if not self.guard or problem.values.shape[1] == 1:
+            return found
+        alone = [
+            VectorValued(given, None, self.nugget, self.degree, self.order, guard=False).crossfit(
+                problem.select(np.array([j]))
+            )
+            for j in range(problem.values.shape[1])
+        ]
+        return self._guarded(problem, found, _concatenate(tuple(alone)))
+
+    def crossfit_joint(self, joint: JointProblem) -> JointFit:
+        """Fit the tasks of a joint problem."""
+        return self._fit_tasks(joint, alone=False)
+
+    def _covariance_given(self, num_tasks: int) -> Float[np.ndarray, "t t"] | None:
+        given = self.kernel.covariances[0] if isinstance(self.kernel, Coregionalisation) else self.covariance
+        if given is None:
+            return None
+        matrix = np.asarray(given, float)
+        if matrix.shape != (num_tasks, num_tasks):
+            expected = f"a covariance of {num_tasks} tasks"
+            raise ValueError(fault("VectorValued", expected, matrix.shape, "One row for each integrand that varies."))
+        return matrix
+
+    def _guarded(self, problem: Problem, together: ControlFit, alone: ControlFit) -> ControlFit:
+        joint, scalar = judged_variance(problem, together), judged_variance(problem, alone)
+        with np.errstate(invalid="ignore"):
+            better = ~np.isfinite(scalar) | (joint * SCALAR_MARGIN < scalar)
+        renamed = alone._replace(method=tuple(f"{label} alone" for label in alone.method))
+        info = together.info | {"joint": better.tolist()}
+        return merge_fits(renamed, together, better)._replace(info=info)
+
+    def _fit_tasks(self, joint: JointProblem, *, alone: bool) -> JointFit:
+        num_tasks = joint.num_tasks
+        design, features = _joint_design(joint, self.degree)
+        smallest = int(joint.train_mask.sum(axis=1).min())
+        if smallest < max(MIN_TRAIN, design.shape[1] + 1):
+            few = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
+            return JointFit(few, np.eye(num_tasks), np.eye(num_tasks))
+        kernel, nugget = self._tune(joint, design, alone=alone)
+        tile = matrix_stein_tile(kernel)
+        rows = (joint.draws, joint.scores, joint.indicators)
+        data = _data(rows, design, joint.values[:, None], joint)
+        solver = self.solver or (Cholesky() if len(joint.everyone) <= DENSE_LIMIT + 500 else ConjugateGradients())
+        level = jnp.asarray(nugget)
+        if isinstance(solver, Cholesky):
+            folds = (joint.train, joint.train_mask, joint.everyone, joint.everyone_mask)
+            fit = crossfit_dense(tile, level, data, *(jnp.asarray(a) for a in folds), num_constants=num_tasks)
+        else:
+            fit = crossfit_iterative(tile, level, solver, data, num_constants=num_tasks)
+        between = np.asarray(kernel.covariances).sum(axis=0)
+        model = np.asarray(fit.model_covariance)[0]
+        info = {
+            "kernels": [type(k).__name__ for k in kernel.kernels],
+            "parameters": [np.asarray(leaf).tolist() for k in kernel.kernels for leaf in _leaves(k)],
+            "task_covariance": between.tolist(),
+            "nugget": nugget,
+            "nugget_used": float(fit.nugget),
+            "num_products": int(fit.num_steps),
+            "solver": type(solver).__name__,
+            "degree": self.degree,
+        }
+        control = np.zeros(len(joint.values))
+        mask = joint.held_out_mask
+        control[joint.held_out[mask]] = np.asarray(fit.control)[mask][:, 0]
+        fits = []
+        for i, problem in enumerate(joint.problems):
+            mine = [t for t, task in enumerate(joint.tasks) if task.problem == i]
+            part = np.zeros_like(problem.values)
+            for j, t in enumerate(mine):
+                part[: problem.num_states, j] = control[joint.rows_of(t)]
+            one = ControlFit(
+                mean=np.asarray(fit.mean)[mine, 0],
+                control=part,
+                doubt=mean_doubt(problem, np.asarray(fit.mean)[mine, 0], part, np.diagonal(model)[mine]),
+                jackknife=fold_jackknife(np.asarray(fit.fold_means)[:, mine, 0]),
+                num_features=np.full(len(mine), features),
+                status=(self._status(fit),) * len(mine),
+                method=(self.label,) * len(mine),
+                info=info,
+            )
+            if self.guard and not alone and num_tasks > 1:
+                one = self._guarded(problem, one, self._alone(problem))
+            fits.append(one)
+        return JointFit(tuple(fits), _correlation(model), between)
+
+    def _alone(self, problem: Problem) -> ControlFit:
+        """Fit each integrand of a problem by the same method without the others."""
+        kernel = self.kernel
+        if isinstance(kernel, Coregionalisation):
+            kernel = kernel.kernels[0] if len(kernel.kernels) == 1 else None
+        method = eqx.tree_at(lambda v: (v.kernel, v.covariance), self, (kernel, None), is_leaf=lambda x: x is None)
+        parts = (join((problem.select(np.array([j])),)) for j in range(problem.values.shape[1]))
+        return _concatenate(tuple(method._fit_tasks(part, alone=True).fits[0] for part in parts))
+
+    def _status(self, fit: KernelFit) -> Status:
+        if not bool(fit.converged):
+            return Status.NOT_CONVERGED
+        asked = self.nugget is not None and float(fit.nugget) > self.nugget * 1.001
+        return Status.NUGGET_RAISED if asked else Status.CONTROLLED
+
+    def _tune(self, joint: JointProblem, design: np.ndarray, *, alone: bool) -> tuple[Coregionalisation, float]:
+        """Return the matrix-valued kernel and the nugget."""
+        t, d = joint.num_tasks, joint.draws.shape[1]
+        tuning = self.tuning or TaskREML()
+        fixed = None if alone else self._covariance_given(t)
+        if isinstance(self.kernel, Coregionalisation):
+            if self.tuning is None:
+                return self.kernel, self.nugget or 1e-8
+            starts: tuple[Coregionalisation, ...] = (self.kernel,)
+        else:
+            between = fixed if fixed is not None else _first_covariance(joint)
+            if self.kernel is not None:
+                kernels: tuple[AbstractKernel, ...] = (self.kernel,)
+            else:
+                lengths = tuning.squared_lengthscales
+                kernels = tuple(SquaredExponential(np.sqrt(v) * np.ones(d)) for v in lengths)
+            starts = tuple(Coregionalisation((kernel,), between[None], self.order) for kernel in kernels)
+        learn_kernel = self.kernel is None or self.tuning is not None
+        if not learn_kernel and (fixed is not None or t == 1) and self.tuning is None:
+            return starts[0], self.nugget or 1e-8
+        rows = _some_rows(joint, max(tuning.max_draws, 2 * design.shape[1]))
+        nugget = tuning.nugget if self.nugget is None else self.nugget
+        while nugget < 1.0:
+            tuned = maximise_task_likelihood(
+                starts,
+                joint.draws[rows],
+                joint.scores[rows],
+                joint.labels[rows],
+                design[rows],
+                joint.values[rows],
+                nugget=nugget,
+                free_nugget=self.nugget is None,
+                learn_kernel=learn_kernel,
+                learn_covariance=fixed is None and t > 1,
+                rank=(tuning.rank or LOW_RANK) if t > MAX_FULL_TASKS or tuning.rank else None,
+                max_steps=tuning.max_steps,
+            )
+            if tuned is not None:
+                return tuned.kernel, tuned.nugget if self.nugget is None else self.nugget
+            nugget *= NUGGET_STEP
+        raise ValueError(
+            fault(
+                "VectorValued",
+                "a positive definite kernel matrix under some nugget below one",
+                f"none for {t} tasks of {np.diff(joint.starts).tolist()} states",
+                "Pass a kernel with a shorter lengthscale.",
+            )
+        )
+
+
+def _data(rows: tuple, design: np.ndarray, values: np.ndarray, folds: Problem | JointProblem) -> KernelData:
+    arrays = (design, values, folds.counts, folds.held_out, folds.held_out_mask)
+    return KernelData(tuple(jnp.asarray(a) for a in rows), *(jnp.asarray(a) for a in arrays))
+
+
+def _leaves(kernel: AbstractKernel) -> list:
+    return [leaf for leaf in eqx.filter(kernel, eqx.is_inexact_array_like).__dict__.values() if leaf is not None]
+
+
+def _joint_design(joint: JointProblem, degree: int) -> tuple[Float[np.ndarray, "m q"], int]:
+    """Return task indicators followed by each task's own polynomial features, and how many those are per task."""
+    columns = [joint.indicators]
+    features = 0
+    for t, (i, _) in enumerate(joint.tasks):
+        problem = joint.problems[i]
+        basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
+        features = basis.design.shape[1] - 1
+        block = np.zeros((len(joint.values), features))
+        block[joint.rows_of(t)] = basis.design[: problem.num_states, 1:]
+        columns.append(block)
+    return np.concatenate(columns, axis=1), features
+
+
+def _first_covariance(joint: JointProblem) -> Float[np.ndarray, "t t"]:
+    """Return the start of B: tasks whose ridge coefficients on the scores point the same way are related."""
+    slopes = []
+    for t in range(joint.num_tasks):
+        rows = joint.rows_of(t)
+        scores, weight = joint.scores[rows], joint.counts[rows][:, None]
+        ridge = np.trace(scores.T @ (weight * scores)) / scores.shape[1]
+        gram = scores.T @ (weight * scores) + ridge * np.eye(scores.shape[1])
+        slope = np.linalg.solve(gram, scores.T @ (weight[:, 0] * joint.values[rows]))
+        norm = np.linalg.norm(slope)
+        slopes.append(slope / norm if norm > 0 else slope)
+    related = np.array(slopes) @ np.array(slopes).T
+    np.fill_diagonal(related, 1.0)
+    return START_CORRELATION * related + (1 - START_CORRELATION) * np.eye(joint.num_tasks)
+
+
+def _some_rows(joint: JointProblem, size: int) -> np.ndarray:
+    """Return at most about `size` rows, evenly spaced within each task and at least two of each."""
+    sizes = np.diff(joint.starts)
+    share = min(1.0, size / sizes.sum())
+    parts = []
+    for start, n in zip(joint.starts[:-1], sizes, strict=True):
+        parts.append(start + np.linspace(0, n - 1, max(min(n, 2), int(n * share))).astype(int))
+    return np.concatenate(parts)
+
+
+def _control_fit(
+    problem: Problem, fit: KernelFit, columns: np.ndarray, features: int, label: str, info: dict[str, Any]
+) -> ControlFit:
+    """Return the fit of integrands that share their draws; those that came out as NaN are not controlled."""
+    mean = np.asarray(fit.mean)[:, 0]
+    control = scatter_folds(problem, np.asarray(fit.control))
+    model = np.diagonal(np.asarray(fit.model_covariance)[0])
+    status = Status.CONTROLLED if bool(fit.converged) else Status.NOT_CONVERGED
+    return ControlFit(
+        mean=mean,
+        control=control,
+        doubt=mean_doubt(problem, mean, control, model),
+        jackknife=fold_jackknife(np.asarray(fit.fold_means)[:, :, 0]),
+        num_features=np.full(len(columns), features),
+        status=(status,) * len(columns),
+        method=(label,) * len(columns),
+        info=info,
+    )
+
+
+def _concatenate(fits: tuple[ControlFit, ...]) -> ControlFit:
+    """Return the fit of all columns of fits to one problem."""
+    return ControlFit(
+        mean=np.concatenate([fit.mean for fit in fits]),
+        control=np.concatenate([fit.control for fit in fits], axis=1),
+        doubt=np.concatenate([fit.doubt for fit in fits]),
+        jackknife=np.concatenate([fit.jackknife for fit in fits]),
+        num_features=np.concatenate([fit.num_features for fit in fits]),
+        status=sum((fit.status for fit in fits), ()),
+        method=sum((fit.method for fit in fits), ()),
+        info=fits[0].info,
+    )
+
+
+def _correlation(covariance: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+    sd = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        matrix = np.where((sd[:, None] > 0) & (sd[None, :] > 0), covariance / sd[:, None] / sd[None, :], 0.0)
+    np.fill_diagonal(matrix, 1.0)
+    return matrix
+
+
+def _shrunk(covariance: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+    """Return the covariance with a floor under its spectrum, so that exact copies of a task stay positive definite."""
+    return covariance + 1e-8 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
