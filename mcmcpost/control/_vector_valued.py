@@ -59,7 +59,7 @@ class TaskREML(eqx.Module):
     """
 
     squared_lengthscales: tuple[float, ...] = (30.0, 100.0, 1000.0)
-    nugget: float = 1e-6
+    nugget: float = 1e-3
     rank: int | None = None
     max_draws: int = 600
     max_steps: int = 100
