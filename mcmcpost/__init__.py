@@ -5,6 +5,7 @@ from importlib.metadata import version
 from mcmcpost._public import (
     METHODS,
     expectation,
+    joint_expectation,
     kernel_stein_discrepancy,
     quantile,
     stein_weights,
@@ -17,12 +18,15 @@ from mcmcpost.control import (
     ControlFunctional,
     Estimate,
     GridREML,
+    JointEstimate,
     Lasso,
     LeastSquares,
     PlainMean,
     Ridge,
     SemiExact,
     SteinWeights,
+    TaskREML,
+    VectorValued,
     ZeroVariance,
 )
 from mcmcpost.io import (
@@ -33,12 +37,14 @@ from mcmcpost.io import (
     estimate_to_json_dict,
     from_arrays,
     from_numpyro,
+    joint_estimate_to_datatree,
     load_tree,
     save_tree,
     weights_to_datatree,
 )
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning
+from mcmcpost.stein import Coregionalisation
 
 __version__ = version("mcmcpost")
 
@@ -46,6 +52,7 @@ __version__ = version("mcmcpost")
 Estimate.to_datatree = estimate_to_datatree  # type: ignore[attr-defined]
 Estimate.to_dataframe = estimate_to_dataframe  # type: ignore[attr-defined]
 Estimate.to_json_dict = estimate_to_json_dict  # type: ignore[attr-defined]
+JointEstimate.to_datatree = joint_estimate_to_datatree  # type: ignore[attr-defined]
 SteinWeights.to_datatree = weights_to_datatree  # type: ignore[attr-defined]
 
 __all__ = [
@@ -55,8 +62,10 @@ __all__ = [
     "Cholesky",
     "ConjugateGradients",
     "ControlFunctional",
+    "Coregionalisation",
     "Estimate",
     "GridREML",
+    "JointEstimate",
     "Lasso",
     "LeastSquares",
     "PlainMean",
@@ -67,6 +76,8 @@ __all__ = [
     "SemiExact",
     "Status",
     "SteinWeights",
+    "TaskREML",
+    "VectorValued",
     "ZeroVariance",
     "__version__",
     "attach_scores",
@@ -74,6 +85,7 @@ __all__ = [
     "expectation",
     "from_arrays",
     "from_numpyro",
+    "joint_expectation",
     "kernel_stein_discrepancy",
     "load_tree",
     "quantile",

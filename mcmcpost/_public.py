@@ -1,6 +1,6 @@
 """The public functions: trees in, estimates out. Composition only; the mathematics is in the layers below."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,18 +11,22 @@ from mcmcpost.control import (
     Auto,
     ControlFunctional,
     Estimate,
+    JointEstimate,
     PlainMean,
     SemiExact,
     SteinWeights,
+    TaskInput,
+    VectorValued,
     ZeroVariance,
     estimate_expectations,
+    estimate_jointly,
     estimate_quantiles,
     solve_stein_weights,
     standard_coordinates,
 )
 from mcmcpost.io import check_tree, estimate_to_dataframe, integrand_values, read_trace
 from mcmcpost.kernels import AbstractKernel, InverseMultiquadric
-from mcmcpost.scores import ScoreCheck
+from mcmcpost.scores import ScoreCheck, ScoreError
 from mcmcpost.stein import kernel_stein_discrepancy as stein_discrepancy
 from mcmcpost.trace import Trace
 
@@ -86,6 +90,60 @@ def expectation(
     return in_float64(estimate_expectations)(
         trace, names, values, choice, num_folds=folds, moments=standardize, bad_scores=bad
     )
+
+
+def joint_expectation(
+    tasks: "Mapping[str, tuple[xarray.DataTree, Any]]",
+    method: VectorValued | None = None,
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+) -> JointEstimate:
+    """Estimate related expectations on several traces and targets together: fidelities, temperatures, time points.
+
+    Parameters
+    ----------
+    tasks : from a name to (tree, integrands); the integrands as in `expectation`, None for the stored values. All
+        targets live on one unconstrained space. Traces are taken to be independent of each other unless their draws
+        and scores are the same.
+    method : `VectorValued(...)`, the default with its default arguments.
+    standardize : known (mean, sd) of the unconstrained draws of all tasks together; one pooled transform serves all.
+    folds, allow_bad_scores : as in `expectation`; fold k is left out of every task at once.
+
+    Returns
+    -------
+    JointEstimate : a dict from name to `Estimate`, with `covariance` of all errors and the learnt task covariance. A
+        task whose scores fail the gate is its plain mean, ``bad_scores``, and takes no part in the fit.
+
+    Raises
+    ------
+    ScoreError : as in `expectation`, naming the task.
+    ValueError, TypeError : no task, tasks of different dimension, a covariance that does not fit, a bad integrand.
+    """
+    choice = VectorValued() if method is None else method
+    if not isinstance(choice, VectorValued):
+        raise TypeError(
+            fault("joint_expectation", "`method` to be a VectorValued", repr(method), "Or use expectation.")
+        )
+    if not tasks:
+        raise ValueError(fault("joint_expectation", "at least one task", "none", 'Pass {"name": (tree, integrands)}.'))
+    inputs = {}
+    for name, pair in tasks.items():
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise TypeError(
+                fault("joint_expectation", f"task {name!r} to be a pair (tree, integrands)", type(pair).__name__, "")
+            )
+        tree, integrands = pair
+        try:
+            check = check_tree(tree, allow_bad_scores)
+        except ScoreError as error:
+            raise ScoreError(f"joint_expectation: task {name!r}: {error}") from error
+        failed = _identity_fails(check)
+        labels, values = integrand_values(tree, integrands)
+        bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
+        inputs[name] = TaskInput(read_trace(tree), labels, values, bad, not failed or allow_bad_scores)
+    return in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize)
 
 
 def summary(

@@ -3,11 +3,13 @@
 from mcmcpost.control._auto import Auto
 from mcmcpost.control._control_functional import DENSE_LIMIT, ControlFunctional, SemiExact
 from mcmcpost.control._estimate import Estimate, estimate_expectations
+from mcmcpost.control._joint_estimate import JointEstimate, TaskInput, estimate_jointly
 from mcmcpost.control._method import AbstractControlVariate, ControlFit, PlainMean
 from mcmcpost.control._penalty import Lasso, LeastSquares, Ridge
 from mcmcpost.control._problem import Problem, make_problem, standard_coordinates
 from mcmcpost.control._quantile import estimate_quantiles
 from mcmcpost.control._tuning import REML, GridREML
+from mcmcpost.control._vector_valued import TaskREML, VectorValued
 from mcmcpost.control._weights import SteinWeights, solve_stein_weights
 from mcmcpost.control._zero_variance import ZeroVariance
 
@@ -20,6 +22,7 @@ __all__ = [
     "ControlFunctional",
     "Estimate",
     "GridREML",
+    "JointEstimate",
     "Lasso",
     "LeastSquares",
     "PlainMean",
@@ -27,8 +30,12 @@ __all__ = [
     "Ridge",
     "SemiExact",
     "SteinWeights",
+    "TaskInput",
+    "TaskREML",
+    "VectorValued",
     "ZeroVariance",
     "estimate_expectations",
+    "estimate_jointly",
     "estimate_quantiles",
     "make_problem",
     "solve_stein_weights",

@@ -6,6 +6,7 @@ from mcmcpost.io._estimate import estimate_to_datatree
 from mcmcpost.io._files import load_tree, save_tree
 from mcmcpost.io._gate import check_tree, gate
 from mcmcpost.io._integrands import Integrands, integrand_values
+from mcmcpost.io._joint import joint_estimate_to_datatree
 from mcmcpost.io._numpyro import attach_scores, from_numpyro
 from mcmcpost.io._tables import estimate_to_dataframe, estimate_to_json_dict
 from mcmcpost.io._weights import weights_to_datatree
@@ -21,6 +22,7 @@ __all__ = [
     "from_numpyro",
     "gate",
     "integrand_values",
+    "joint_estimate_to_datatree",
     "load_tree",
     "read_trace",
     "save_tree",

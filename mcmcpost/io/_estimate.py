@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import xarray
 
 GROUP = "control_variates"
-_NUMBERS = ("mean", "mcse", "gain", "variance_ratio", "sd", "mean_plain", "mcse_plain", "mean_crossfit")
+NUMBERS = ("mean", "mcse", "gain", "variance_ratio", "sd", "mean_plain", "mcse_plain", "mean_crossfit")
 
 
 def estimate_to_datatree(estimate: Any, tree: "xarray.DataTree | None" = None) -> "xarray.DataTree":
@@ -32,7 +32,7 @@ def estimate_to_datatree(estimate: Any, tree: "xarray.DataTree | None" = None) -
     import xarray
 
     names = np.array(estimate.names, dtype=object)
-    variables: dict[str, Any] = {name: ("quantity", np.asarray(getattr(estimate, name))) for name in _NUMBERS}
+    variables: dict[str, Any] = {name: ("quantity", np.asarray(getattr(estimate, name))) for name in NUMBERS}
     variables |= {
         "status": ("quantity", np.array([str(status) for status in estimate.status], dtype=object)),
         "method": ("quantity", np.array([str(method) for method in estimate.method], dtype=object)),
@@ -57,7 +57,7 @@ def _chain_draw(tree: "xarray.DataTree", shape: tuple[int, ...]) -> dict[str, np
 
 
 def _attrs(estimate: Any) -> dict[str, str | int | float]:
-    info = {str(key): _json(value) for key, value in estimate.info.items()}
+    info = {str(key): json_able(value) for key, value in estimate.info.items()}
     scalars = {
         key: value for key, value in info.items() if isinstance(value, (str, int, float)) and type(value) is not bool
     }
@@ -72,10 +72,11 @@ def _attrs(estimate: Any) -> dict[str, str | int | float]:
     }
 
 
-def _json(value: Any) -> Any:
+def json_able(value: Any) -> Any:
+    """Return plain lists, dicts and numbers, None for NaN and infinities."""
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [_json(item) for item in value]
+        return [json_able(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): _json(item) for key, item in value.items()}
+        return {str(key): json_able(item) for key, item in value.items()}
     plain = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain
