@@ -16,6 +16,7 @@ from mcmcpost.control import (
     SemiExact,
     SteinWeights,
     TaskInput,
+    TrainedVectorValued,
     VectorValued,
     ZeroVariance,
     estimate_expectations,
@@ -94,7 +95,7 @@ def expectation(
 
 def joint_expectation(
     tasks: "Mapping[str, tuple[xarray.DataTree, Any]]",
-    method: VectorValued | None = None,
+    method: VectorValued | TrainedVectorValued | None = None,
     *,
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,
@@ -107,7 +108,7 @@ def joint_expectation(
     tasks : from a name to (tree, integrands); the integrands as in `expectation`, None for the stored values. All
         targets live on one unconstrained space. Traces are taken to be independent of each other unless their draws
         and scores are the same.
-    method : `VectorValued(...)`, the default with its default arguments.
+    method : `VectorValued(...)`, the default with its default arguments, or `TrainedVectorValued(...)`.
     standardize : known (mean, sd) of the unconstrained draws of all tasks together; one pooled transform serves all.
     folds, allow_bad_scores : as in `expectation`; fold k is left out of every task at once.
 
@@ -122,7 +123,7 @@ def joint_expectation(
     ValueError, TypeError : no task, tasks of different dimension, a covariance that does not fit, a bad integrand.
     """
     choice = VectorValued() if method is None else method
-    if not isinstance(choice, VectorValued):
+    if not isinstance(choice, (VectorValued, TrainedVectorValued)):
         raise TypeError(
             fault("joint_expectation", "`method` to be a VectorValued", repr(method), "Or use expectation.")
         )

@@ -5,9 +5,13 @@ from mcmcpost.control._control_functional import DENSE_LIMIT, ControlFunctional,
 from mcmcpost.control._estimate import Estimate, estimate_expectations
 from mcmcpost.control._joint_estimate import JointEstimate, TaskInput, estimate_jointly
 from mcmcpost.control._method import AbstractControlVariate, ControlFit, PlainMean
+from mcmcpost.control._neural import NeuralNetwork
 from mcmcpost.control._penalty import Lasso, LeastSquares, Ridge
 from mcmcpost.control._problem import Problem, make_problem, standard_coordinates
 from mcmcpost.control._quantile import estimate_quantiles
+from mcmcpost.control._stochastic import ChainVariance, MeanSquare, Stochastic
+from mcmcpost.control._task_covariance import alternating_task_covariance
+from mcmcpost.control._trained import KernelFamily, PolynomialFamily, TrainedVectorValued
 from mcmcpost.control._tuning import REML, GridREML
 from mcmcpost.control._vector_valued import TaskREML, VectorValued
 from mcmcpost.control._weights import SteinWeights, solve_stein_weights
@@ -18,22 +22,30 @@ __all__ = [
     "REML",
     "AbstractControlVariate",
     "Auto",
+    "ChainVariance",
     "ControlFit",
     "ControlFunctional",
     "Estimate",
     "GridREML",
     "JointEstimate",
+    "KernelFamily",
     "Lasso",
     "LeastSquares",
+    "MeanSquare",
+    "NeuralNetwork",
     "PlainMean",
+    "PolynomialFamily",
     "Problem",
     "Ridge",
     "SemiExact",
     "SteinWeights",
+    "Stochastic",
     "TaskInput",
     "TaskREML",
+    "TrainedVectorValued",
     "VectorValued",
     "ZeroVariance",
+    "alternating_task_covariance",
     "estimate_expectations",
     "estimate_jointly",
     "estimate_quantiles",

@@ -11,6 +11,7 @@ from mcmcpost.control._estimate import Estimate, assemble, controllable, covaria
 from mcmcpost.control._joint_problem import check_dimensions, make_joint_problem, same_states
 from mcmcpost.control._method import ControlFit
 from mcmcpost.control._problem import Problem, make_problem
+from mcmcpost.control._trained import TrainedVectorValued
 from mcmcpost.control._vector_valued import JointFit, VectorValued
 from mcmcpost.trace import Trace
 
@@ -69,7 +70,7 @@ class JointEstimate(dict[str, Estimate]):
 
 def estimate_jointly(
     inputs: Mapping[str, TaskInput],
-    method: VectorValued,
+    method: VectorValued | TrainedVectorValued,
     *,
     num_folds: int | None = None,
     moments: tuple[Any, Any] | None = None,

@@ -127,6 +127,20 @@ def merge_fits(old: ControlFit, new: ControlFit, take: np.ndarray) -> ControlFit
     )
 
 
+def concatenate_fits(fits: tuple[ControlFit, ...]) -> ControlFit:
+    """Return the fit of all columns of fits to one problem."""
+    return ControlFit(
+        mean=np.concatenate([fit.mean for fit in fits]),
+        control=np.concatenate([fit.control for fit in fits], axis=1),
+        doubt=np.concatenate([fit.doubt for fit in fits]),
+        jackknife=np.concatenate([fit.jackknife for fit in fits]),
+        num_features=np.concatenate([fit.num_features for fit in fits]),
+        status=sum((fit.status for fit in fits), ()),
+        method=sum((fit.method for fit in fits), ()),
+        info=fits[0].info,
+    )
+
+
 def scatter_folds(problem: Problem, parts: Float[np.ndarray, "k b p"]) -> Float[np.ndarray, "m p"]:
     """Return per-state rows from per-fold rows."""
     out = np.zeros_like(problem.values)

@@ -18,6 +18,7 @@ from mcmcpost.control._kronecker import crossfit_kronecker, shared_covariance
 from mcmcpost.control._method import (
     AbstractControlVariate,
     ControlFit,
+    concatenate_fits,
     fold_jackknife,
     judged_variance,
     mean_doubt,
@@ -133,7 +134,7 @@ class VectorValued(AbstractControlVariate):
         """Fit the integrands of one trace, which share their draws: one eigendecomposition for all of them."""
         if isinstance(self.kernel, Coregionalisation) and len(self.kernel.kernels) > 1:
             copies = tuple(problem.select(np.array([j])) for j in range(problem.values.shape[1]))
-            return _concatenate(self.crossfit_joint(join(copies)).fits)
+            return concatenate_fits(self.crossfit_joint(join(copies)).fits)
         if problem.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
         basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], self.degree))
@@ -160,7 +161,7 @@ class VectorValued(AbstractControlVariate):
             )
             for j in range(problem.values.shape[1])
         ]
-        return self._guarded(problem, found, _concatenate(tuple(alone)))
+        return self._guarded(problem, found, concatenate_fits(tuple(alone)))
 
     def crossfit_joint(self, joint: JointProblem) -> JointFit:
         """Fit the tasks of a joint problem."""
@@ -245,7 +246,7 @@ class VectorValued(AbstractControlVariate):
             kernel = kernel.kernels[0] if len(kernel.kernels) == 1 else None
         method = eqx.tree_at(lambda v: (v.kernel, v.covariance), self, (kernel, None), is_leaf=lambda x: x is None)
         parts = (join((problem.select(np.array([j])),)) for j in range(problem.values.shape[1]))
-        return _concatenate(tuple(method._fit_tasks(part, alone=True).fits[0] for part in parts))
+        return concatenate_fits(tuple(method._fit_tasks(part, alone=True).fits[0] for part in parts))
 
     def _status(self, fit: KernelFit) -> Status:
         if not bool(fit.converged):
@@ -369,20 +370,6 @@ def _control_fit(
         status=(status,) * len(columns),
         method=(label,) * len(columns),
         info=info,
-    )
-
-
-def _concatenate(fits: tuple[ControlFit, ...]) -> ControlFit:
-    """Return the fit of all columns of fits to one problem."""
-    return ControlFit(
-        mean=np.concatenate([fit.mean for fit in fits]),
-        control=np.concatenate([fit.control for fit in fits], axis=1),
-        doubt=np.concatenate([fit.doubt for fit in fits]),
-        jackknife=np.concatenate([fit.jackknife for fit in fits]),
-        num_features=np.concatenate([fit.num_features for fit in fits]),
-        status=sum((fit.status for fit in fits), ()),
-        method=sum((fit.method for fit in fits), ()),
-        info=fits[0].info,
     )
 
 
