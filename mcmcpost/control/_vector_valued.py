@@ -44,8 +44,8 @@ MAX_FULL_TASKS = 10
 LOW_RANK = 3
 START_CORRELATION = 0.9
 NUGGET_STEP = 10.0
-SCALAR_MARGIN = 1.05
-"""The joint fit must lower the honest error variance by this factor, or the task's own fit is kept."""
+SCALAR_MARGIN = 2.0
+"""A task's own fit must lower the honest error variance by this factor, or the joint fit is kept."""
 
 
 class TaskREML(eqx.Module):
@@ -88,8 +88,8 @@ class VectorValued(AbstractControlVariate):
 
     What to expect: integrands that share *all* their draws help each other only through a real ridge; without one their
     estimates do not depend on B at all. B pays where draws or targets differ: several fidelities, several
-    temperatures. Each task is compared, cross-fitted, with the same method on that task alone, and the better is kept
-    (negative transfer); `info` and `method` say which.
+    temperatures. Each task is compared, cross-fitted, with the same method on that task alone, which is kept where it
+    halves the error variance (negative transfer); `info` and `method` say which.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ class VectorValued(AbstractControlVariate):
     def _guarded(self, problem: Problem, together: ControlFit, alone: ControlFit) -> ControlFit:
         joint, scalar = judged_variance(problem, together), judged_variance(problem, alone)
         with np.errstate(invalid="ignore"):
-            better = ~np.isfinite(scalar) | (joint * SCALAR_MARGIN < scalar)
+            better = ~np.isfinite(scalar) | (joint < SCALAR_MARGIN * scalar)
         renamed = alone._replace(method=tuple(f"{label} alone" for label in alone.method))
         info = together.info | {"joint": better.tolist()}
         return merge_fits(renamed, together, better)._replace(info=info)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.optimize import minimize
 
 INFINITE = 1e25
@@ -22,7 +22,7 @@ class Start(NamedTuple):
 
     loss: Loss
     initial: Float[np.ndarray, " h"]
-    free: Float[np.ndarray, " h"]
+    free: Bool[np.ndarray, " h"]
     bounds: Float[np.ndarray, "h 2"]
 
 
@@ -38,27 +38,28 @@ class Minimum(NamedTuple):
 def minimise_from(starts: Sequence[Start], *, max_steps: int) -> Minimum | None:
     """Return the best minimum over the starts, or None if the loss is finite at none of them.
 
-    An evaluation that is not finite counts as +∞. At most `max_steps` steps of L-BFGS from each start and twice as
-    many evaluations.
+    An evaluation that is not finite counts as +∞. Every start has `max_steps` steps of L-BFGS and twice as many
+    evaluations: to follow only the most promising one after a quarter of them left outliers of ten times the median on
+    the borehole.
     """
-    best, evaluations = None, 0
+    found = [_minimise(start, index, max_steps) for index, start in enumerate(starts)]
+    best = min(found, key=lambda minimum: minimum.value)
+    evaluations = sum(minimum.num_evaluations for minimum in found)
+    return None if best.value >= INFINITE else best._replace(num_evaluations=evaluations)
+
+
+def _minimise(start: Start, index: int, max_steps: int) -> Minimum:
+    def at(part: np.ndarray) -> tuple[float, np.ndarray]:
+        x = start.initial.copy()
+        x[start.free] = part
+        value, slope = start.loss(x)
+        if not np.isfinite(value):
+            return INFINITE, np.zeros_like(part)
+        return float(value), np.asarray(slope)[start.free]
+
     options = {"maxiter": max_steps, "maxfun": 2 * max_steps}
-    for index, (loss, initial, free, bounds) in enumerate(starts):
-
-        def at(
-            part: np.ndarray, loss: Loss = loss, initial: np.ndarray = initial, free: np.ndarray = free
-        ) -> tuple[float, np.ndarray]:
-            x = initial.copy()
-            x[free] = part
-            value, slope = loss(x)
-            if not np.isfinite(value):
-                return INFINITE, np.zeros_like(part)
-            return float(value), np.asarray(slope)[free]
-
-        found = minimize(at, initial[free], jac=True, method="L-BFGS-B", bounds=bounds[free], options=options)
-        evaluations += found.nfev
-        if found.fun < INFINITE and (best is None or found.fun < best.value):
-            x = initial.copy()
-            x[free] = found.x
-            best = Minimum(float(found.fun), x, index, 0)
-    return None if best is None else best._replace(num_evaluations=evaluations)
+    first, bounds = start.initial[start.free], start.bounds[start.free]
+    result = minimize(at, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    x = start.initial.copy()
+    x[start.free] = result.x
+    return Minimum(float(result.fun), x, index, int(result.nfev))
