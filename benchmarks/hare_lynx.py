@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._lotka_volterra_pool import TASK_NAMES, expected_prey
 from benchmarks._pools import run_lotka_volterra
 from benchmarks._table import emit
 from models import lotka_volterra
@@ -99,17 +100,8 @@ def variables(tree, names: list[str]) -> np.ndarray:
 
 
 def _prey(tree) -> tuple[list[str], np.ndarray]:
-    sites = list(lotka_volterra.init("paper"))
-    draws = variables(tree, sites)
-    solve = jax.jit(lambda x: jax.lax.map(_expected_prey, x, batch_size=512))
-    found = np.asarray(solve(draws.reshape(-1, len(sites))))
-    names = [f"prey[{year:.1f}]" for year in lotka_volterra.TASK_YEARS]
-    return names, found.reshape(*draws.shape[:2], -1)
-
-
-def _expected_prey(draw: jax.Array) -> jax.Array:
-    found = lotka_volterra.quantities(dict(zip(lotka_volterra.init("paper"), draw, strict=True)))
-    return jax.numpy.stack([found[f"prey[{year:.1f}]"] for year in lotka_volterra.TASK_YEARS])
+    draws = variables(tree, list(lotka_volterra.init("paper")))
+    return list(TASK_NAMES), expected_prey(draws)
 
 
 def _stan(key: int, shared: Path) -> list[dict]:
