@@ -58,6 +58,7 @@ def expectation(
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,
     allow_bad_scores: bool = False,
+    fallback: bool = True,
 ) -> Estimate:
     """Estimate posterior expectations with Stein control variates and honest Monte Carlo errors.
 
@@ -71,6 +72,8 @@ def expectation(
         sample's own moments.
     folds : of the cross-fitting; about eight by default, whole chains or contiguous blocks of them.
     allow_bad_scores : compute although the score gate fails; every status is then ``bad_scores``.
+    fallback : return the plain mean where the controlled error is not smaller than its own. With few draws an error
+        that is honest can hide a real gain: False returns the controlled mean, whose gain may then be below one.
 
     Returns
     -------
@@ -89,7 +92,7 @@ def expectation(
     """
     trace, names, values, choice, bad = _prepare(tree, integrands, method, allow_bad_scores)
     return in_float64(estimate_expectations)(
-        trace, names, values, choice, num_folds=folds, moments=standardize, bad_scores=bad
+        trace, names, values, choice, num_folds=folds, moments=standardize, bad_scores=bad, fallback=fallback
     )
 
 
@@ -100,6 +103,7 @@ def joint_expectation(
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,
     allow_bad_scores: bool = False,
+    fallback: bool = True,
 ) -> JointEstimate:
     """Estimate related expectations on several traces and targets together: fidelities, temperatures, time points.
 
@@ -110,7 +114,7 @@ def joint_expectation(
         and scores are the same.
     method : `VectorValued(...)`, the default with its default arguments, or `TrainedVectorValued(...)`.
     standardize : known (mean, sd) of the unconstrained draws of all tasks together; one pooled transform serves all.
-    folds, allow_bad_scores : as in `expectation`; fold k is left out of every task at once.
+    folds, allow_bad_scores, fallback : as in `expectation`; fold k is left out of every task at once.
 
     Returns
     -------
@@ -144,7 +148,7 @@ def joint_expectation(
         labels, values = integrand_values(tree, integrands)
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
         inputs[name] = TaskInput(read_trace(tree), labels, values, bad, not failed or allow_bad_scores)
-    return in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize)
+    return in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize, fallback=fallback)
 
 
 def summary(

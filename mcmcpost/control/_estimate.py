@@ -68,6 +68,7 @@ def estimate_expectations(
     num_folds: int | None = None,
     moments: tuple[Any, Any] | None = None,
     bad_scores: bool = False,
+    fallback: bool = True,
 ) -> Estimate:
     """Estimate the posterior expectation of each integrand with `method`, falling back to the plain mean without gain.
 
@@ -78,11 +79,12 @@ def estimate_expectations(
     num_folds : folds of the cross-fitting; about eight by default.
     moments : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
     bad_scores : mark every result as resting on scores that failed the gate.
+    fallback : return the plain mean where the controlled error is not smaller; otherwise a gain below one is reported.
     """
     columns = controllable(trace, values)
     if len(columns):
         problem = make_problem(trace, values[..., columns], num_folds=num_folds, moments=moments)
-        part = assemble(names, values, columns, method.crossfit(problem), problem)
+        part = assemble(names, values, columns, method.crossfit(problem), problem, fallback=fallback)
     else:
         part = plain_estimate(names, values)
     return mark(part, trace, values, bad_scores=bad_scores)
@@ -148,6 +150,8 @@ def assemble(
     columns: np.ndarray,
     fit: ControlFit,
     problem: Problem,
+    *,
+    fallback: bool = True,
 ) -> Estimate:
     """Combine a fit of some columns with the plain estimate of all."""
     base = plain_estimate(names, values)
@@ -162,7 +166,7 @@ def assemble(
         ess = (base.sd[columns] / base.mcse[columns]) ** 2
         inflation = tail_inflation(residual.reshape(-1, len(columns))) * feature_inflation(fit.num_features, ess)
         mcse = np.where(exact, seen, problem.scale * total_error(seen / problem.scale, fit, inflation))
-        usable = np.isfinite(mcse) & np.isfinite(fit.mean) & (mcse < base.mcse[columns])
+        usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < base.mcse[columns]) | (not fallback))
         gain = (base.mcse[columns] / mcse) ** 2
         ratio = values[..., columns].var(axis=(0, 1)) / residual.var(axis=(0, 1))
     mcse = np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse)

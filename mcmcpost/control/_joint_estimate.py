@@ -74,6 +74,7 @@ def estimate_jointly(
     *,
     num_folds: int | None = None,
     moments: tuple[Any, Any] | None = None,
+    fallback: bool = True,
 ) -> JointEstimate:
     """Estimate the expectations of all tasks with one vector-valued control variate.
 
@@ -117,7 +118,7 @@ def estimate_jointly(
         found = dict(zip(fitted, zip(fit.fits, joint.problems, strict=True), strict=True))
     for name, (own_fit, problem) in found.items():
         item = inputs[name]
-        estimates[name] = assemble(item.names, item.values, columns[name], own_fit, problem)
+        estimates[name] = assemble(item.names, item.values, columns[name], own_fit, problem, fallback=fallback)
     estimates = {
         name: mark(part, inputs[name].trace, inputs[name].values, bad_scores=inputs[name].bad_scores)
         for name, part in estimates.items()

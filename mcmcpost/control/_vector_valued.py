@@ -51,16 +51,17 @@ SCALAR_MARGIN = 2.0
 class TaskREML(eqx.Module):
     """Restricted maximum likelihood of kernel, task covariance and nugget by L-BFGS, all tasks jointly.
 
-    squared_lengthscales : starting points on standard coordinates, one lengthscale per coordinate from each; large,
-        the near-polynomial flat limit, and several: one start leaves rare outliers (MATH.md section 2).
-    nugget : where the nugget starts; it is tuned unless the method gives one.
+    squared_lengthscales : starting points on standard coordinates, one lengthscale per coordinate from each: large
+        ones for the near-polynomial flat limit, a short one for rough integrands; one start leaves rare outliers
+        (MATH.md section 2).
+    nugget : where the nugget starts, which is tuned unless the method gives one; high, and it falls where it can.
     rank : B = WWᵀ + diagonal with so many columns of W; by default B = LLᵀ up to ten tasks, rank three beyond.
     max_draws : rows that the likelihood sees, evenly spaced within tasks.
     max_steps : of L-BFGS, from each start; at most twice as many likelihood evaluations.
     """
 
-    squared_lengthscales: tuple[float, ...] = (30.0, 100.0, 1000.0)
-    nugget: float = 1e-3
+    squared_lengthscales: tuple[float, ...] = (3.0, 100.0, 1000.0)
+    nugget: float = 1e-2
     rank: int | None = None
     max_draws: int = 600
     max_steps: int = 100
