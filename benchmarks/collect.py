@@ -9,7 +9,17 @@ import json
 
 from benchmarks._table import RESULTS, aligned, settings_line
 
-ORDER = ("hare_lynx", "posteriordb", "calibration", "south2022", "large_kernel", "auto_vs_plain", "out_of_rkhs")
+ORDER = (
+    "hare_lynx",
+    "posteriordb",
+    "calibration",
+    "south2022",
+    "large_kernel",
+    "auto_vs_plain",
+    "out_of_rkhs",
+    "vector_valued",
+    "lotka_volterra",
+)
 HEAD = """# Results
 
 Every table is one that the command above it printed, copied from the JSON of the same run in `results/`, with the

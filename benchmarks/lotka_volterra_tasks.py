@@ -39,7 +39,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop early, per set")
     args = parser.parse_args()
     exact = truth()
-    draws, scores, values = replications(args.replications)
+    pool = replications(args.replications)
+    draws, scores, values = pool["draws"], pool["scores"], pool["values"]
     rows: list[dict] = []
     everything = replicate(
         "scalar", lambda r: (draws[r], scores[r], values[r]), SCALAR, args.replications, 4 * args.minutes
