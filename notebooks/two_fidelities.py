@@ -28,7 +28,7 @@ import numpy as np
 import mcmcpost as mp
 
 sys.path.append("..")  # the models lie beside this folder
-from models import borehole  # noqa: E402
+from models import borehole
 
 jax.config.update("jax_enable_x64", True)
 warnings.simplefilter("ignore", mp.ScoreWarning)  # twenty draws are too few to test the scores

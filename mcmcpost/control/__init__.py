@@ -10,10 +10,9 @@ from mcmcpost.control._penalty import Lasso, LeastSquares, Ridge
 from mcmcpost.control._problem import Problem, make_problem, standard_coordinates
 from mcmcpost.control._quantile import estimate_quantiles
 from mcmcpost.control._stochastic import ChainVariance, MeanSquare, Stochastic
-from mcmcpost.control._task_covariance import alternating_task_covariance
 from mcmcpost.control._trained import KernelFamily, PolynomialFamily, TrainedVectorValued
 from mcmcpost.control._tuning import REML, GridREML
-from mcmcpost.control._vector_valued import TaskREML, VectorValued
+from mcmcpost.control._vector_valued import ConvexTaskCovariance, TaskREML, VectorValued
 from mcmcpost.control._weights import SteinWeights, solve_stein_weights
 from mcmcpost.control._zero_variance import ZeroVariance
 
@@ -25,6 +24,7 @@ __all__ = [
     "ChainVariance",
     "ControlFit",
     "ControlFunctional",
+    "ConvexTaskCovariance",
     "Estimate",
     "GridREML",
     "JointEstimate",
@@ -45,7 +45,6 @@ __all__ = [
     "TrainedVectorValued",
     "VectorValued",
     "ZeroVariance",
-    "alternating_task_covariance",
     "estimate_expectations",
     "estimate_jointly",
     "estimate_quantiles",

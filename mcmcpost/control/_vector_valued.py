@@ -27,10 +27,12 @@ from mcmcpost.control._method import (
     scatter_folds,
 )
 from mcmcpost.control._problem import Problem
+from mcmcpost.control._task_covariance import alternating_task_covariance
 from mcmcpost.control._tuning import GridREML, tune
 from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
 from mcmcpost.hyper import maximise_task_likelihood
 from mcmcpost.kernels import AbstractKernel, SquaredExponential
+from mcmcpost.linops import tile_gram
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
 from mcmcpost.stein import (
     Coregionalisation,
@@ -67,6 +69,21 @@ class TaskREML(eqx.Module):
     max_steps: int = 100
 
 
+class ConvexTaskCovariance(eqx.Module):
+    """B by the alternating convex scheme of Sun, Barp and Briol (2023), Appendix D.3, for tasks with one target.
+
+    The kernel and the nugget are tuned first, with B = I as in their Appendix D.2. By restricted likelihood
+    (`TaskREML`) B is better where draws differ: the penalty ‖B‖² here compresses correlations.
+
+    penalty : λ. deltas : the decreasing sequence δ.
+    kernel : how the kernel is tuned.
+    """
+
+    penalty: float = 1e-5
+    deltas: tuple[float, ...] = (1e-1, 1e-2, 1e-3)
+    kernel: TaskREML = eqx.field(default_factory=TaskREML)
+
+
 class JointFit(NamedTuple):
     """Cross-fitted control variates of all tasks of a joint problem.
 
@@ -100,7 +117,8 @@ class VectorValued(AbstractControlVariate):
     nugget : relative η; tuned by default, 1e-8 with a kernel and covariance that are given.
     degree : polynomial Stein features of this total degree are unpenalised in every task, as in `SemiExact`.
     order : of the Langevin operator: 1, or 2 (Theorem C.1; kernels smooth enough for it).
-    tuning : `TaskREML(...)`. Integrands that share their draws are tuned by `GridREML`, whatever is given here.
+    tuning : `TaskREML(...)` or, for one target, `ConvexTaskCovariance(...)`. Integrands that share their draws are
+        tuned by `GridREML`, whatever `TaskREML` is given here.
     solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 6,000 rows over all tasks.
     guard : whether to compare with each task's own fit.
     """
@@ -110,7 +128,7 @@ class VectorValued(AbstractControlVariate):
     nugget: float | None = None
     degree: int = 0
     order: int = 1
-    tuning: TaskREML | None = None
+    tuning: TaskREML | ConvexTaskCovariance | None = None
     solver: Cholesky | ConjugateGradients | None = None
     guard: bool = True
 
@@ -133,7 +151,8 @@ class VectorValued(AbstractControlVariate):
 
     def crossfit(self, problem: Problem) -> ControlFit:
         """Fit the integrands of one trace, which share their draws: one eigendecomposition for all of them."""
-        if isinstance(self.kernel, Coregionalisation) and len(self.kernel.kernels) > 1:
+        several = isinstance(self.kernel, Coregionalisation) and len(self.kernel.kernels) > 1
+        if several or isinstance(self.tuning, ConvexTaskCovariance):
             copies = tuple(problem.select(np.array([j])) for j in range(problem.values.shape[1]))
             return concatenate_fits(self.crossfit_joint(join(copies)).fits)
         if problem.num_train < MIN_TRAIN:
@@ -258,6 +277,8 @@ class VectorValued(AbstractControlVariate):
     def _tune(self, joint: JointProblem, design: np.ndarray, *, alone: bool) -> tuple[Coregionalisation, float]:
         """Return the matrix-valued kernel and the nugget."""
         t, d = joint.num_tasks, joint.draws.shape[1]
+        if isinstance(self.tuning, ConvexTaskCovariance):
+            return self._convex(joint, design, self.tuning)
         tuning = self.tuning or TaskREML()
         fixed = None if alone else self._covariance_given(t)
         if isinstance(self.kernel, Coregionalisation):
@@ -303,6 +324,26 @@ class VectorValued(AbstractControlVariate):
                 "Pass a kernel with a shorter lengthscale.",
             )
         )
+
+    def _convex(
+        self, joint: JointProblem, design: np.ndarray, tuning: ConvexTaskCovariance
+    ) -> tuple[Coregionalisation, float]:
+        """Return the kernel tuned with B = I, and B by the convex scheme."""
+        identity = np.eye(joint.num_tasks)
+        separate = VectorValued(self.kernel, identity, self.nugget, self.degree, self.order, tuning.kernel)
+        tuned, nugget = separate._tune(joint, design, alone=False)
+        rows = _some_rows(joint, tuning.kernel.max_draws)
+        one = matrix_stein_tile(Coregionalisation(tuned.kernels, np.ones((1, 1, 1)), self.order))
+        points = tuple(jnp.asarray(a) for a in (joint.draws[rows], joint.scores[rows], np.ones((len(rows), 1))))
+        gram = tile_gram(one, points)
+        found = alternating_task_covariance(
+            gram / jnp.mean(jnp.diagonal(gram)),
+            joint.labels[rows],
+            joint.values[rows],
+            penalty=tuning.penalty,
+            deltas=tuning.deltas,
+        )
+        return Coregionalisation(tuned.kernels, _shrunk(found.covariance)[None], self.order), nugget
 
 
 def _data(rows: tuple, design: np.ndarray, values: np.ndarray, folds: Problem | JointProblem) -> KernelData:
