@@ -56,10 +56,42 @@ def test_the_covariance_is_symmetric_positive_semidefinite_and_has_the_errors_on
     mcse = np.concatenate([part.mcse for part in found.values()])
     np.testing.assert_allclose(found.covariance, found.covariance.T)
     np.testing.assert_allclose(np.diag(found.covariance), mcse**2)
-    np.testing.assert_allclose(found.covariance[:2, :2], found["high"].covariance)
     assert np.linalg.eigvalsh(found.covariance)[0] > -1e-12 * np.trace(found.covariance)
     assert np.linalg.eigvalsh(found.task_covariance)[0] > 0
     np.testing.assert_allclose(np.diag(found.task_correlation), 1.0)
+
+
+def test_the_covariance_is_positive_semidefinite_where_residuals_and_model_contradict_each_other(rng):
+    """Two integrands of one trace with opposite residuals, and a covariance that takes all three tasks for alike."""
+    alike = mp.VectorValued(SquaredExponential(1.5), np.full((3, 3), 0.9) + 0.1 * np.eye(3), 1e-3, guard=False)
+    for _ in range(30):
+        x, y = rng.normal(size=(2, 1, 20, 1))
+        wave = rng.uniform(0.5, 3)
+        pair = np.concatenate([np.sin(wave * x), -np.sin(wave * x) + 0.1 * np.cos(x)], axis=-1)
+        inputs = {
+            "a": TaskInput(make_trace(x, -x), ("f", "g"), pair),
+            "b": TaskInput(make_trace(y, -y), ("h",), np.sin(wave * y)),
+        }
+        found = estimate_jointly(inputs, alike)
+        error = np.concatenate([part.mcse for part in found.values()])
+        np.testing.assert_allclose(np.diag(found.covariance), error**2)
+        assert np.linalg.eigvalsh(found.covariance / np.outer(error, error))[0] > -1e-9
+
+
+def test_tasks_of_the_same_draws_share_their_errors_whatever_the_others_are(tasks, draws):
+    a = draws[0]
+    tree = tasks["high"][0]
+    pair = {"f": (tree, {"f": smooth(a)}), "g": (tree, {"g": np.cos(a[..., 0])})}
+    method = mp.VectorValued(KERNEL, nugget=1e-2)
+    together = mp.joint_expectation(pair, method).covariance
+    assert together[0, 1] != 0.0
+    constant = mp.joint_expectation(pair | {"one": (tasks["low"][0], np.ones((2, 24)))}, method)
+    np.testing.assert_allclose(constant.covariance[:2, :2], together, rtol=1e-10)
+    plain = {"f": pair["f"], "again": pair["f"], "low": tasks["low"]}
+    alike = np.array([[1.0, 1.0, 0.7], [1.0, 1.0, 0.7], [0.7, 0.7, 1.2]]) + 1e-6 * np.eye(3)
+    twice = mp.joint_expectation(plain, mp.VectorValued(KERNEL, alike, 1e-2, guard=False))
+    correlation = twice.covariance[0, 1] / twice["f"].mcse[0] ** 2
+    assert 0.5 < correlation < 1.0 + 1e-6  # not one: the model's noise at a repeated draw is another
 
 
 def test_the_tree_of_a_joint_estimate_survives_a_file(tasks, draws, tmp_path):
