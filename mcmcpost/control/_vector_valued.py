@@ -97,7 +97,8 @@ class VectorValued(AbstractControlVariate):
     covariance : (T, T) the B of a kernel that is given, or fixed while the kernel is tuned; learnt by default.
     nugget : relative η; tuned by default, 1e-8 with a kernel and covariance that are given.
     degree : polynomial Stein features of this total degree are unpenalised in every task, as in `SemiExact`.
-    order : of the Langevin operator: 1, or 2 (Theorem C.1; kernels smooth enough for it).
+    order : of the Langevin operator: 1, or 2 (Theorem C.1; kernels smooth enough for it). A `Coregionalisation` brings
+        its own.
     tuning : `TaskREML(...)`. Integrands that share their draws are tuned by `GridREML`, whatever is given here.
     solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 6,000 rows over all tasks.
     guard : whether to compare with each task's own fit.
@@ -129,6 +130,10 @@ class VectorValued(AbstractControlVariate):
     def label(self) -> str:
         return f"VectorValued(degree={self.degree})" if self.degree else "VectorValued()"
 
+    @property
+    def _order(self) -> int:
+        return self.kernel.order if isinstance(self.kernel, Coregionalisation) else self.order
+
     def crossfit(self, problem: Problem) -> ControlFit:
         """Fit the integrands of one trace, which share their draws: one eigendecomposition for all of them."""
         if isinstance(self.kernel, Coregionalisation) and len(self.kernel.kernels) > 1:
@@ -143,7 +148,7 @@ class VectorValued(AbstractControlVariate):
         given = self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
         tuning = GridREML(max_groups=1) if given is None else None
         (setting,) = tune(problem, basis, given, self.nugget, tuning, Cholesky())
-        tile = SteinTile(setting.kernel) if self.order == 1 else SecondOrderSteinTile(setting.kernel)
+        tile = SteinTile(setting.kernel) if self._order == 1 else SecondOrderSteinTile(setting.kernel)
         data = _data((problem.draws, problem.scores), basis.design, problem.values, problem)
         nugget = jnp.asarray(setting.nugget)
         between = self._covariance_given(problem.values.shape[1])
@@ -155,7 +160,7 @@ class VectorValued(AbstractControlVariate):
         if not self.guard or problem.values.shape[1] == 1:
             return found
         alone = [
-            VectorValued(given, None, self.nugget, self.degree, self.order, guard=False).crossfit(
+            VectorValued(given, None, self.nugget, self.degree, self._order, guard=False).crossfit(
                 problem.select(np.array([j]))
             )
             for j in range(problem.values.shape[1])
@@ -243,7 +248,8 @@ class VectorValued(AbstractControlVariate):
         kernel = self.kernel
         if isinstance(kernel, Coregionalisation):
             kernel = kernel.kernels[0] if len(kernel.kernels) == 1 else None
-        method = eqx.tree_at(lambda v: (v.kernel, v.covariance), self, (kernel, None), is_leaf=lambda x: x is None)
+        choices = (kernel, None, self._order)
+        method = eqx.tree_at(lambda v: (v.kernel, v.covariance, v.order), self, choices, is_leaf=lambda x: x is None)
         parts = (join((problem.select(np.array([j])),)) for j in range(problem.values.shape[1]))
         return _concatenate(tuple(method._fit_tasks(part, alone=True).fits[0] for part in parts))
 
