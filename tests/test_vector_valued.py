@@ -291,12 +291,23 @@ def test_the_same_draws_with_other_scores_are_another_target(rng):
     np.testing.assert_allclose(same["a"].mean, same["b"].mean, rtol=0.2)
 
 
-def test_two_terms_on_one_trace_go_the_dense_way_and_one_term_the_kronecker_way(shared):
-    one = VectorValued(Coregionalisation((KERNEL,), RELATED[None]), nugget=0.05, guard=False).crossfit(shared)
-    halves = Coregionalisation((KERNEL, KERNEL), np.stack([0.3 * RELATED, 0.7 * RELATED]))
+@pytest.mark.parametrize("order", [1, 2])
+def test_two_terms_on_one_trace_go_the_dense_way_and_one_term_the_kronecker_way(shared, order):
+    """The order of the operator is that of the kernel which is given."""
+    one = VectorValued(Coregionalisation((KERNEL,), RELATED[None], order), nugget=0.05, guard=False).crossfit(shared)
+    halves = Coregionalisation((KERNEL, KERNEL), np.stack([0.3 * RELATED, 0.7 * RELATED]), order)
     two = VectorValued(halves, nugget=0.05, guard=False).crossfit(shared)
     for field in ("mean", "control", "jackknife"):
         np.testing.assert_allclose(getattr(two, field), getattr(one, field), atol=1e-7)
+
+
+def test_a_task_alone_has_the_order_of_the_kernel_that_is_given(rng):
+    tasks = list(related_tasks(rng).values())
+    joint = make_joint_problem([t.trace for t in tasks], [t.values for t in tasks], num_folds=4)
+    given = VectorValued(Coregionalisation((KERNEL,), RELATED[None], 2), nugget=0.05)
+    expected = VectorValued(KERNEL, nugget=0.05, order=2)
+    for problem in joint.problems:
+        np.testing.assert_array_equal(given._alone(problem).mean, expected._alone(problem).mean)
 
 
 # What the other tasks are worth.
