@@ -26,7 +26,7 @@ from mcmcpost.control._method import (
     scatter_folds,
 )
 from mcmcpost.control._problem import Problem
-from mcmcpost.control._tuning import GridREML, tune
+from mcmcpost.control._tuning import DEFAULT_NUGGET, GridREML, tune
 from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
 from mcmcpost.hyper import maximise_task_likelihood
 from mcmcpost.kernels import AbstractKernel, SquaredExponential
@@ -133,6 +133,10 @@ class VectorValued(AbstractControlVariate):
     @property
     def _order(self) -> int:
         return self.kernel.order if isinstance(self.kernel, Coregionalisation) else self.order
+
+    @property
+    def _brings_covariance(self) -> bool:
+        return self.covariance is not None or isinstance(self.kernel, Coregionalisation)
 
     def crossfit(self, problem: Problem) -> ControlFit:
         """Fit the integrands of one trace, which share their draws: one eigendecomposition for all of them."""
@@ -244,12 +248,18 @@ class VectorValued(AbstractControlVariate):
         return JointFit(tuple(fits), _correlation(model), between)
 
     def _alone(self, problem: Problem) -> ControlFit:
-        """Fit each integrand of a problem by the same method without the others."""
+        """Fit each integrand of a problem by the same method without the others, tuning what the joint fit tunes."""
         kernel = self.kernel
         if isinstance(kernel, Coregionalisation):
             kernel = kernel.kernels[0] if len(kernel.kernels) == 1 else None
-        choices = (kernel, None, self._order)
-        method = eqx.tree_at(lambda v: (v.kernel, v.covariance, v.order), self, choices, is_leaf=lambda x: x is None)
+        everything_given = kernel is not None and self.tuning is None and self._brings_covariance
+        nugget = DEFAULT_NUGGET if everything_given and self.nugget is None else self.nugget
+        method = eqx.tree_at(
+            lambda v: (v.kernel, v.covariance, v.nugget, v.order),
+            self,
+            (kernel, None, nugget, self._order),
+            is_leaf=lambda x: x is None,
+        )
         parts = (join((problem.select(np.array([j])),)) for j in range(problem.values.shape[1]))
         return _concatenate(tuple(method._fit_tasks(part, alone=True).fits[0] for part in parts))
 
@@ -266,7 +276,7 @@ class VectorValued(AbstractControlVariate):
         fixed = None if alone else self._covariance_given(t)
         if isinstance(self.kernel, Coregionalisation):
             if self.tuning is None:
-                return self.kernel, self.nugget or 1e-8
+                return self.kernel, self.nugget or DEFAULT_NUGGET
             starts: tuple[Coregionalisation, ...] = (self.kernel,)
         else:
             between = fixed if fixed is not None else _first_covariance(joint)
@@ -277,8 +287,9 @@ class VectorValued(AbstractControlVariate):
                 kernels = tuple(SquaredExponential(np.sqrt(v) * np.ones(d)) for v in lengths)
             starts = tuple(Coregionalisation((kernel,), between[None], self.order) for kernel in kernels)
         learn_kernel = self.kernel is None or self.tuning is not None
-        if not learn_kernel and (fixed is not None or t == 1) and self.tuning is None:
-            return starts[0], self.nugget or 1e-8
+        settled = fixed is not None or (t == 1 and (self.nugget is not None or not alone))
+        if not learn_kernel and settled:
+            return starts[0], self.nugget or DEFAULT_NUGGET
         rows = _some_rows(joint, max(tuning.max_draws, 2 * design.shape[1]))
         nugget = tuning.nugget if self.nugget is None else self.nugget
         while nugget < 1.0:
