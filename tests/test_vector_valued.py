@@ -354,6 +354,17 @@ def test_a_relation_that_is_not_there_is_refused(rng):
         assert result.covariance[0, 1] == 0.0
 
 
+def test_a_task_alone_has_its_nugget_tuned_where_the_tasks_together_have(rng):
+    """Steps under a kernel that is given: at 1e-8 alone would be far worse, and the guard a farce."""
+    step = {"a": normal_task(rng, 28, lambda x: 1.0 * (x[..., 0] > 0)), "b": normal_task(rng, 28, lambda x: x[..., 1])}
+    joint = make_joint_problem([t.trace for t in step.values()], [t.values for t in step.values()])
+    free = VectorValued(KERNEL)
+    assert free._alone(joint.problems[0]).info["nugget"] > 1e-4
+    for given in (VectorValued(KERNEL, RELATED), VectorValued(Coregionalisation((KERNEL,), RELATED[None]))):
+        assert given._alone(joint.problems[0]).info["nugget"] == 1e-8
+        assert given.crossfit_joint(joint).fits[0].info["nugget"] == 1e-8
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
