@@ -11,6 +11,7 @@ from mcmcpost.control import (
     PlainMean,
     Ridge,
     SemiExact,
+    VectorValued,
     ZeroVariance,
     estimate_expectations,
 )
@@ -28,6 +29,7 @@ METHODS = {
     "cf_given": ControlFunctional(SquaredExponential(2.0), 1e-4),
     "cf_cg": ControlFunctional(SquaredExponential(2.0), 1e-3, solver=ConjugateGradients(1e-8, 300, 50)),
     "semi_exact": SemiExact(2, SquaredExponential(3.0), 1e-6),
+    "vector_valued": VectorValued(SquaredExponential(2.0), nugget=1e-4),
     "auto": Auto(),
 }
 """Every control variate; a concrete class missing here fails `test_every_method_is_registered`."""

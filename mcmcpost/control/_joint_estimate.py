@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._types import Status
 from mcmcpost.control._estimate import Estimate, assemble, controllable, covariance_of, mark, plain_estimate
 from mcmcpost.control._joint_problem import check_dimensions, make_joint_problem, same_states
 from mcmcpost.control._method import ControlFit
@@ -14,9 +13,6 @@ from mcmcpost.control._problem import Problem, make_problem
 from mcmcpost.control._trained import TrainedVectorValued
 from mcmcpost.control._vector_valued import JointFit, VectorValued
 from mcmcpost.trace import Trace
-
-GROUPED = (Status.PLAIN, Status.TOO_FEW_DRAWS, Status.UNDEFINED, Status.EXACT)
-"""Statuses whose errors owe nothing to the joint fit."""
 
 
 class TaskInput(NamedTuple):
@@ -36,9 +32,9 @@ class JointEstimate(dict[str, Estimate]):
     """Estimates by task name, with what only the whole has.
 
     labels : P pairs (task, integrand), tasks in order.
-    covariance : (P, P) of the estimates' errors. Within a trace by the correlation of the residual series; between
-        traces, whose draws are independent, by the kernel model's correlation of the part of the error that the common
-        fit makes (`mean_doubt`).
+    covariance : (P, P) of the estimates' errors, positive semidefinite with mcse² on its diagonal: the part of the
+        error that the common fit makes (`mean_doubt`) with the kernel model's correlation, and the rest, within the
+        same draws, with the correlation of the residual series. Other draws are independent.
     task_labels, task_covariance : the (task, integrand) pairs that were fitted together and their learnt B, for
         integrands of unit scale; empty where nothing was fitted.
     """
@@ -123,11 +119,9 @@ def estimate_jointly(
         name: mark(part, inputs[name].trace, inputs[name].values, bad_scores=inputs[name].bad_scores)
         for name, part in estimates.items()
     }
-    if shared and len(fitted) == len(inputs):
-        residuals = np.concatenate([estimates[name].residuals for name in inputs], axis=-1)
-        covariance = covariance_of(residuals, np.concatenate([estimates[name].mcse for name in inputs]))
-    else:
-        covariance = _covariance(estimates, found, columns, correlation)
+    traces = {name: item.trace for name, item in inputs.items()}
+    index, doubts = ([], []) if shared else _common_doubt(estimates, found, columns)
+    covariance = _covariance(estimates, traces, np.array(index, int), np.array(doubts), correlation)
     return JointEstimate(estimates, covariance, labels, task_covariance)
 
 
@@ -145,27 +139,45 @@ def _columns(fit: ControlFit, columns: np.ndarray) -> ControlFit:
     )
 
 
-def _covariance(
+def _common_doubt(
     estimates: Mapping[str, Estimate],
     found: Mapping[str, tuple[ControlFit, Problem]],
     columns: Mapping[str, np.ndarray],
+) -> tuple[list[int], list[float]]:
+    """Return where each fitted task stands among all P and its doubt, in its units; zero where it was fitted alone."""
+    rows, doubts, start = [], [], 0
+    for name, part in estimates.items():
+        if name in found:
+            fit, problem = found[name]
+            for k, j in enumerate(columns[name]):
+                together = part.method[j] == fit.method[k] and not fit.method[k].endswith("alone")
+                doubts.append(min(float(fit.doubt[k] * problem.scale[k]), float(part.mcse[j])) if together else 0.0)
+                rows.append(start + int(j))
+        start += len(part.names)
+    return rows, doubts
+
+
+def _covariance(
+    estimates: Mapping[str, Estimate],
+    traces: Mapping[str, Trace],
+    index: np.ndarray,
+    doubts: np.ndarray,
     correlation: Float[np.ndarray, "t t"],
 ) -> Float[np.ndarray, "p p"]:
-    """Return blocks from each trace's residuals plus the correlated part of the joint fit's doubt."""
-    sizes = [len(part.names) for part in estimates.values()]
-    starts = dict(zip(estimates, np.concatenate([[0], np.cumsum(sizes)[:-1]]), strict=True))
-    total = np.zeros((sum(sizes), sum(sizes)))
-    for name, part in estimates.items():
-        at = slice(starts[name], starts[name] + len(part.names))
-        total[at, at] = part.covariance
-    doubts, rows = [], []
-    for name, (fit, problem) in found.items():
-        for k, j in enumerate(columns[name]):
-            together = estimates[name].status[j] not in GROUPED and not fit.method[k].endswith("alone")
-            doubts.append(fit.doubt[k] * problem.scale[k] if together else 0.0)
-            rows.append(starts[name] + j)
-    owner = np.repeat(np.arange(len(sizes)), sizes)[rows] if rows else np.zeros(0, int)
-    between = np.outer(doubts, doubts) * correlation * (owner[:, None] != owner[None, :])
-    index = np.array(rows, int)
-    total[np.ix_(index, index)] += between
+    """Return the covariance of the common doubts plus that of the rest, by residuals of the same draws."""
+    owner = np.repeat(np.arange(len(estimates)), [len(part.names) for part in estimates.values()])
+    mcse = np.concatenate([part.mcse for part in estimates.values()])
+    common = np.zeros(len(mcse))
+    common[index] = doubts
+    rest = np.sqrt(np.maximum(mcse**2 - common**2, 0.0))
+    total = np.zeros((len(mcse), len(mcse)))
+    if len(index):
+        total[np.ix_(index, index)] = np.outer(doubts, doubts) * correlation
+    names, left = list(estimates), list(range(len(estimates)))
+    while left:
+        same = [k for k in left if same_states(traces[names[left[0]]], traces[names[k]])]
+        left = [k for k in left if k not in same]
+        at = np.concatenate([np.flatnonzero(owner == k) for k in same])
+        residuals = np.concatenate([estimates[names[k]].residuals for k in same], axis=-1)
+        total[np.ix_(at, at)] += covariance_of(residuals, rest[at])
     return total

@@ -73,7 +73,7 @@ class JointProblem(NamedTuple):
 
 def make_joint_problem(
     traces: Sequence[Trace],
-    values: Sequence[Float[np.ndarray, "c n p"]],
+    values: Sequence[Float[np.ndarray, "_ _ _"]],
     *,
     num_folds: int | None = None,
     moments: tuple[Any, Any] | None = None,

@@ -28,7 +28,7 @@ from mcmcpost.control._method import (
 )
 from mcmcpost.control._problem import Problem
 from mcmcpost.control._task_covariance import alternating_task_covariance
-from mcmcpost.control._tuning import GridREML, tune
+from mcmcpost.control._tuning import DEFAULT_NUGGET, GridREML, tune
 from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
 from mcmcpost.hyper import maximise_task_likelihood
 from mcmcpost.kernels import AbstractKernel, SquaredExponential
@@ -116,7 +116,8 @@ class VectorValued(AbstractControlVariate):
     covariance : (T, T) the B of a kernel that is given, or fixed while the kernel is tuned; learnt by default.
     nugget : relative η; tuned by default, 1e-8 with a kernel and covariance that are given.
     degree : polynomial Stein features of this total degree are unpenalised in every task, as in `SemiExact`.
-    order : of the Langevin operator: 1, or 2 (Theorem C.1; kernels smooth enough for it).
+    order : of the Langevin operator: 1, or 2 (Theorem C.1; kernels smooth enough for it). A `Coregionalisation` brings
+        its own.
     tuning : `TaskREML(...)` or, for one target, `ConvexTaskCovariance(...)`. Integrands that share their draws are
         tuned by `GridREML`, whatever `TaskREML` is given here.
     solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 6,000 rows over all tasks.
@@ -149,6 +150,14 @@ class VectorValued(AbstractControlVariate):
     def label(self) -> str:
         return f"VectorValued(degree={self.degree})" if self.degree else "VectorValued()"
 
+    @property
+    def _order(self) -> int:
+        return self.kernel.order if isinstance(self.kernel, Coregionalisation) else self.order
+
+    @property
+    def _brings_covariance(self) -> bool:
+        return self.covariance is not None or isinstance(self.kernel, Coregionalisation)
+
     def crossfit(self, problem: Problem) -> ControlFit:
         """Fit the integrands of one trace, which share their draws: one eigendecomposition for all of them."""
         several = isinstance(self.kernel, Coregionalisation) and len(self.kernel.kernels) > 1
@@ -164,7 +173,7 @@ class VectorValued(AbstractControlVariate):
         given = self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
         tuning = GridREML(max_groups=1) if given is None else None
         (setting,) = tune(problem, basis, given, self.nugget, tuning, Cholesky())
-        tile = SteinTile(setting.kernel) if self.order == 1 else SecondOrderSteinTile(setting.kernel)
+        tile = SteinTile(setting.kernel) if self._order == 1 else SecondOrderSteinTile(setting.kernel)
         data = _data((problem.draws, problem.scores), basis.design, problem.values, problem)
         nugget = jnp.asarray(setting.nugget)
         between = self._covariance_given(problem.values.shape[1])
@@ -176,7 +185,7 @@ class VectorValued(AbstractControlVariate):
         if not self.guard or problem.values.shape[1] == 1:
             return found
         alone = [
-            VectorValued(given, None, self.nugget, self.degree, self.order, guard=False).crossfit(
+            VectorValued(given, None, self.nugget, self.degree, self._order, guard=False).crossfit(
                 problem.select(np.array([j]))
             )
             for j in range(problem.values.shape[1])
@@ -260,11 +269,18 @@ class VectorValued(AbstractControlVariate):
         return JointFit(tuple(fits), _correlation(model), between)
 
     def _alone(self, problem: Problem) -> ControlFit:
-        """Fit each integrand of a problem by the same method without the others."""
+        """Fit each integrand of a problem by the same method without the others, tuning what the joint fit tunes."""
         kernel = self.kernel
         if isinstance(kernel, Coregionalisation):
             kernel = kernel.kernels[0] if len(kernel.kernels) == 1 else None
-        method = eqx.tree_at(lambda v: (v.kernel, v.covariance), self, (kernel, None), is_leaf=lambda x: x is None)
+        everything_given = kernel is not None and self.tuning is None and self._brings_covariance
+        nugget = DEFAULT_NUGGET if everything_given and self.nugget is None else self.nugget
+        method = eqx.tree_at(
+            lambda v: (v.kernel, v.covariance, v.nugget, v.order),
+            self,
+            (kernel, None, nugget, self._order),
+            is_leaf=lambda x: x is None,
+        )
         parts = (join((problem.select(np.array([j])),)) for j in range(problem.values.shape[1]))
         return concatenate_fits(tuple(method._fit_tasks(part, alone=True).fits[0] for part in parts))
 
@@ -283,7 +299,7 @@ class VectorValued(AbstractControlVariate):
         fixed = None if alone else self._covariance_given(t)
         if isinstance(self.kernel, Coregionalisation):
             if self.tuning is None:
-                return self.kernel, self.nugget or 1e-8
+                return self.kernel, self.nugget or DEFAULT_NUGGET
             starts: tuple[Coregionalisation, ...] = (self.kernel,)
         else:
             between = fixed if fixed is not None else _first_covariance(joint)
@@ -294,8 +310,9 @@ class VectorValued(AbstractControlVariate):
                 kernels = tuple(SquaredExponential(np.sqrt(v) * np.ones(d)) for v in lengths)
             starts = tuple(Coregionalisation((kernel,), between[None], self.order) for kernel in kernels)
         learn_kernel = self.kernel is None or self.tuning is not None
-        if not learn_kernel and (fixed is not None or t == 1) and self.tuning is None:
-            return starts[0], self.nugget or 1e-8
+        settled = fixed is not None or (t == 1 and (self.nugget is not None or not alone))
+        if not learn_kernel and settled:
+            return starts[0], self.nugget or DEFAULT_NUGGET
         rows = _some_rows(joint, max(tuning.max_draws, 2 * design.shape[1]))
         nugget = tuning.nugget if self.nugget is None else self.nugget
         while nugget < 1.0:

@@ -8,12 +8,13 @@ from jaxtyping import Array, Float
 
 from mcmcpost._checks import fault
 from mcmcpost.kernels import AbstractKernel
-from mcmcpost.stein._kernel import SteinTile
+from mcmcpost.stein._kernel import OtherPoints, Points, SteinTile
 from mcmcpost.stein._second_order import SecondOrderSteinTile
 
 SYMMETRY = 1e-10
 
 type TaskRows = tuple[Float[Array, "n d"], Float[Array, "n d"], Float[Array, "n t"]]
+type OtherTaskRows = tuple[Float[Array, "m d"], Float[Array, "m d"], Float[Array, "m t"]]
 
 
 class Coregionalisation(eqx.Module):
@@ -62,7 +63,7 @@ class MatrixSteinTile(eqx.Module):
     covariances: Float[Array, "q t t"]
     order: int = eqx.field(static=True)
 
-    def __call__(self, rows: TaskRows, columns: TaskRows) -> Float[Array, "n m"]:
+    def __call__(self, rows: TaskRows, columns: OtherTaskRows) -> Float[Array, "n m"]:
         (*left, task_left), (*right, task_right) = rows, columns
         total = jnp.zeros((left[0].shape[0], right[0].shape[0]), left[0].dtype)
         for kernel, covariance in zip(self.kernels, self.covariances, strict=True):
@@ -79,11 +80,11 @@ def matrix_stein_tile(kernel: Coregionalisation) -> MatrixSteinTile:
 
 def matrix_stein_gram(
     kernel: Coregionalisation,
-    X: Float[Array, "n d"],
-    SX: Float[Array, "n d"],
+    X: Points,
+    SX: Points,
     tasks_x: np.ndarray,
-    Y: Float[Array, "m d"],
-    SY: Float[Array, "m d"],
+    Y: OtherPoints,
+    SY: OtherPoints,
     tasks_y: np.ndarray,
 ) -> Float[Array, "n m"]:
     """Return (K₀(x_i, y_j))_{t_i t'_j}, (n, m), each point with the score of its own task's target.
