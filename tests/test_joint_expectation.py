@@ -263,7 +263,7 @@ def test_a_hundred_tiny_tasks(rng):
     for j, phase in enumerate(np.linspace(0, 2, 100)):
         x = rng.normal(size=(1, 12, 1))
         tasks[f"t{j}"] = TaskInput(make_trace(x, -x), ("f",), np.sin(x + phase))
-    tuning = mp.TaskREML(squared_lengthscales=(30.0,), max_steps=5, max_draws=300)
+    tuning = mp.TaskREML(squared_lengthscales=(30.0,), nugget=1e-4, max_steps=20, max_draws=300)
     found = estimate_jointly(tasks, mp.VectorValued(tuning=tuning, guard=False))
     assert found.covariance.shape == (100, 100)
     assert np.linalg.eigvalsh(found.covariance)[0] > -1e-12 * np.trace(found.covariance)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from mcmcpost._checks import fault
 from mcmcpost._types import Status
 from mcmcpost.control._basis import exponents_of_degree, polynomial_basis
-from mcmcpost.control._control_functional import DENSE_LIMIT
+from mcmcpost.control._control_functional import DENSE_LIMIT, ControlFunctional, SemiExact
 from mcmcpost.control._joint_problem import JointProblem, join
 from mcmcpost.control._kernel import KernelData, KernelFit, crossfit_dense
 from mcmcpost.control._kernel_iterative import crossfit_iterative
@@ -43,6 +43,8 @@ from mcmcpost.stein import (
 )
 
 MAX_FULL_TASKS = 10
+MAX_ROWS = 7_000
+"""Rows over all tasks up to which the joint system is factorised; beyond, conjugate gradients."""
 LOW_RANK = 3
 START_CORRELATION = 0.9
 NUGGET_STEP = 10.0
@@ -120,7 +122,8 @@ class VectorValued(AbstractControlVariate):
         its own.
     tuning : `TaskREML(...)` or, for one target, `ConvexTaskCovariance(...)`. Integrands that share their draws are
         tuned by `GridREML`, whatever `TaskREML` is given here.
-    solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 6,000 rows over all tasks.
+    solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 7,000 rows over all tasks. Integrands
+        that share more than 6,000 draws are fitted each alone by `ConjugateGradients`: B would do nothing for them.
     guard : whether to compare with each task's own fit.
     """
 
@@ -170,6 +173,9 @@ class VectorValued(AbstractControlVariate):
         size = basis.design.shape[1]
         if problem.num_train < DRAWS_PER_FEATURE * size:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label, {"num_features": size - 1})
+        if problem.num_states > DENSE_LIMIT or isinstance(self.solver, ConjugateGradients):
+            fit = self._each_alone().crossfit(problem)
+            return fit._replace(method=tuple(f"{label} alone" for label in fit.method))
         given = self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
         tuning = GridREML(max_groups=1) if given is None else None
         (setting,) = tune(problem, basis, given, self.nugget, tuning, Cholesky())
@@ -179,18 +185,20 @@ class VectorValued(AbstractControlVariate):
         between = self._covariance_given(problem.values.shape[1])
         if between is None:
             between = _shrunk(np.asarray(shared_covariance(tile, nugget, data)))
-        fit = crossfit_kronecker(tile, jnp.asarray(between), nugget, data)
+        solved = crossfit_kronecker(tile, jnp.asarray(between), nugget, data)
         info = setting.describe() | {"degree": self.degree, "task_covariance": between.tolist()}
-        found = _control_fit(problem, fit, np.arange(problem.values.shape[1]), size - 1, self.label, info)
+        found = _control_fit(problem, solved, np.arange(problem.values.shape[1]), size - 1, self.label, info)
         if not self.guard or problem.values.shape[1] == 1:
             return found
-        alone = [
-            VectorValued(given, None, self.nugget, self.degree, self._order, guard=False).crossfit(
-                problem.select(np.array([j]))
-            )
-            for j in range(problem.values.shape[1])
-        ]
-        return self._guarded(problem, found, concatenate_fits(tuple(alone)))
+        return self._guarded(problem, found, self._each_alone().crossfit(problem))
+
+    def _each_alone(self) -> ControlFunctional | SemiExact:
+        """Return the scalar method for integrands that share their draws, which shares the factorisations too."""
+        kernel = self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
+        tuning = GridREML() if kernel is None else None
+        if self.degree:
+            return SemiExact(self.degree, kernel, self.nugget, tuning, self.solver)
+        return ControlFunctional(kernel, self.nugget, tuning, self.solver)
 
     def crossfit_joint(self, joint: JointProblem) -> JointFit:
         """Fit the tasks of a joint problem."""
@@ -225,7 +233,7 @@ class VectorValued(AbstractControlVariate):
         tile = matrix_stein_tile(kernel)
         rows = (joint.draws, joint.scores, joint.indicators)
         data = _data(rows, design, joint.values[:, None], joint)
-        solver = self.solver or (Cholesky() if len(joint.everyone) <= DENSE_LIMIT + 500 else ConjugateGradients())
+        solver = self.solver or (Cholesky() if len(joint.everyone) <= MAX_ROWS else ConjugateGradients())
         level = jnp.asarray(nugget)
         if isinstance(solver, Cholesky):
             folds = (joint.train, joint.train_mask, joint.everyone, joint.everyone_mask)
