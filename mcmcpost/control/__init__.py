@@ -10,9 +10,10 @@ from mcmcpost.control._penalty import Lasso, LeastSquares, Ridge
 from mcmcpost.control._problem import Problem, make_problem, standard_coordinates
 from mcmcpost.control._quantile import estimate_quantiles
 from mcmcpost.control._stochastic import ChainVariance, MeanSquare, Stochastic
+from mcmcpost.control._task_tuning import ConvexTaskCovariance, TaskREML
 from mcmcpost.control._trained import KernelFamily, PolynomialFamily, TrainedVectorValued
 from mcmcpost.control._tuning import REML, GridREML
-from mcmcpost.control._vector_valued import ConvexTaskCovariance, TaskREML, VectorValued
+from mcmcpost.control._vector_valued import VectorValued
 from mcmcpost.control._weights import SteinWeights, solve_stein_weights
 from mcmcpost.control._zero_variance import ZeroVariance
 

@@ -7,11 +7,11 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost.control._estimate import Estimate, assemble, controllable, covariance_of, mark, plain_estimate
-from mcmcpost.control._joint_problem import check_dimensions, make_joint_problem, same_states
+from mcmcpost.control._joint_problem import JointFit, check_dimensions, make_joint_problem, same_states
 from mcmcpost.control._method import ControlFit
 from mcmcpost.control._problem import Problem, make_problem
 from mcmcpost.control._trained import TrainedVectorValued
-from mcmcpost.control._vector_valued import JointFit, VectorValued
+from mcmcpost.control._vector_valued import VectorValued
 from mcmcpost.trace import Trace
 
 

@@ -1,6 +1,6 @@
 """What vector-valued control variates are fitted to: the rows of all tasks, each with its own draws and target."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost._checks import fault
 from mcmcpost._mcse import mcse_mean
+from mcmcpost.control._method import ControlFit
 from mcmcpost.control._problem import (
     MIN_BLOCK,
     MIN_FOLDS,
@@ -69,6 +70,28 @@ class JointProblem(NamedTuple):
     def rows_of(self, task: int) -> slice:
         """Return the rows of a task."""
         return slice(int(self.starts[task]), int(self.starts[task + 1]))
+
+    def by_problem(self, control: Float[np.ndarray, " m"]) -> Iterator[tuple[Problem, list[int], np.ndarray]]:
+        """Yield each problem, its tasks, and its part (m, p) of a control variate given at all rows."""
+        for i, problem in enumerate(self.problems):
+            mine = [t for t, task in enumerate(self.tasks) if task.problem == i]
+            part = np.zeros_like(problem.values)
+            for j, t in enumerate(mine):
+                part[: problem.num_states, j] = control[self.rows_of(t)]
+            yield problem, mine, part
+
+
+class JointFit(NamedTuple):
+    """Cross-fitted control variates of all tasks of a joint problem.
+
+    fits : one `ControlFit` for each of its problems.
+    model_correlation : (t, t) of the fits' errors under the kernel's own model; the identity where tasks do not share.
+    task_covariance : (t, t) B, of integrands of unit scale.
+    """
+
+    fits: tuple[ControlFit, ...]
+    model_correlation: Float[np.ndarray, "t t"]
+    task_covariance: Float[np.ndarray, "t t"]
 
 
 def make_joint_problem(

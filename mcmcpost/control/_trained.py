@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from mcmcpost._checks import fault
 from mcmcpost._types import Status
-from mcmcpost.control._joint_problem import JointProblem, join
+from mcmcpost.control._joint_problem import JointFit, JointProblem, join
 from mcmcpost.control._method import (
     AbstractControlVariate,
     ControlFit,
@@ -24,7 +24,6 @@ from mcmcpost.control._polynomial_tasks import PolynomialTasks
 from mcmcpost.control._problem import Problem
 from mcmcpost.control._stochastic import Stochastic, StochasticFit, fit_stochastic
 from mcmcpost.control._task_family import AbstractTaskControl, FixedCovariance, KernelTasks, TaskRows
-from mcmcpost.control._vector_valued import JointFit
 from mcmcpost.control._zero_variance import MIN_TRAIN
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.stein import check_covariance
@@ -110,11 +109,7 @@ class TrainedVectorValued(AbstractControlVariate):
             "task_covariance": between.tolist(),
         }
         fits = []
-        for i, problem in enumerate(joint.problems):
-            mine = [task for task, (owner, _) in enumerate(joint.tasks) if owner == i]
-            part = np.zeros_like(problem.values)
-            for j, task in enumerate(mine):
-                part[: problem.num_states, j] = control[joint.rows_of(task)]
+        for problem, mine, part in joint.by_problem(control):
             if not finite:
                 fits.append(no_control(problem, Status.NOT_CONVERGED, self.label, info))
                 continue

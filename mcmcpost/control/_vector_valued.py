@@ -1,6 +1,6 @@
 """Vector-valued kernel control variates: related integrands, of one target or of several, fitted together."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from mcmcpost._checks import fault
 from mcmcpost._types import Status
 from mcmcpost.control._basis import exponents_of_degree, polynomial_basis
 from mcmcpost.control._control_functional import DENSE_LIMIT, ControlFunctional, SemiExact
-from mcmcpost.control._joint_problem import JointProblem, join
+from mcmcpost.control._joint_problem import JointFit, JointProblem, join
 from mcmcpost.control._kernel import KernelData, KernelFit, crossfit_dense
 from mcmcpost.control._kernel_iterative import crossfit_iterative
 from mcmcpost.control._kronecker import crossfit_kronecker, shared_covariance
@@ -27,12 +27,10 @@ from mcmcpost.control._method import (
     scatter_folds,
 )
 from mcmcpost.control._problem import Problem
-from mcmcpost.control._task_covariance import alternating_task_covariance
+from mcmcpost.control._task_tuning import ConvexTaskCovariance, TaskModel, TaskREML, floored, tune_tasks
 from mcmcpost.control._tuning import DEFAULT_NUGGET, GridREML, tune
 from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
-from mcmcpost.hyper import maximise_task_likelihood
-from mcmcpost.kernels import AbstractKernel, SquaredExponential
-from mcmcpost.linops import tile_gram
+from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
 from mcmcpost.stein import (
     Coregionalisation,
@@ -42,61 +40,10 @@ from mcmcpost.stein import (
     matrix_stein_tile,
 )
 
-MAX_FULL_TASKS = 10
 MAX_ROWS = 7_000
 """Rows over all tasks up to which the joint system is factorised; beyond, conjugate gradients."""
-LOW_RANK = 3
-START_CORRELATION = 0.9
-NUGGET_STEP = 10.0
 SCALAR_MARGIN = 2.0
 """A task's own fit must lower the honest error variance by this factor, or the joint fit is kept."""
-
-
-class TaskREML(eqx.Module):
-    """Restricted maximum likelihood of kernel, task covariance and nugget by L-BFGS, all tasks jointly.
-
-    squared_lengthscales : starting points on standard coordinates, one lengthscale per coordinate from each: large
-        ones for the near-polynomial flat limit, a short one for rough integrands; one start leaves rare outliers
-        (MATH.md section 2).
-    nugget : where the nugget starts, which is tuned unless the method gives one; high, and it falls where it can.
-    rank : B = WWᵀ + diagonal with so many columns of W; by default B = LLᵀ up to ten tasks, rank three beyond.
-    max_draws : rows that the likelihood sees, evenly spaced within tasks.
-    max_steps : of L-BFGS, from each start; at most twice as many likelihood evaluations.
-    """
-
-    squared_lengthscales: tuple[float, ...] = (3.0, 100.0, 1000.0)
-    nugget: float = 1e-2
-    rank: int | None = None
-    max_draws: int = 600
-    max_steps: int = 100
-
-
-class ConvexTaskCovariance(eqx.Module):
-    """B by the alternating convex scheme of Sun, Barp and Briol (2023), Appendix D.3, for tasks with one target.
-
-    The kernel and the nugget are tuned first, with B = I as in their Appendix D.2. By restricted likelihood
-    (`TaskREML`) B is better where draws differ: the penalty ‖B‖² here compresses correlations.
-
-    penalty : λ. deltas : the decreasing sequence δ.
-    kernel : how the kernel is tuned.
-    """
-
-    penalty: float = 1e-5
-    deltas: tuple[float, ...] = (1e-1, 1e-2, 1e-3)
-    kernel: TaskREML = eqx.field(default_factory=TaskREML)
-
-
-class JointFit(NamedTuple):
-    """Cross-fitted control variates of all tasks of a joint problem.
-
-    fits : one `ControlFit` for each of its problems.
-    model_correlation : (t, t) of the fits' errors under the kernel's own model; the identity where tasks do not share.
-    task_covariance : (t, t) B, of integrands of unit scale.
-    """
-
-    fits: tuple[ControlFit, ...]
-    model_correlation: Float[np.ndarray, "t t"]
-    task_covariance: Float[np.ndarray, "t t"]
 
 
 class VectorValued(AbstractControlVariate):
@@ -184,7 +131,7 @@ class VectorValued(AbstractControlVariate):
         nugget = jnp.asarray(setting.nugget)
         between = self._covariance_given(problem.values.shape[1])
         if between is None:
-            between = _shrunk(np.asarray(shared_covariance(tile, nugget, data)))
+            between = floored(np.asarray(shared_covariance(tile, nugget, data)))
         solved = crossfit_kronecker(tile, jnp.asarray(between), nugget, data)
         info = setting.describe() | {"degree": self.degree, "task_covariance": between.tolist()}
         found = _control_fit(problem, solved, np.arange(problem.values.shape[1]), size - 1, self.label, info)
@@ -229,7 +176,9 @@ class VectorValued(AbstractControlVariate):
         if smallest < max(MIN_TRAIN, design.shape[1] + 1):
             few = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
             return JointFit(few, np.eye(num_tasks), np.eye(num_tasks))
-        kernel, nugget = self._tune(joint, design, alone=alone)
+        fixed = None if alone else self._covariance_given(num_tasks)
+        model = TaskModel(self.kernel, fixed, self.nugget, self.order, self.tuning)
+        kernel, nugget = tune_tasks(joint, design, model)
         tile = matrix_stein_tile(kernel)
         rows = (joint.draws, joint.scores, joint.indicators)
         data = _data(rows, design, joint.values[:, None], joint)
@@ -241,7 +190,7 @@ class VectorValued(AbstractControlVariate):
         else:
             fit = crossfit_iterative(tile, level, solver, data, num_constants=num_tasks)
         between = np.asarray(kernel.covariances).sum(axis=0)
-        model = np.asarray(fit.model_covariance)[0]
+        doubted = np.asarray(fit.model_covariance)[0]
         info = {
             "kernels": [type(k).__name__ for k in kernel.kernels],
             "parameters": [np.asarray(leaf).tolist() for k in kernel.kernels for leaf in _leaves(k)],
@@ -256,15 +205,11 @@ class VectorValued(AbstractControlVariate):
         mask = joint.held_out_mask
         control[joint.held_out[mask]] = np.asarray(fit.control)[mask][:, 0]
         fits = []
-        for i, problem in enumerate(joint.problems):
-            mine = [t for t, task in enumerate(joint.tasks) if task.problem == i]
-            part = np.zeros_like(problem.values)
-            for j, t in enumerate(mine):
-                part[: problem.num_states, j] = control[joint.rows_of(t)]
+        for problem, mine, part in joint.by_problem(control):
             one = ControlFit(
                 mean=np.asarray(fit.mean)[mine, 0],
                 control=part,
-                doubt=mean_doubt(problem, np.asarray(fit.mean)[mine, 0], part, np.diagonal(model)[mine]),
+                doubt=mean_doubt(problem, np.asarray(fit.mean)[mine, 0], part, np.diagonal(doubted)[mine]),
                 jackknife=fold_jackknife(np.asarray(fit.fold_means)[:, mine, 0]),
                 num_features=np.full(len(mine), features),
                 status=(self._status(fit),) * len(mine),
@@ -274,7 +219,7 @@ class VectorValued(AbstractControlVariate):
             if self.guard and not alone and num_tasks > 1:
                 one = self._guarded(problem, one, self._alone(problem))
             fits.append(one)
-        return JointFit(tuple(fits), _correlation(model), between)
+        return JointFit(tuple(fits), _correlation(doubted), between)
 
     def _alone(self, problem: Problem) -> ControlFit:
         """Fit each integrand of a problem by the same method without the others, tuning what the joint fit tunes."""
@@ -298,78 +243,6 @@ class VectorValued(AbstractControlVariate):
         asked = self.nugget is not None and float(fit.nugget) > self.nugget * 1.001
         return Status.NUGGET_RAISED if asked else Status.CONTROLLED
 
-    def _tune(self, joint: JointProblem, design: np.ndarray, *, alone: bool) -> tuple[Coregionalisation, float]:
-        """Return the matrix-valued kernel and the nugget."""
-        t, d = joint.num_tasks, joint.draws.shape[1]
-        if isinstance(self.tuning, ConvexTaskCovariance):
-            return self._convex(joint, design, self.tuning)
-        tuning = self.tuning or TaskREML()
-        fixed = None if alone else self._covariance_given(t)
-        if isinstance(self.kernel, Coregionalisation):
-            if self.tuning is None:
-                return self.kernel, self.nugget or DEFAULT_NUGGET
-            starts: tuple[Coregionalisation, ...] = (self.kernel,)
-        else:
-            between = fixed if fixed is not None else _first_covariance(joint)
-            if self.kernel is not None:
-                kernels: tuple[AbstractKernel, ...] = (self.kernel,)
-            else:
-                lengths = tuning.squared_lengthscales
-                kernels = tuple(SquaredExponential(np.sqrt(v) * np.ones(d)) for v in lengths)
-            starts = tuple(Coregionalisation((kernel,), between[None], self.order) for kernel in kernels)
-        learn_kernel = self.kernel is None or self.tuning is not None
-        settled = fixed is not None or (t == 1 and (self.nugget is not None or not alone))
-        if not learn_kernel and settled:
-            return starts[0], self.nugget or DEFAULT_NUGGET
-        rows = _some_rows(joint, max(tuning.max_draws, 2 * design.shape[1]))
-        nugget = tuning.nugget if self.nugget is None else self.nugget
-        while nugget < 1.0:
-            tuned = maximise_task_likelihood(
-                starts,
-                joint.draws[rows],
-                joint.scores[rows],
-                joint.labels[rows],
-                design[rows],
-                joint.values[rows],
-                nugget=nugget,
-                free_nugget=self.nugget is None,
-                learn_kernel=learn_kernel,
-                learn_covariance=fixed is None and t > 1,
-                rank=(tuning.rank or LOW_RANK) if t > MAX_FULL_TASKS or tuning.rank else None,
-                max_steps=tuning.max_steps,
-            )
-            if tuned is not None:
-                return tuned.kernel, tuned.nugget if self.nugget is None else self.nugget
-            nugget *= NUGGET_STEP
-        raise ValueError(
-            fault(
-                "VectorValued",
-                "a positive definite kernel matrix under some nugget below one",
-                f"none for {t} tasks of {np.diff(joint.starts).tolist()} states",
-                "Pass a kernel with a shorter lengthscale.",
-            )
-        )
-
-    def _convex(
-        self, joint: JointProblem, design: np.ndarray, tuning: ConvexTaskCovariance
-    ) -> tuple[Coregionalisation, float]:
-        """Return the kernel tuned with B = I, and B by the convex scheme."""
-        identity = np.eye(joint.num_tasks)
-        separate = VectorValued(self.kernel, identity, self.nugget, self.degree, self.order, tuning.kernel)
-        tuned, nugget = separate._tune(joint, design, alone=False)
-        rows = _some_rows(joint, tuning.kernel.max_draws)
-        one = matrix_stein_tile(Coregionalisation(tuned.kernels, np.ones((1, 1, 1)), self.order))
-        points = tuple(jnp.asarray(a) for a in (joint.draws[rows], joint.scores[rows], np.ones((len(rows), 1))))
-        gram = tile_gram(one, points)
-        found = alternating_task_covariance(
-            gram / jnp.mean(jnp.diagonal(gram)),
-            joint.labels[rows],
-            joint.values[rows],
-            penalty=tuning.penalty,
-            deltas=tuning.deltas,
-        )
-        return Coregionalisation(tuned.kernels, _shrunk(found.covariance)[None], self.order), nugget
-
 
 def _data(rows: tuple, design: np.ndarray, values: np.ndarray, folds: Problem | JointProblem) -> KernelData:
     arrays = (design, values, folds.counts, folds.held_out, folds.held_out_mask)
@@ -392,32 +265,6 @@ def _joint_design(joint: JointProblem, degree: int) -> tuple[Float[np.ndarray, "
         block[joint.rows_of(t)] = basis.design[: problem.num_states, 1:]
         columns.append(block)
     return np.concatenate(columns, axis=1), features
-
-
-def _first_covariance(joint: JointProblem) -> Float[np.ndarray, "t t"]:
-    """Return the start of B: tasks whose ridge coefficients on the scores point the same way are related."""
-    slopes = []
-    for t in range(joint.num_tasks):
-        rows = joint.rows_of(t)
-        scores, weight = joint.scores[rows], joint.counts[rows][:, None]
-        ridge = np.trace(scores.T @ (weight * scores)) / scores.shape[1]
-        gram = scores.T @ (weight * scores) + ridge * np.eye(scores.shape[1])
-        slope = np.linalg.solve(gram, scores.T @ (weight[:, 0] * joint.values[rows]))
-        norm = np.linalg.norm(slope)
-        slopes.append(slope / norm if norm > 0 else slope)
-    related = np.array(slopes) @ np.array(slopes).T
-    np.fill_diagonal(related, 1.0)
-    return START_CORRELATION * related + (1 - START_CORRELATION) * np.eye(joint.num_tasks)
-
-
-def _some_rows(joint: JointProblem, size: int) -> np.ndarray:
-    """Return at most about `size` rows, evenly spaced within each task and at least two of each."""
-    sizes = np.diff(joint.starts)
-    share = min(1.0, size / sizes.sum())
-    parts = []
-    for start, n in zip(joint.starts[:-1], sizes, strict=True):
-        parts.append(start + np.linspace(0, n - 1, max(min(n, 2), int(n * share))).astype(int))
-    return np.concatenate(parts)
 
 
 def _control_fit(
@@ -446,8 +293,3 @@ def _correlation(covariance: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t
         matrix = np.where((sd[:, None] > 0) & (sd[None, :] > 0), covariance / sd[:, None] / sd[None, :], 0.0)
     np.fill_diagonal(matrix, 1.0)
     return matrix
-
-
-def _shrunk(covariance: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
-    """Return the covariance with a floor under its spectrum, so that exact copies of a task stay positive definite."""
-    return covariance + 1e-8 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
