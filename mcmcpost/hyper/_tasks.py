@@ -21,6 +21,8 @@ TASK_NUGGET_BOUNDS = (1e-10, 1e2)
 TASK_RANGE = 12.0
 """Log kernel parameters stay within this of their start. There is no prior: an inert coordinate may become flat."""
 LOG_DIAGONAL_BOUNDS = (-14.0, 6.0)
+ROUNDING = 1e-13
+"""Added to a learnt B, relative to its trace: tasks that are multiples of each other make it singular to rounding."""
 FLOOR = 1e-6
 """Relative size of the smallest eigenvalue of a covariance that starts a search."""
 
@@ -98,7 +100,9 @@ def maximise_task_likelihood(
         return None
     parameters, static = parts[best.start]
     kernels, covariances = _unpack(jnp.asarray(best.x[:-1]), parameters, static, num_tasks, rank)
-    tuned = Coregionalisation(jax.tree.map(np.asarray, kernels), np.asarray(covariances), starts[0].order)
+    between = np.asarray(covariances)
+    between = between + ROUNDING * np.trace(between, axis1=1, axis2=2)[:, None, None] * np.eye(num_tasks)
+    tuned = Coregionalisation(jax.tree.map(np.asarray, kernels), between, starts[0].order)
     return TasksTuned(_scaled(tuned, draws, scores), float(np.exp(best.x[-1])), best.value, best.num_evaluations)
 
 
