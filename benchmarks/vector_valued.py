@@ -126,7 +126,7 @@ def run_borehole(replications: int, sizes: list[int], tag: str) -> None:
         def sample(r: int, m: int = m) -> Tasks:
             return borehole(generator("borehole", r), m, m)
 
-        few = replications if m <= 20 else min(replications, 30)
+        few = replications if m <= 20 else min(replications, 20)
         for label, method, count in (
             ("alone, known moments", alone(standardize=KNOWN), few),
             ("joint, known moments", joint(standardize=KNOWN), replications),
@@ -249,7 +249,7 @@ def main() -> None:
             case "borehole":
                 run_borehole(args.replications, args.sizes, args.tag)
             case "paper":
-                run_paper(min(args.replications, 20))
+                run_paper(min(args.replications, 10))
 
 
 if __name__ == "__main__":

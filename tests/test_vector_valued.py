@@ -38,10 +38,11 @@ def related_tasks(rng, size=12, slope=2.0):
 
 
 def likelihood_data(tasks):
-    """Return draws, scores, labels, basis and values of the joint problem of the tasks."""
+    """Return draws, scores, labels, basis, values and counts of the joint problem of the tasks."""
     joint = make_joint_problem([t.trace for t in tasks], [t.values for t in tasks], num_folds=2)
     m = joint.starts[-1]
-    return joint.draws[:m], joint.scores[:m], joint.labels[:m], joint.indicators[:m], joint.values[:m]
+    arrays = (joint.draws, joint.scores, joint.labels, joint.indicators, joint.values, joint.counts)
+    return tuple(array[:m] for array in arrays)
 
 
 # The restricted likelihood of kernel, covariance and nugget.
@@ -58,6 +59,7 @@ def searches(monkeypatch):
 @pytest.mark.parametrize("rank", [None, 1])
 def test_the_gradient_is_that_of_the_loss_and_the_loss_is_the_definition(rng, searches, rank):
     data = likelihood_data([normal_task(rng, n, f) for n, f in ((13, smooth), (11, lambda x: np.cos(x[..., 1])))])
+    data[-1][0] = 3.0  # a state that was visited three times has a third of the noise
     covariances = np.array([RELATED, [[0.5, -0.1], [-0.1, 0.3]]])
     start = Coregionalisation((2.0 * KERNEL, Matern52(2.0)), covariances)
     options = {"nugget": 1e-2, "free_nugget": True, "rank": rank}
@@ -71,8 +73,8 @@ def test_the_gradient_is_that_of_the_loss_and_the_loss_is_the_definition(rng, se
         np.testing.assert_allclose(gradient[j], slope, atol=1e-6 * np.abs(gradient).max())
 
     if rank is None:  # a covariance of this rank would be another B
-        draws, scores, labels, basis, values = data
-        a = 1e-2 * np.eye(len(values))
+        draws, scores, labels, basis, values, counts = data
+        a = 1e-2 * np.diag(1 / counts)
         scaled = np.zeros_like(a)
         for kernel, b in zip(start.kernels, covariances, strict=True):
             gram = np.asarray(stein_gram(kernel, draws, scores))

@@ -111,6 +111,7 @@ def tune_tasks(
             joint.labels[rows],
             design[rows],
             joint.values[rows],
+            joint.counts[rows],
             nugget=nugget,
             free_nugget=model.nugget is None,
             learn_kernel=model.kernel is None or model.tuning is not None,

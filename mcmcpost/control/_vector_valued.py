@@ -111,7 +111,8 @@ class VectorValued(AbstractControlVariate):
     def crossfit(self, problem: Problem) -> ControlFit:
         """Fit the integrands of one trace, which share their draws: one eigendecomposition for all of them."""
         several = isinstance(self.kernel, Coregionalisation) and len(self.kernel.kernels) > 1
-        if several or isinstance(self.tuning, ConvexTaskCovariance):
+        second_order = self._order == 2 and self.kernel is None
+        if several or second_order or isinstance(self.tuning, ConvexTaskCovariance):
             copies = tuple(problem.select(np.array([j])) for j in range(problem.values.shape[1]))
             return concatenate_fits(self.crossfit_joint(join(copies)).fits)
         if problem.num_train < MIN_TRAIN:
