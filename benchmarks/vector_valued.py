@@ -130,10 +130,13 @@ def run_borehole(replications: int, sizes: list[int], tag: str) -> None:
         for label, method, count in (
             ("alone, known moments", alone(standardize=KNOWN), few),
             ("joint, known moments", joint(standardize=KNOWN), replications),
+            ("joint, known moments, no fallback", joint(standardize=KNOWN, fallback=False), replications * (m == 10)),
             ("joint, sample moments", joint(), few),
         ):
+            if not count:
+                continue
             runs = replicate(f"borehole {m} {label}", sample, method, count)
-            rows.append(error_row(str(m), label, runs, TARGETS[m] if label == "joint, known moments" else ""))
+            rows.append(error_row(str(m), label, runs, TARGETS[m] if label.startswith("joint, known moments") else ""))
         emit(
             f"vector_valued_borehole{tag}",
             "Borehole, |error| of the high fidelity, m draws of each fidelity",
