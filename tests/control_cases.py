@@ -1,5 +1,6 @@
 """Problems and methods that several test modules share."""
 
+import jax
 import numpy as np
 
 from mcmcpost.control import (
@@ -9,8 +10,11 @@ from mcmcpost.control import (
     GridREML,
     Lasso,
     PlainMean,
+    PolynomialFamily,
     Ridge,
     SemiExact,
+    Stochastic,
+    TrainedVectorValued,
     VectorValued,
     ZeroVariance,
     estimate_expectations,
@@ -30,6 +34,11 @@ METHODS = {
     "cf_cg": ControlFunctional(SquaredExponential(2.0), 1e-3, solver=ConjugateGradients(1e-8, 300, 50)),
     "semi_exact": SemiExact(2, SquaredExponential(3.0), 1e-6),
     "vector_valued": VectorValued(SquaredExponential(2.0), nugget=1e-4),
+    "trained": TrainedVectorValued(
+        PolynomialFamily(2),
+        key=jax.random.key(0),
+        training=Stochastic(num_epochs=60, batch_size=50, learning_rate=2e-2),
+    ),
     "auto": Auto(),
 }
 """Every control variate; a concrete class missing here fails `test_every_method_is_registered`."""

@@ -28,7 +28,7 @@ from mcmcpost.control._method import (
 )
 from mcmcpost.control._problem import Problem
 from mcmcpost.control._task_tuning import ConvexTaskCovariance, TaskModel, TaskREML, floored, tune_tasks
-from mcmcpost.control._tuning import DEFAULT_NUGGET, GridREML, tune
+from mcmcpost.control._tuning import DEFAULT_NUGGET, MIN_ITERATIVE_NUGGET, GridREML, tune
 from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
@@ -184,6 +184,8 @@ class VectorValued(AbstractControlVariate):
         rows = (joint.draws, joint.scores, joint.indicators)
         data = _data(rows, design, joint.values[:, None], joint)
         solver = self.solver or (Cholesky() if len(joint.everyone) <= MAX_ROWS else ConjugateGradients())
+        if isinstance(solver, ConjugateGradients) and self.nugget is None:
+            nugget = max(nugget, MIN_ITERATIVE_NUGGET)
         level = jnp.asarray(nugget)
         if isinstance(solver, Cholesky):
             folds = (joint.train, joint.train_mask, joint.everyone, joint.everyone_mask)
