@@ -137,7 +137,12 @@ def joint_expectation(
     for name, pair in tasks.items():
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise TypeError(
-                fault("joint_expectation", f"task {name!r} to be a pair (tree, integrands)", type(pair).__name__, "")
+                fault(
+                    "joint_expectation",
+                    f"task {name!r} to be a pair (tree, integrands)",
+                    type(pair).__name__,
+                    "Add None for the stored values.",
+                )
             )
         tree, integrands = pair
         try:

@@ -39,8 +39,7 @@ def minimise_from(starts: Sequence[Start], *, max_steps: int) -> Minimum | None:
     """Return the best minimum over the starts, or None if the loss is finite at none of them.
 
     An evaluation that is not finite counts as +∞. Every start has `max_steps` steps of L-BFGS and twice as many
-    evaluations: to follow only the most promising one after a quarter of them left outliers of ten times the median on
-    the borehole.
+    evaluations.
     """
     found = [_minimise(start, index, max_steps) for index, start in enumerate(starts)]
     best = min(found, key=lambda minimum: minimum.value)
