@@ -1,5 +1,7 @@
 """Model evidence from power posteriors: sampling the ladder, integrating it, and cross-checks on the same draws."""
 
+from mcmcpost.evidence._compare import EvidenceComparison, compare_models, disagreements
+from mcmcpost.evidence._gate import LadderCheck, check_ladder
 from mcmcpost.evidence._ladder import (
     Ladder,
     TemperedTarget,
@@ -8,14 +10,38 @@ from mcmcpost.evidence._ladder import (
     make_ladder,
     power_ladder,
 )
+from mcmcpost.evidence._log_evidence import PATHS, Evidence, estimate_log_evidence
+from mcmcpost.evidence._path import PooledPath, pooled_path
 from mcmcpost.evidence._record import EvidenceEstimate
+from mcmcpost.evidence._rules import corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule
+from mcmcpost.evidence._rungs import RungHealth, RungMeans, control_rungs, examine_rungs
+from mcmcpost.evidence._stepping_stone import stepping_stone
 
 __all__ = [
+    "PATHS",
+    "Evidence",
+    "EvidenceComparison",
     "EvidenceEstimate",
     "Ladder",
+    "LadderCheck",
+    "PooledPath",
+    "RungHealth",
+    "RungMeans",
     "TemperedTarget",
+    "check_ladder",
     "check_temperatures",
+    "compare_models",
+    "control_rungs",
+    "corrected_rule",
+    "disagreements",
+    "discretisation_errors",
+    "estimate_log_evidence",
+    "examine_rungs",
     "geometric_ladder",
     "make_ladder",
+    "pooled_path",
     "power_ladder",
+    "simpson_rule",
+    "stepping_stone",
+    "trapezoid_rule",
 ]

@@ -29,9 +29,10 @@ class _State(NamedTuple):
     change: Float[Array, ""]
 
 
-def tempered(temperature: Float[Array, "..."], log_likelihood: Float[Array, "..."]) -> Float[Array, "..."]:
+def tempered(temperatures: Float[Array, " t"], log_likelihood: Float[Array, " n"]) -> Float[Array, "t n"]:
     """Return t·ℓ, zero at the prior even where ℓ = −∞."""
-    return jnp.where(temperature == 0.0, 0.0, temperature * jnp.where(temperature == 0.0, 0.0, log_likelihood))
+    prior = (temperatures == 0.0)[:, None]
+    return jnp.where(prior, 0.0, temperatures[:, None] * jnp.where(prior, 0.0, log_likelihood[None, :]))
 
 
 def solve_free_energies(
@@ -53,7 +54,7 @@ def solve_free_energies(
     sizes : (t,) m_j, the draws counted of each rung.
     start : (t,) first guess.
     """
-    energies = tempered(temperatures[:, None], log_likelihood[None, :])
+    energies = tempered(temperatures, log_likelihood)
     log_counts = jnp.log(counts)
 
     def residual(values: Array) -> Array:
@@ -61,9 +62,9 @@ def solve_free_energies(
 
     def step(state: _State) -> _State:
         log_denominator = _log_denominator(energies, sizes, state.values)
-        share = sizes[:, None] * jnp.exp(energies - state.values[:, None] - log_denominator) * counts
+        share = sizes[:, None] * jnp.exp(energies - state.values[:, None] - log_denominator[None, :]) * counts[None, :]
         total = share.sum(axis=1)
-        hessian = jnp.diag(total) - share @ (share / jnp.maximum(counts, 1e-300)).T
+        hessian = jnp.diag(total) - share @ (share / jnp.maximum(counts, 1e-300)[None, :]).T
         # The first rung is the reference; its row would make the system singular.
         newton = jnp.zeros_like(total).at[1:].set(jnp.linalg.solve(hessian[1:, 1:], (total - sizes)[1:]))
         simple = _fixed_point(energies, log_counts, sizes, state.values)
@@ -89,7 +90,7 @@ def log_mixture(
     values: Float[Array, " t"],
 ) -> Float[Array, " n"]:
     """Return log Σ_j m_j exp(t_jℓ_n − f_j), the mixture that all draws together are taken from."""
-    return _log_denominator(tempered(temperatures[:, None], log_likelihood[None, :]), sizes, values)
+    return _log_denominator(tempered(temperatures, log_likelihood), sizes, values)
 
 
 def asymptotic_covariance(
@@ -103,14 +104,14 @@ def asymptotic_covariance(
     Θ = Wᵀ(I − W M Wᵀ)⁺W with W_nj = exp(t_jℓ_n − f_j)/Σ_k m_k exp(t_kℓ_n − f_k) and M = diag(m): Shirts and Chodera
     (2008), equation 8, from the t × t matrix WᵀW alone.
     """
-    energies = tempered(temperatures[:, None], log_likelihood[None, :])
-    weights = jnp.exp(energies - values[:, None] - _log_denominator(energies, sizes, values))
+    energies = tempered(temperatures, log_likelihood)
+    weights = _mixture_weights(energies, sizes, values)
     spectrum, vectors = jnp.linalg.eigh(weights @ weights.T)
     spread = jnp.sqrt(jnp.maximum(spectrum, 0.0))
-    inner = jnp.eye(len(sizes)) - spread[:, None] * (vectors.T @ (sizes[:, None] * vectors)) * spread
-    half = vectors * spread
+    inner = jnp.eye(len(sizes)) - spread[:, None] * (vectors.T @ (sizes[:, None] * vectors)) * spread[None, :]
+    half = vectors * spread[None, :]
     theta = half @ jnp.linalg.pinv(inner, rtol=1e-10, hermitian=True) @ half.T
-    return theta - theta[:1] - theta[:, :1] + theta[0, 0]
+    return theta - theta[:1, :] - theta[:, :1] + theta[:1, :1]
 
 
 def adjacent_overlap(
@@ -124,8 +125,8 @@ def adjacent_overlap(
     O_{j,j+1} = m_{j+1} Σ_n W_nj W_n,j+1; .5 between two equal rungs alone, near zero without overlap (Klimovich, Shirts
     and Mobley, 2015, doi:10.1007/s10822-015-9840-9, who ask for .03).
     """
-    energies = tempered(temperatures[:, None], log_likelihood[None, :])
-    weights = jnp.exp(energies - values[:, None] - _log_denominator(energies, sizes, values))
+    energies = tempered(temperatures, log_likelihood)
+    weights = _mixture_weights(energies, sizes, values)
     return sizes[1:] * jnp.sum(weights[1:] * weights[:-1], axis=1)
 
 
@@ -135,7 +136,13 @@ def _log_denominator(
     return logsumexp(energies - values[:, None] + jnp.log(sizes)[:, None], axis=0)
 
 
+def _mixture_weights(
+    energies: Float[Array, "t n"], sizes: Float[Array, " t"], values: Float[Array, " t"]
+) -> Float[Array, "t n"]:
+    return jnp.exp(energies - values[:, None] - _log_denominator(energies, sizes, values)[None, :])
+
+
 def _fixed_point(
     energies: Float[Array, "t n"], log_counts: Float[Array, " n"], sizes: Float[Array, " t"], values: Float[Array, " t"]
 ) -> Float[Array, " t"]:
-    return logsumexp(energies + log_counts - _log_denominator(energies, sizes, values), axis=1)
+    return logsumexp(energies + (log_counts - _log_denominator(energies, sizes, values))[None, :], axis=1)

@@ -18,6 +18,7 @@ from mcmcpost.evidence._pooled import (
     path_integral,
     path_quadrature,
     solve_mixtures,
+    weighted_ess,
 )
 from mcmcpost.evidence._rules import trapezoid_rule
 from mcmcpost.stein import num_polynomial_features
@@ -99,33 +100,27 @@ def pooled_path(
     overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, sizes, mixtures.free_energies[0]))
 
     nodes, weights = (jnp.asarray(a) for a in path_quadrature(num_nodes))
-    best = fit_path(nodes, weights, pooled, mixtures, degree=0)
-    smallest = float(best.ess.min())
-    chosen, error, tried = 0, _error(ladder, best, 0, smallest), {}
+    smallest = float(weighted_ess(nodes, pooled, mixtures).min())
     d = ladder.draws.shape[-1]
-    top = MAX_DEGREE.get(d, 3) if degree is None else degree
-    below = best.integral
-    for level in range(1, top + 1) if controlled else ():
-        features = num_polynomial_features(d, level)
-        if degree is None and smallest < ESS_PER_FEATURE * (features + 1):
-            break
-        fit = fit_path(nodes, weights, pooled, mixtures, degree=level)
+    top = _highest_degree(d, smallest) if degree is None else degree
+    fit = fit_path(nodes, weights, pooled, mixtures, degree=top if controlled else 0)
+    chosen, error, tried = 0, _error(ladder, fit, 0, 0, smallest), {}
+    for level in range(1, fit.mean.shape[1]):
         # What the last degree changed stands for what the next would.
-        found = float(np.hypot(_error(ladder, fit, features, smallest), fit.integral - below))
-        below = fit.integral
-        tried[level] = {"value": float(fit.integral), "mcse": found}
+        change = float(fit.integral[level] - fit.integral[level - 1])
+        found = float(np.hypot(_error(ladder, fit, level, num_polynomial_features(d, level), smallest), change))
+        tried[level] = {"value": float(fit.integral[level]), "mcse": found}
         if np.isfinite(found) and (level == degree or found * NEED < error):
-            chosen, best, error = level, fit, found
-    log_density = mixtures.log_densities[0]
-    finer = path_integral(*map(jnp.asarray, path_quadrature(2 * num_nodes)), pooled, log_density, degree=chosen)
+            chosen, error = level, found
+    fine = path_integral(*map(jnp.asarray, path_quadrature(2 * num_nodes)), pooled, mixtures, degree=chosen)[-1]
     start_value, start_error = _log_possible(ladder)
     return PooledPath(
-        value=float(best.integral) + start_value,
+        value=float(fit.integral[chosen]) + start_value,
         mcse=float(np.hypot(error, start_error)),
-        discretisation_error=abs(float(finer - best.integral)),
+        discretisation_error=abs(float(fine - fit.integral[chosen])),
         degree=chosen,
         temperatures=np.asarray(nodes),
-        fit=best,
+        fit=fit,
         mixtures=mixtures,
         overlap=overlap,
         reason=_reason(mixtures, overlap, smallest),
@@ -133,15 +128,24 @@ def pooled_path(
     )
 
 
-def _error(ladder: Ladder, fit: PathFit, num_features: int, smallest_ess: float) -> float:
+def _highest_degree(d: int, smallest_ess: float) -> int:
+    degree = 0
+    while degree < MAX_DEGREE.get(d, 3) and smallest_ess >= ESS_PER_FEATURE * (
+        num_polynomial_features(d, degree + 1) + 1
+    ):
+        degree += 1
+    return degree
+
+
+def _error(ladder: Ladder, fit: PathFit, degree: int, num_features: int, smallest_ess: float) -> float:
     """Return √(max(held-out, jackknife)²·inflation + (integral − held-out integral)²), as `control.Estimate` does.
 
     The held-out error is that of the series of influences, rungs added up draw by draw, so that it sees
     autocorrelation and rungs that moved together.
     """
     c, n, t = ladder.log_likelihood.shape
-    influence = np.asarray(fit.influence)
-    deleted = np.asarray(fit.deleted)
+    influence = np.asarray(fit.influence)[:, degree]
+    deleted = np.asarray(fit.deleted)[:, degree]
     b = len(deleted)
     jackknife = np.sqrt((b - 1) / b * ((deleted - deleted.mean()) ** 2).sum())
     held_out = c * n * mcse_mean(influence.reshape(c, n, t).sum(axis=-1))
@@ -149,7 +153,7 @@ def _error(ladder: Ladder, fit: PathFit, num_features: int, smallest_ess: float)
     if num_features:
         inflation *= feature_inflation(np.array([num_features]), np.array([smallest_ess]))[0]
     known = [e for e in (held_out, jackknife) if np.isfinite(e)]
-    doubt = float(fit.integral - fit.crossfit)
+    doubt = float(fit.integral[degree] - fit.crossfit[degree])
     return float(np.sqrt(max(known) ** 2 * inflation + doubt**2)) if known and b > 1 else np.nan
 
 

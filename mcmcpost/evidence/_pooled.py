@@ -6,11 +6,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost.evidence._mbar import log_mixture, solve_free_energies
-from mcmcpost.stein import polynomial_exponents, polynomial_features
+from mcmcpost.stein import num_polynomial_features, polynomial_exponents, polynomial_features
 
 PATH_POWER = 5.0
 """Gauss–Legendre nodes are placed in s = t^(1/5): the path is steep near the prior."""
@@ -50,22 +50,22 @@ class Mixtures(NamedTuple):
 
 
 class PathFit(NamedTuple):
-    """The controlled mean log likelihood μ(t) at k temperatures, and its integral.
+    """The controlled mean log likelihood μ(t) at k temperatures, and its integral, for every degree 0..g.
 
-    mean, plain : (k,) μ(t) with and without control. ess : (k,) Kish's effective number of the weighted draws.
-    variance_ratio : (k,) weighted Var ℓ over that of the held-out residual.
-    integral : ∫μ dt on all draws. crossfit : the same of the residuals r of draws held out of their fits.
-    deleted : (b,) the integral without each block. influence : (n,) of each draw on `crossfit`, ∫ w_n(r_n − r̄) dt.
+    mean : (k, g+1) μ(t); degree zero is the plain weighted mean. ess : (k,) Kish's effective number of the weighted
+    draws. variance_ratio : (k, g+1) weighted Var ℓ over that of the held-out residual.
+    integral : (g+1,) ∫μ dt on all draws. crossfit : (g+1,) the same of the residuals r of draws held out of their fits.
+    deleted : (b, g+1) the integral without each block. influence : (n, g+1) of each draw on `crossfit`, ∫ w_n(r_n − r̄)
+    dt.
     """
 
-    mean: Float[Array, " k"]
-    plain: Float[Array, " k"]
+    mean: Float[Array, "k g"]
     ess: Float[Array, " k"]
-    variance_ratio: Float[Array, " k"]
-    integral: Float[Array, ""]
-    crossfit: Float[Array, ""]
-    deleted: Float[Array, " b"]
-    influence: Float[Array, " n"]
+    variance_ratio: Float[Array, "k g"]
+    integral: Float[Array, " g"]
+    crossfit: Float[Array, " g"]
+    deleted: Float[Array, "b g"]
+    influence: Float[Array, "n g"]
 
 
 def path_quadrature(num_nodes: int) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
@@ -97,19 +97,23 @@ def solve_mixtures(
     return Mixtures(values, mixtures, steps.sum(), converged.all())
 
 
-type _Totals = tuple[Array, Array, Array, Array]
+type _Totals = tuple[Array, ...]
+"""The integrals that a scan over the nodes adds up: see `PathFit`, from `integral` on."""
 
 
-class _Node(NamedTuple):
-    """One temperature: normalised weights, features of weighted covariance one, and the weighted means of both.
+class _Basis(NamedTuple):
+    """Stein features at one temperature, orthonormal under the weights, low degrees first.
 
-    weights : (n,). centred : (n, q) features minus their weighted mean. offset : (q,) that mean, whose expectation
-    under the target is zero.
+    centred : (n, q) minus their weighted mean. offset : (q,) that mean, whose expectation under the target is zero.
     """
 
-    weights: Float[Array, " n"]
     centred: Float[Array, "n q"]
     offset: Float[Array, " q"]
+
+
+def weighted_ess(temperatures: Float[Array, " k"], pooled: PooledDraws, mixtures: Mixtures) -> Float[Array, " k"]:
+    """Return Kish's effective number of the draws as weighted at each temperature."""
+    return jax.lax.map(lambda t: 1.0 / jnp.sum(_weights(t, pooled, mixtures.log_densities[0], -1) ** 2), temperatures)
 
 
 @partial(jax.jit, static_argnames="degree")
@@ -121,62 +125,49 @@ def fit_path(
     *,
     degree: int,
 ) -> PathFit:
-    """Fit the weighted zero-variance control variate at each temperature on all draws and without each block.
+    """Fit the weighted zero-variance control variates at each temperature on all draws and without each block.
 
     At t the draws weigh w_n ∝ exp(tℓ_n)/Σ_j m_j exp(t_jℓ_n − f_j) and the regression of ℓ on Stein features with the
     score t∇ℓ + ∇log p has the intercept μ(t) (MATH.md section 3). Every deletion has its own f_j, weights and
-    coefficients. Memory is O(n(q + blocks)).
+    coefficients. The features of lower degrees come first, so their fits are leading blocks of one Gram matrix. Memory
+    is O(n(q + blocks)).
 
     Parameters
     ----------
-    degree : of the polynomials whose Stein features control, in coordinates standardised at each temperature; zero for
-        no control.
+    degree : the highest of the polynomials, in coordinates standardised at each temperature; zero for no control.
     """
-    finite = jnp.isfinite(pooled.log_likelihood)
-    values = jnp.where(finite, pooled.log_likelihood, 0.0)
+    values = _finite(pooled)
     blocks = jnp.arange(len(mixtures.log_densities) - 1)
 
-    def weights_at(temperature: Array, log_density: Array, kept: Array) -> Array:
-        return jax.nn.softmax(jnp.where(kept & finite, temperature * values - log_density, -jnp.inf))
-
     def node(carry: _Totals, at: tuple[Array, Array]) -> tuple[_Totals, tuple[Array, ...]]:
-        integral, crossfit, deleted, influence = carry
         t, step = at
-        weights = weights_at(t, mixtures.log_densities[0], jnp.ones_like(finite))
-        plain = weights @ values
-        ess = 1.0 / jnp.sum(weights**2)
-        if degree == 0:
-            mean, fitted = plain, jnp.zeros_like(values)
+        weights = _weights(t, pooled, mixtures.log_densities[0], -1)
+        basis = _features_at(t, pooled, weights, degree)
+        mean, _ = _weighted_regression(weights, basis, values, degree, pooled.points.shape[1])
 
-            def without(block: Array) -> tuple[Array, Array]:
-                w = weights_at(t, mixtures.log_densities[block + 1], pooled.blocks != block)
-                return w @ values, jnp.zeros(())
-        else:
-            basis = _features_at(t, pooled, weights, degree)
-            mean, fitted = plain - basis.offset @ (basis.centred.T @ (weights * (values - plain))), None
-
-            def without(block: Array) -> tuple[Array, Array]:
-                w = weights_at(t, mixtures.log_densities[block + 1], pooled.blocks != block)
-                return _weighted_regression(w, basis, values)
+        def without(block: Array) -> tuple[Array, Array]:
+            deleted = _weights(t, pooled, mixtures.log_densities[block + 1], block)
+            return _weighted_regression(deleted, basis, values, degree, pooled.points.shape[1])
 
         means, coefficients = jax.lax.map(without, blocks)
-        if fitted is None:
-            # Each draw is predicted by the fit that did not see its block.
-            fitted = jnp.sum((basis.centred + basis.offset) * coefficients[pooled.blocks], axis=1)
-        residual = values - fitted
-        centre = weights @ residual
-        carry = (
-            integral + step * mean,
-            crossfit + step * centre,
-            deleted + step * means,
-            influence + step * weights * (residual - centre),
-        )
-        ratio = (weights @ (values - plain) ** 2) / (weights @ (residual - centre) ** 2)
-        return carry, (mean, plain, ess, ratio)
 
-    start = (jnp.zeros(()), jnp.zeros(()), jnp.zeros(len(blocks)), jnp.zeros_like(values))
-    total, (mean, plain, ess, ratio) = jax.lax.scan(node, start, (temperatures, quadrature))
-    return PathFit(mean, plain, ess, ratio, *total)
+        def residual(of_blocks: Float[Array, "b q"]) -> Array:
+            # Each draw is predicted by the fit that did not see its block.
+            mine = of_blocks[pooled.blocks]
+            return values - jnp.sum(basis.centred * mine, axis=1) - mine @ basis.offset
+
+        residuals = jax.lax.map(residual, jnp.moveaxis(coefficients, 1, 0))
+        centre = residuals @ weights
+        spread = (residuals - centre[:, None]) ** 2 @ weights
+        influence = (weights[None, :] * (residuals - centre[:, None])).T
+        carry = tuple(total + step * part for total, part in zip(carry, (mean, centre, means, influence), strict=True))
+        plain = weights @ values
+        return carry, (mean, 1.0 / jnp.sum(weights**2), weights @ (values - plain) ** 2 / spread)
+
+    g = degree + 1
+    start: _Totals = (jnp.zeros(g), jnp.zeros(g), jnp.zeros((len(blocks), g)), jnp.zeros((len(values), g)))
+    total, (mean, ess, ratio) = jax.lax.scan(node, start, (temperatures, quadrature))
+    return PathFit(mean, ess, ratio, *total)
 
 
 @partial(jax.jit, static_argnames="degree")
@@ -184,33 +175,45 @@ def path_integral(
     temperatures: Float[Array, " k"],
     quadrature: Float[Array, " k"],
     pooled: PooledDraws,
-    log_density: Float[Array, " n"],
+    mixtures: Mixtures,
     *,
     degree: int,
-) -> Float[Array, ""]:
-    """Return ∫μ dt on all draws alone, for another quadrature rule at little cost."""
-    finite = jnp.isfinite(pooled.log_likelihood)
-    values = jnp.where(finite, pooled.log_likelihood, 0.0)
+) -> Float[Array, " g"]:
+    """Return ∫μ dt of every degree on all draws alone, for another quadrature rule at little cost."""
+    values = _finite(pooled)
 
     def mean(t: Array) -> Array:
-        weights = jax.nn.softmax(jnp.where(finite, t * values - log_density, -jnp.inf))
-        plain = weights @ values
-        if degree == 0:
-            return plain
+        weights = _weights(t, pooled, mixtures.log_densities[0], -1)
         basis = _features_at(t, pooled, weights, degree)
-        return plain - basis.offset @ (basis.centred.T @ (weights * (values - plain)))
+        return _weighted_regression(weights, basis, values, degree, pooled.points.shape[1])[0]
 
     return quadrature @ jax.lax.map(mean, temperatures)
 
 
-def _features_at(temperature: Float[Array, ""], pooled: PooledDraws, weights: Float[Array, " n"], degree: int) -> _Node:
+def _finite(pooled: PooledDraws) -> Float[Array, " n"]:
+    return jnp.where(jnp.isfinite(pooled.log_likelihood), pooled.log_likelihood, 0.0)
+
+
+def _weights(
+    temperature: Float[Array, ""], pooled: PooledDraws, log_density: Float[Array, " n"], block: Array | int
+) -> Float[Array, " n"]:
+    """Return the normalised weights of the draws outside `block` at a positive temperature."""
+    kept = jnp.isfinite(pooled.log_likelihood) & (pooled.blocks != block)
+    return jax.nn.softmax(jnp.where(kept, temperature * _finite(pooled) - log_density, -jnp.inf))
+
+
+def _features_at(
+    temperature: Float[Array, ""], pooled: PooledDraws, weights: Float[Array, " n"], degree: int
+) -> _Basis:
     """Return Stein features at one temperature, standardised twice: the coordinates first, then the features."""
+    if degree == 0:
+        return _Basis(jnp.zeros((len(weights), 0)), jnp.zeros(0))
     mean = weights @ pooled.points
-    centred = pooled.points - mean
+    centred = pooled.points - mean[None, :]
     covariance = centred.T @ (weights[:, None] * centred)
     scale = jnp.sqrt(jnp.diagonal(covariance))
     scale = jnp.where(scale > 0, scale, 1.0)
-    correlation = covariance / scale[:, None] / scale + RIDGE * jnp.eye(len(scale))
+    correlation = covariance / jnp.outer(scale, scale) + RIDGE * jnp.eye(len(scale))
     lower = scale[:, None] * jnp.linalg.cholesky(correlation)
     z = solve_triangular(lower, centred.T, lower=True).T
     scores = (temperature * pooled.gradient_log_likelihood + pooled.gradient_log_prior) @ lower
@@ -218,25 +221,31 @@ def _features_at(temperature: Float[Array, ""], pooled: PooledDraws, weights: Fl
     # Far draws of other rungs may overflow the features; their weight is nil.
     features = jnp.where((weights > NEGLIGIBLE)[:, None], features, 0.0)
     norm = jnp.sqrt(weights @ features**2)
-    features = features / jnp.where(norm > 0, norm, 1.0)
+    features = features / jnp.where(norm > 0, norm, 1.0)[None, :]
     offset = weights @ features
-    features = features - offset
+    features = features - offset[None, :]
     gram = features.T @ (weights[:, None] * features)
     factor = jnp.linalg.cholesky(gram + RIDGE * len(gram) * jnp.eye(len(gram)))
-    return _Node(
-        weights,
+    return _Basis(
         solve_triangular(factor, features.T, lower=True).T,
         solve_triangular(factor, offset, lower=True),
     )
 
 
 def _weighted_regression(
-    weights: Float[Array, " n"], basis: _Node, values: Float[Array, " n"]
-) -> tuple[Float[Array, ""], Float[Array, " q"]]:
-    """Return intercept and coefficients of the regression with other weights than the basis was built for."""
-    plain, mean = weights @ values, weights @ basis.centred
+    weights: Float[Array, " n"], basis: _Basis, values: Float[Array, " n"], degree: int, d: int
+) -> tuple[Float[Array, " g"], Float[Array, "g q"]]:
+    """Return intercepts and coefficients, zero beyond each degree, with other weights than the basis was built for."""
+    plain = weights @ values
+    q = basis.centred.shape[1]
+    mean = weights @ basis.centred
     gram = basis.centred.T @ (weights[:, None] * basis.centred) - jnp.outer(mean, mean)
-    gram = gram + RIDGE * len(gram) * jnp.eye(len(gram))
+    gram = gram + RIDGE * max(q, 1) * jnp.eye(q)
     right = basis.centred.T @ (weights * (values - plain))
-    coefficients = cho_solve((jnp.linalg.cholesky(gram), True), right)
-    return plain - (mean + basis.offset) @ coefficients, coefficients
+    intercepts, coefficients = [plain], [jnp.zeros(q)]
+    for level in range(1, degree + 1):
+        size = num_polynomial_features(d, level)
+        part = jnp.linalg.solve(gram[:size, :size], right[:size])
+        intercepts.append(plain - (mean + basis.offset)[:size] @ part)
+        coefficients.append(jnp.zeros(q).at[:size].set(part))
+    return jnp.stack(intercepts), jnp.stack(coefficients)

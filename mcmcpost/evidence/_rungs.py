@@ -136,7 +136,8 @@ def control_rungs(
     `VectorValued` fits all rungs, both integrands each, as 2t related tasks; any other method each rung by itself.
     """
     plain = ladder.log_likelihood.mean(axis=(0, 1))
-    values = np.stack([ladder.log_likelihood, (ladder.log_likelihood - plain) ** 2], axis=-1)
+    with np.errstate(invalid="ignore"):  # a prior rung with draws of zero likelihood has no mean: undefined
+        values = np.stack([ladder.log_likelihood, (ladder.log_likelihood - plain) ** 2], axis=-1)
     rungs = range(len(ladder.temperatures))
     joint = None
     if isinstance(method, VectorValued):
