@@ -1,7 +1,21 @@
 """Model evidence from power posteriors: sampling the ladder, integrating it, and cross-checks on the same draws."""
 
-from mcmcpost.evidence._compare import EvidenceComparison, compare_models, disagreements
-from mcmcpost.evidence._gate import LadderCheck, check_ladder
+from mcmcpost.evidence._compare import (
+    EvidenceComparison,
+    compare_models,
+    disagreements,
+)
+from mcmcpost.evidence._evaluate import (
+    Evaluation,
+    evaluate_at,
+)
+from mcmcpost.evidence._gate import (
+    LadderCheck,
+    check_ladder,
+)
+from mcmcpost.evidence._kernel import (
+    HamiltonianKernel,
+)
 from mcmcpost.evidence._ladder import (
     Ladder,
     TemperedTarget,
@@ -10,23 +24,53 @@ from mcmcpost.evidence._ladder import (
     make_ladder,
     power_ladder,
 )
-from mcmcpost.evidence._log_evidence import PATHS, Evidence, estimate_log_evidence
-from mcmcpost.evidence._path import PooledPath, pooled_path
-from mcmcpost.evidence._record import EvidenceEstimate
-from mcmcpost.evidence._rules import corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule
-from mcmcpost.evidence._rungs import RungHealth, RungMeans, control_rungs, examine_rungs
-from mcmcpost.evidence._stepping_stone import stepping_stone
+from mcmcpost.evidence._log_evidence import (
+    PATHS,
+    Evidence,
+    estimate_log_evidence,
+)
+from mcmcpost.evidence._path import (
+    PooledPath,
+    pooled_path,
+)
+from mcmcpost.evidence._record import (
+    EvidenceEstimate,
+)
+from mcmcpost.evidence._rules import (
+    corrected_rule,
+    discretisation_errors,
+    simpson_rule,
+    trapezoid_rule,
+)
+from mcmcpost.evidence._rungs import (
+    RungHealth,
+    RungMeans,
+    control_rungs,
+    examine_rungs,
+)
+from mcmcpost.evidence._sampling import (
+    LadderStats,
+    SampledLadder,
+    sample_ladder,
+)
+from mcmcpost.evidence._stepping_stone import (
+    stepping_stone,
+)
 
 __all__ = [
     "PATHS",
+    "Evaluation",
     "Evidence",
     "EvidenceComparison",
     "EvidenceEstimate",
+    "HamiltonianKernel",
     "Ladder",
     "LadderCheck",
+    "LadderStats",
     "PooledPath",
     "RungHealth",
     "RungMeans",
+    "SampledLadder",
     "TemperedTarget",
     "check_ladder",
     "check_temperatures",
@@ -36,11 +80,13 @@ __all__ = [
     "disagreements",
     "discretisation_errors",
     "estimate_log_evidence",
+    "evaluate_at",
     "examine_rungs",
     "geometric_ladder",
     "make_ladder",
     "pooled_path",
     "power_ladder",
+    "sample_ladder",
     "simpson_rule",
     "stepping_stone",
     "trapezoid_rule",
