@@ -11,6 +11,7 @@ from mcmcpost._public import (
     stein_weights,
     summary,
 )
+from mcmcpost._public_evidence import EvidenceWarning, compare_evidence, log_evidence
 from mcmcpost._types import Status
 from mcmcpost.control import (
     REML,
@@ -37,12 +38,19 @@ from mcmcpost.control import (
     VectorValued,
     ZeroVariance,
 )
+from mcmcpost.evidence import Evidence, EvidenceComparison, EvidenceEstimate, geometric_ladder, power_ladder
 from mcmcpost.io import (
     attach_scores,
     check_tree,
+    comparison_to_dataframe,
     estimate_to_dataframe,
     estimate_to_datatree,
     estimate_to_json_dict,
+    evidence_methods,
+    evidence_path,
+    evidence_rungs,
+    evidence_to_datatree,
+    evidence_to_json_dict,
     from_arrays,
     from_numpyro,
     joint_estimate_to_datatree,
@@ -62,6 +70,12 @@ Estimate.to_dataframe = estimate_to_dataframe  # type: ignore[attr-defined]
 Estimate.to_json_dict = estimate_to_json_dict  # type: ignore[attr-defined]
 JointEstimate.to_datatree = joint_estimate_to_datatree  # type: ignore[attr-defined]
 SteinWeights.to_datatree = weights_to_datatree  # type: ignore[attr-defined]
+Evidence.to_dataframe = evidence_methods  # type: ignore[attr-defined]
+Evidence.rungs_to_dataframe = evidence_rungs  # type: ignore[attr-defined]
+Evidence.path_to_dataframe = evidence_path  # type: ignore[attr-defined]
+Evidence.to_datatree = evidence_to_datatree  # type: ignore[attr-defined]
+Evidence.to_json_dict = evidence_to_json_dict  # type: ignore[attr-defined]
+EvidenceComparison.to_dataframe = comparison_to_dataframe  # type: ignore[attr-defined]
 
 __all__ = [
     "METHODS",
@@ -74,6 +88,10 @@ __all__ = [
     "ConvexTaskCovariance",
     "Coregionalisation",
     "Estimate",
+    "Evidence",
+    "EvidenceComparison",
+    "EvidenceEstimate",
+    "EvidenceWarning",
     "GridREML",
     "JointEstimate",
     "KernelFamily",
@@ -98,12 +116,16 @@ __all__ = [
     "__version__",
     "attach_scores",
     "check_tree",
+    "compare_evidence",
     "expectation",
     "from_arrays",
     "from_numpyro",
+    "geometric_ladder",
     "joint_expectation",
     "kernel_stein_discrepancy",
     "load_tree",
+    "log_evidence",
+    "power_ladder",
     "quantile",
     "save_tree",
     "stein_weights",

@@ -3,6 +3,14 @@
 from mcmcpost.io._arrays import from_arrays
 from mcmcpost.io._convention import read_trace
 from mcmcpost.io._estimate import estimate_to_datatree
+from mcmcpost.io._evidence import (
+    comparison_to_dataframe,
+    evidence_methods,
+    evidence_path,
+    evidence_rungs,
+    evidence_to_datatree,
+    evidence_to_json_dict,
+)
 from mcmcpost.io._files import load_tree, save_tree
 from mcmcpost.io._gate import check_tree, gate
 from mcmcpost.io._integrands import Integrands, integrand_values
@@ -17,9 +25,15 @@ __all__ = [
     "Integrands",
     "attach_scores",
     "check_tree",
+    "comparison_to_dataframe",
     "estimate_to_dataframe",
     "estimate_to_datatree",
     "estimate_to_json_dict",
+    "evidence_methods",
+    "evidence_path",
+    "evidence_rungs",
+    "evidence_to_datatree",
+    "evidence_to_json_dict",
     "from_arrays",
     "from_numpyro",
     "gate",
