@@ -4,9 +4,11 @@ from importlib.metadata import version
 
 from mcmcpost._public import (
     METHODS,
+    bridge_evidence,
     expectation,
     joint_expectation,
     kernel_stein_discrepancy,
+    laplace_evidence,
     quantile,
     stein_weights,
     summary,
@@ -37,6 +39,7 @@ from mcmcpost.control import (
     VectorValued,
     ZeroVariance,
 )
+from mcmcpost.evidence import EvidenceEstimate
 from mcmcpost.io import (
     attach_scores,
     check_tree,
@@ -74,6 +77,7 @@ __all__ = [
     "ConvexTaskCovariance",
     "Coregionalisation",
     "Estimate",
+    "EvidenceEstimate",
     "GridREML",
     "JointEstimate",
     "KernelFamily",
@@ -97,12 +101,14 @@ __all__ = [
     "ZeroVariance",
     "__version__",
     "attach_scores",
+    "bridge_evidence",
     "check_tree",
     "expectation",
     "from_arrays",
     "from_numpyro",
     "joint_expectation",
     "kernel_stein_discrepancy",
+    "laplace_evidence",
     "load_tree",
     "quantile",
     "save_tree",

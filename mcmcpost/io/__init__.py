@@ -9,10 +9,12 @@ from mcmcpost.io._integrands import Integrands, integrand_values
 from mcmcpost.io._joint import joint_estimate_to_datatree
 from mcmcpost.io._numpyro import attach_scores, from_numpyro
 from mcmcpost.io._tables import estimate_to_dataframe, estimate_to_json_dict
+from mcmcpost.io._target import Target, read_target
 from mcmcpost.io._weights import weights_to_datatree
 
 __all__ = [
     "Integrands",
+    "Target",
     "attach_scores",
     "check_tree",
     "estimate_to_dataframe",
@@ -24,6 +26,7 @@ __all__ = [
     "integrand_values",
     "joint_estimate_to_datatree",
     "load_tree",
+    "read_target",
     "read_trace",
     "save_tree",
     "weights_to_datatree",
