@@ -1,18 +1,28 @@
 """What happens after MCMC: expectations with smaller errors, and errors that are honest."""
 
-from importlib.metadata import version
+from importlib.metadata import (
+    version,
+)
 
 from mcmcpost._public import (
     METHODS,
+    bridge_evidence,
     expectation,
     joint_expectation,
     kernel_stein_discrepancy,
+    laplace_evidence,
     quantile,
     stein_weights,
     summary,
 )
-from mcmcpost._public_evidence import EvidenceWarning, compare_evidence, log_evidence
-from mcmcpost._types import Status
+from mcmcpost._public_evidence import (
+    EvidenceWarning,
+    compare_evidence,
+    log_evidence,
+)
+from mcmcpost._types import (
+    Status,
+)
 from mcmcpost.control import (
     REML,
     Auto,
@@ -38,7 +48,13 @@ from mcmcpost.control import (
     VectorValued,
     ZeroVariance,
 )
-from mcmcpost.evidence import Evidence, EvidenceComparison, EvidenceEstimate, geometric_ladder, power_ladder
+from mcmcpost.evidence import (
+    Evidence,
+    EvidenceComparison,
+    EvidenceEstimate,
+    geometric_ladder,
+    power_ladder,
+)
 from mcmcpost.io import (
     attach_scores,
     check_tree,
@@ -58,9 +74,18 @@ from mcmcpost.io import (
     save_tree,
     weights_to_datatree,
 )
-from mcmcpost.linsolve import Cholesky, ConjugateGradients
-from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning
-from mcmcpost.stein import Coregionalisation
+from mcmcpost.linsolve import (
+    Cholesky,
+    ConjugateGradients,
+)
+from mcmcpost.scores import (
+    ScoreCheck,
+    ScoreError,
+    ScoreWarning,
+)
+from mcmcpost.stein import (
+    Coregionalisation,
+)
 
 __version__ = version("mcmcpost")
 
@@ -76,6 +101,7 @@ Evidence.path_to_dataframe = evidence_path  # type: ignore[attr-defined]
 Evidence.to_datatree = evidence_to_datatree  # type: ignore[attr-defined]
 Evidence.to_json_dict = evidence_to_json_dict  # type: ignore[attr-defined]
 EvidenceComparison.to_dataframe = comparison_to_dataframe  # type: ignore[attr-defined]
+
 
 __all__ = [
     "METHODS",
@@ -115,6 +141,7 @@ __all__ = [
     "ZeroVariance",
     "__version__",
     "attach_scores",
+    "bridge_evidence",
     "check_tree",
     "compare_evidence",
     "expectation",
@@ -123,6 +150,7 @@ __all__ = [
     "geometric_ladder",
     "joint_expectation",
     "kernel_stein_discrepancy",
+    "laplace_evidence",
     "load_tree",
     "log_evidence",
     "power_ladder",

@@ -1,5 +1,8 @@
 """Model evidence from power posteriors: sampling the ladder, integrating it, and cross-checks on the same draws."""
 
+from mcmcpost.evidence._bridge import (
+    bridge_sampling,
+)
 from mcmcpost.evidence._compare import (
     EvidenceComparison,
     compare_models,
@@ -23,6 +26,9 @@ from mcmcpost.evidence._ladder import (
     geometric_ladder,
     make_ladder,
     power_ladder,
+)
+from mcmcpost.evidence._laplace import (
+    laplace_importance,
 )
 from mcmcpost.evidence._log_evidence import (
     PATHS,
@@ -72,6 +78,7 @@ __all__ = [
     "RungMeans",
     "SampledLadder",
     "TemperedTarget",
+    "bridge_sampling",
     "check_ladder",
     "check_temperatures",
     "compare_models",
@@ -83,6 +90,7 @@ __all__ = [
     "evaluate_at",
     "examine_rungs",
     "geometric_ladder",
+    "laplace_importance",
     "make_ladder",
     "pooled_path",
     "power_ladder",

@@ -1,0 +1,103 @@
+"""Draws of a tree and the log density that they are of."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from mcmcpost._checks import fault
+from mcmcpost.io._convention import DRAWS, GROUP, check_tree_type, read_draws
+from mcmcpost.io._model import Model, probe_model
+from mcmcpost.io._numpyro import _posterior_sites, _stored_draws
+
+if TYPE_CHECKING:
+    import xarray
+
+
+class Target(NamedTuple):
+    """Unconstrained draws (c, n, d), their labels, and the log density (d,) → scalar on that space."""
+
+    draws: Float[np.ndarray, "c n d"]
+    names: tuple[str, ...] | None
+    logdensity: Callable[[Array], Array]
+
+
+def read_target(
+    where: str,
+    tree: "xarray.DataTree",
+    model: Callable[..., Any] | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    logdensity_fn: Callable[[Array], Array] | None,
+) -> Target:
+    """Return the draws of `tree` with a NumPyro model's density or a given one.
+
+    ``sample_stats.unconstrained_draw`` is used where it is there, with a model only if its labels are the model's;
+    otherwise the latent sites are transformed.
+    """
+    check_tree_type(where, tree)
+    stored = GROUP in tree.children and DRAWS in tree.children[GROUP].data_vars
+    if not stored and "posterior" not in tree.children:
+        groups = ", ".join(map(str, tree.children)) or "no group"
+        raise ValueError(fault(where, "a posterior group or unconstrained draws", groups, "Load a trace."))
+    if model is not None and logdensity_fn is None:
+        probed = probe_model(where, model, args, kwargs)
+        refuse_improper(where, probed)
+        if stored and read_draws(tree)[1] == probed.names:
+            return Target(read_draws(tree)[0], probed.names, probed.logdensity)
+        draws, names = probed.unconstrain(_posterior_sites(tree))
+        return Target(draws, names, probed.logdensity)
+    if logdensity_fn is not None and not (model or args or kwargs):
+        draws, labels = _stored_draws(tree)
+        return Target(draws, labels, logdensity_fn)
+    raise ValueError(
+        fault(
+            where,
+            "either a NumPyro model with its arguments or `logdensity_fn` alone",
+            "neither" if logdensity_fn is None else "both",
+            f"Call {where}(tree, model, *args, key=key) or {where}(tree, logdensity_fn=f, key=key).",
+        )
+    )
+
+
+def refuse_improper(where: str, probed: Model) -> None:
+    """Refuse a model with a prior that does not integrate to one: flat, or masked out."""
+    from numpyro import handlers
+    from numpyro.infer import init_to_sample
+
+    improper: list[str] = []
+
+    def run() -> Array:
+        seeded = handlers.substitute(probed.model, substitute_fn=init_to_sample)
+        for name, site in handlers.trace(seeded).get_trace(*probed.args, **probed.kwargs).items():
+            if name in probed.sites and _is_improper(site["fn"]):
+                improper.append(name)
+        return jnp.zeros(())
+
+    with jax.enable_x64(True):
+        jax.eval_shape(run)
+    if improper:
+        raise ValueError(
+            fault(
+                where,
+                "proper priors",
+                f"an improper prior on {', '.join(improper)}",
+                "An improper prior has no evidence: use a proper one.",
+            )
+        )
+
+
+def _is_improper(distribution: Any) -> bool:
+    from numpyro.distributions import ImproperUniform
+    from numpyro.distributions.distribution import MaskedDistribution
+
+    while distribution is not None:
+        if isinstance(distribution, ImproperUniform):
+            return True
+        if isinstance(distribution, MaskedDistribution) and distribution._mask is False:
+            return True
+        distribution = getattr(distribution, "base_dist", None)
+    return False
