@@ -15,11 +15,7 @@ from mcmcpost._public import (
     stein_weights,
     summary,
 )
-from mcmcpost._public_evidence import (
-    EvidenceWarning,
-    compare_evidence,
-    log_evidence,
-)
+from mcmcpost._public_evidence import EvidenceWarning, compare_evidence, ladder_from_arrays, log_evidence
 from mcmcpost._types import (
     Status,
 )
@@ -150,6 +146,7 @@ __all__ = [
     "geometric_ladder",
     "joint_expectation",
     "kernel_stein_discrepancy",
+    "ladder_from_arrays",
     "laplace_evidence",
     "load_tree",
     "log_evidence",
