@@ -1,4 +1,4 @@
-"""Monte Carlo standard errors under autocorrelation, by ArviZ: the one lazy import of ``arviz_stats.base``."""
+"""Monte Carlo standard errors and R-hat, by ArviZ: the one lazy import of ``arviz_stats.base``."""
 
 import numpy as np
 from jaxtyping import Float
@@ -29,3 +29,10 @@ def mcse_mean(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
     unit = centred / np.where(scale > 0, scale, 1.0)
     error = array_stats.mcse(unit, chain_axis=0, draw_axis=1, method="mean") * scale
     return np.where(finite, error, np.nan)
+
+
+def rank_rhat(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
+    """Return the rank-normalised split R-hat of each series (Vehtari et al. 2021), NaN for one chain."""
+    from arviz_stats.base import array_stats
+
+    return array_stats.rhat(series, chain_axis=0, draw_axis=1)

@@ -15,6 +15,9 @@ wild proposal may cost the chains that wait for it. In float32 the tolerance is 
 
 A failed solve (the cap, or a step that is not finite) has log density −∞ and a score of NaN in every coordinate, and
 its ``quantities`` are NaN: the sampler rejects it, and nothing wrong can look finite.
+
+``data(limited=True)`` is a rival model for either prior set: predators limit themselves, dy/ds = δ eˣ − γ − κ eʸ, with
+log κ ~ N(−5, 1).
 """
 
 from collections.abc import Callable, Mapping
@@ -59,6 +62,18 @@ class Parameters(NamedTuple):
     noise: Float[Array, "2"]
 
 
+class LimitedParameters(NamedTuple):
+    """`Parameters` with the self-limitation κ of the predators."""
+
+    alpha: Float[Array, ""]
+    beta: Float[Array, ""]
+    delta: Float[Array, ""]
+    gamma: Float[Array, ""]
+    initial: Float[Array, "2"]
+    noise: Float[Array, "2"]
+    kappa: Float[Array, ""]
+
+
 class Populations(NamedTuple):
     """Log populations (n, 2) and whether the solve succeeded.
 
@@ -91,11 +106,26 @@ def stan_priors() -> Parameters:
     return Parameters(theta[0], theta[1], theta[3], theta[2], initial, noise)
 
 
+def limited_paper_priors() -> LimitedParameters:
+    """Sample the paper's parameters and the self-limitation."""
+    return _limited(paper_priors())
+
+
+def limited_stan_priors() -> LimitedParameters:
+    """Sample the parameters of Stan's example and the self-limitation."""
+    return _limited(stan_priors())
+
+
+def _limited(parameters: Parameters) -> LimitedParameters:
+    return LimitedParameters(*parameters, kappa=jnp.exp(numpyro.sample("log_kappa", dist.Normal(-5.0, 1.0))))
+
+
 PRIORS: dict[str, Callable[[], Parameters]] = {"paper": paper_priors, "stan": stan_priors}
+LIMITED: dict[str, Callable[[], LimitedParameters]] = {"paper": limited_paper_priors, "stan": limited_stan_priors}
 
 
 def solve(
-    parameters: Parameters,
+    parameters: Parameters | LimitedParameters,
     times: Float[np.ndarray, " n"],
     *,
     solver: diffrax.AbstractSolver | None = None,
@@ -123,15 +153,18 @@ def solve(
     return Populations(_poison(solution.ys, jnp.concatenate([jnp.ravel(p) for p in parameters]), solved), solved)
 
 
-def _growth(time: Float[Array, ""], log: Float[Array, "2"], rates: Parameters) -> Float[Array, "2"]:
+def _growth(time: Float[Array, ""], log: Float[Array, "2"], rates: Parameters | LimitedParameters) -> Float[Array, "2"]:
     del time
     prey, predator = jnp.exp(log)
-    return jnp.stack([rates.alpha - rates.beta * predator, rates.delta * prey - rates.gamma])
+    gain = rates.delta * prey - rates.gamma
+    if isinstance(rates, LimitedParameters):
+        gain = gain - rates.kappa * predator
+    return jnp.stack([rates.alpha - rates.beta * predator, gain])
 
 
 @jax.custom_jvp
-def _poison(log: Float[Array, "n 2"], parameters: Float[Array, "8"], solved: Bool[Array, ""]) -> Float[Array, "n 2"]:
-    """Return `log` if `solved`, else the largest float, whose derivatives in all eight parameters are NaN."""
+def _poison(log: Float[Array, "n 2"], parameters: Float[Array, " p"], solved: Bool[Array, ""]) -> Float[Array, "n 2"]:
+    """Return `log` if `solved`, else the largest float, whose derivatives in all parameters are NaN."""
     del parameters
     return jnp.where(solved, log, jnp.finfo(log.dtype).max)  # not ∞: NumPyro refuses that as an argument
 
@@ -148,7 +181,7 @@ def model(
     hare: Float[np.ndarray, " n"],
     lynx: Float[np.ndarray, " n"],
     *,
-    priors: Callable[[], Parameters],
+    priors: Callable[[], Parameters | LimitedParameters],
     solver: diffrax.AbstractSolver | None = None,
     tolerance: float = TOLERANCE,
     max_steps: int = MAX_STEPS,
@@ -162,17 +195,18 @@ def model(
     numpyro.sample("lynx", dist.LogNormal(log[:, 1], parameters.noise[1]), obs=jnp.asarray(lynx, log.dtype))
 
 
-def data(priors: str = "paper") -> dict[str, object]:
-    """Return the arguments of `model` for the prior set ``"paper"`` or ``"stan"``."""
+def data(priors: str = "paper", limited: bool = False) -> dict[str, object]:
+    """Return the arguments of `model` for the prior set ``"paper"`` or ``"stan"``; `limited` adds self-limitation."""
     _check_priors("data", priors)
-    return {"hare": HARE, "lynx": LYNX, "priors": PRIORS[priors]}
+    return {"hare": HARE, "lynx": LYNX, "priors": (LIMITED if limited else PRIORS)[priors]}
 
 
-def init(priors: str = "paper") -> dict[str, np.ndarray]:
+def init(priors: str = "paper", limited: bool = False) -> dict[str, np.ndarray]:
     """Return constrained values near the posterior mode."""
     _check_priors("init", priors)
+    extra = {"log_kappa": np.array(-6.0)} if limited else {}
     if priors == "stan":
-        return {
+        return extra | {
             "theta": np.array([0.55, 0.028, 0.8, 0.024]),
             "z_init": np.array([34.0, 5.9]),
             "sigma": np.array([0.25, 0.25]),
@@ -181,7 +215,7 @@ def init(priors: str = "paper") -> dict[str, np.ndarray]:
         "alpha": 0.55, "beta": 0.028, "delta": 0.024, "gamma": 0.8,
         "prey0": 34.0, "predator0": 5.9, "sigma_prey": 0.25, "sigma_predator": 0.25,
     }  # fmt: skip
-    return {f"log_{name}": np.log(value) for name, value in natural.items()}
+    return {f"log_{name}": np.log(value) for name, value in natural.items()} | extra
 
 
 def quantities(draw: Mapping[str, Array]) -> dict[str, Array]:
@@ -192,7 +226,10 @@ def quantities(draw: Mapping[str, Array]) -> dict[str, Array]:
     return natural | {f"prey[{year:.1f}]": value for year, value in zip(TASK_YEARS, prey, strict=True)}
 
 
-def _parameters(draw: Mapping[str, Array]) -> Parameters:
+def _parameters(draw: Mapping[str, Array]) -> Parameters | LimitedParameters:
+    if "log_kappa" in draw:
+        free = {name: value for name, value in draw.items() if name != "log_kappa"}
+        return LimitedParameters(*_parameters(free), kappa=jnp.exp(draw["log_kappa"]))
     if "theta" in draw:
         alpha, beta, gamma, delta = jnp.asarray(draw["theta"])
         return Parameters(alpha, beta, delta, gamma, jnp.asarray(draw["z_init"]), jnp.asarray(draw["sigma"]))

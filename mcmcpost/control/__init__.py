@@ -1,10 +1,16 @@
 """Control variates, cross-fitting and standard errors."""
 
-from mcmcpost.control._auto import Auto
+from mcmcpost.control._auto import MAX_DEGREE, NEED, Auto
 from mcmcpost.control._control_functional import DENSE_LIMIT, ControlFunctional, SemiExact
 from mcmcpost.control._estimate import Estimate, estimate_expectations
 from mcmcpost.control._joint_estimate import JointEstimate, TaskInput, estimate_jointly
-from mcmcpost.control._method import AbstractControlVariate, ControlFit, PlainMean
+from mcmcpost.control._method import (
+    AbstractControlVariate,
+    ControlFit,
+    PlainMean,
+    feature_inflation,
+    tail_inflation,
+)
 from mcmcpost.control._neural import NeuralNetwork
 from mcmcpost.control._penalty import Lasso, LeastSquares, Ridge
 from mcmcpost.control._problem import Problem, make_problem, standard_coordinates
@@ -19,6 +25,8 @@ from mcmcpost.control._zero_variance import ZeroVariance
 
 __all__ = [
     "DENSE_LIMIT",
+    "MAX_DEGREE",
+    "NEED",
     "REML",
     "AbstractControlVariate",
     "Auto",
@@ -49,7 +57,9 @@ __all__ = [
     "estimate_expectations",
     "estimate_jointly",
     "estimate_quantiles",
+    "feature_inflation",
     "make_problem",
     "solve_stein_weights",
     "standard_coordinates",
+    "tail_inflation",
 ]

@@ -118,7 +118,7 @@ def make_ladder(
     return Ladder(levels, points, values, slopes[0], slopes[1], labels)
 
 
-def power_ladder(size: int, power: float = 5.0) -> Float[np.ndarray, " t"]:
+def power_ladder(size: int, power: float | int = 5) -> Float[np.ndarray, " t"]:
     """Return t_i = ((i−1)/(size−1))^power, i = 1..size: rungs crowd near the prior, where the path is steep.
 
     Friel and Pettitt (2008, doi:10.1111/j.1467-9868.2007.00650.x) with power 5.
@@ -138,5 +138,5 @@ def geometric_ladder(size: int, smallest: float = 1e-4) -> Float[np.ndarray, " t
 
 
 def _check_size(where: str, size: int) -> None:
-    if not isinstance(size, int | np.integer) or size < 2:
+    if size < 2:
         raise ValueError(fault(where, "`size` to be an integer of at least 2", size, "Both ends are rungs."))

@@ -7,9 +7,11 @@ from mcmcpost.io._files import load_tree, save_tree
 from mcmcpost.io._gate import check_tree, gate
 from mcmcpost.io._integrands import Integrands, integrand_values
 from mcmcpost.io._joint import joint_estimate_to_datatree
+from mcmcpost.io._ladder import ladder_to_datatree, read_ladder
 from mcmcpost.io._numpyro import attach_scores, from_numpyro
 from mcmcpost.io._tables import estimate_to_dataframe, estimate_to_json_dict
 from mcmcpost.io._target import Target, read_target
+from mcmcpost.io._tempered import tempered_target
 from mcmcpost.io._weights import weights_to_datatree
 
 __all__ = [
@@ -25,9 +27,12 @@ __all__ = [
     "gate",
     "integrand_values",
     "joint_estimate_to_datatree",
+    "ladder_to_datatree",
     "load_tree",
+    "read_ladder",
     "read_target",
     "read_trace",
     "save_tree",
+    "tempered_target",
     "weights_to_datatree",
 ]

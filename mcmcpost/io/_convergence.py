@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from mcmcpost._mcse import rank_rhat
 from mcmcpost.io._integrands import integrand_values
 
 if TYPE_CHECKING:
@@ -33,11 +34,9 @@ class Convergence(NamedTuple):
 
 def check_convergence(tree: "xarray.DataTree") -> Convergence:
     """Return the convergence diagnostics of `tree`; R-hat is NaN for one chain, or where nothing varies."""
-    from arviz_stats.base import array_stats
-
     variables = integrand_values(tree)
     with np.errstate(all="ignore"):
-        rhat = np.asarray(array_stats.rhat(variables.values, chain_axis=0, draw_axis=1))
+        rhat = rank_rhat(variables.values)
     worst = int(np.argmax(np.where(np.isnan(rhat), -np.inf, rhat)))
     stats = tree.children.get("sample_stats")
     diverging = 0 if stats is None or "diverging" not in stats else int(np.asarray(stats["diverging"].values).sum())

@@ -1,0 +1,176 @@
+"""The log evidence of a ladder: pooled and continuous where the rungs overlap, rung by rung otherwise."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost._checks import fault
+from mcmcpost._types import Status
+from mcmcpost.control import AbstractControlVariate, Auto, PlainMean
+from mcmcpost.evidence._gate import LadderCheck
+from mcmcpost.evidence._ladder import Ladder
+from mcmcpost.evidence._path import NUM_NODES, PooledPath, pooled_path
+from mcmcpost.evidence._record import EvidenceEstimate
+from mcmcpost.evidence._rules import Rule, corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule
+from mcmcpost.evidence._rungs import RungHealth, RungMeans, control_rungs
+from mcmcpost.evidence._stepping_stone import mbar_estimate, stepping_stone
+
+PATHS = ("auto", "pooled", "rungs")
+
+
+class Evidence(NamedTuple):
+    """The log evidence with both error terms, its cross-checks and the path it was integrated along.
+
+    value : log p(y), in nats. mcse : Monte Carlo standard error. discretisation_error : size of the quadrature error
+        along the path, not a standard error.
+    status, method : what happened and which estimator `value` is, ``pooled`` or a rule; `reason` says why the pooled
+        path was not used, or what is wrong with the ladder.
+    estimates : every method on the same draws, that of `value` first.
+    temperatures : (t,) all rungs. health : of every rung.
+    used : the rungs that were usable, to which `rungs` and `pooled` refer.
+    rungs : controlled means and variances rung by rung; None where an end of the ladder is missing.
+    pooled : the continuous path; None where it was not asked for.
+    info : JSON-able facts.
+    """
+
+    value: float
+    mcse: float
+    discretisation_error: float
+    status: Status
+    method: str
+    reason: str
+    estimates: tuple[EvidenceEstimate, ...]
+    temperatures: Float[np.ndarray, " t"]
+    health: RungHealth
+    used: np.ndarray
+    rungs: RungMeans | None
+    pooled: PooledPath | None
+    info: dict[str, Any]
+
+    @property
+    def error(self) -> float:
+        """√(mcse² + discretisation_error²)."""
+        return float(np.hypot(self.mcse, self.discretisation_error))
+
+
+def estimate_log_evidence(
+    ladder: Ladder,
+    health: RungHealth,
+    check: LadderCheck,
+    method: AbstractControlVariate | None = None,
+    *,
+    path: str = "auto",
+    degree: int | None = None,
+    num_nodes: int = NUM_NODES,
+    num_folds: int | None = None,
+    fallback: bool = True,
+    allow_bad_scores: bool = False,
+) -> Evidence:
+    """Estimate log p(y) = ∫₀¹ E_t[log p(y|x)] dt from draws of the power posteriors.
+
+    Rungs that are not usable are left out and named in `reason`. Where the score gate failed no control variate is
+    used unless `allow_bad_scores`.
+
+    Parameters
+    ----------
+    health, check : from `examine_rungs` and `check_ladder`.
+    method : control variate of each rung by itself; polynomials chosen by their honest error by default, a kernel too
+        where the rungs are what is reported. `VectorValued` fits all rungs jointly.
+    path : ``"auto"``, ``"pooled"`` or ``"rungs"``.
+    degree, num_nodes : of the pooled path, see `pooled_path`.
+    num_folds, fallback : as in `estimate_expectations`.
+    """
+    if path not in PATHS:
+        raise ValueError(fault("log_evidence", f"`path` to be one of {', '.join(PATHS)}", repr(path), 'Use "auto".'))
+    used = np.flatnonzero(health.usable)
+    problems = [
+        f"rung t = {ladder.temperatures[i]:.3g} has {health.problem[i]}" for i in np.flatnonzero(~health.usable)
+    ]
+    stray = used[~health.converged[used]]
+    if len(stray):
+        problems.append(f"the chains disagree at t = {', '.join(f'{ladder.temperatures[i]:.3g}' for i in stray)}")
+    if not check.passed:
+        problems.append(check.message)
+    controlled = check.passed or allow_bad_scores
+    part = ladder.select(used)
+    ends = len(used) > 1 and part.temperatures[0] == 0.0 and part.temperatures[-1] == 1.0
+    found = pooled_path(part, degree=degree, num_nodes=num_nodes, controlled=controlled) if len(used) > 1 else None
+    rungs = None
+    if ends:
+        choice = method or Auto(kernel=path == "rungs" or bool(found and found.reason and path == "auto"))
+        bad = not check.passed and controlled
+        rungs = control_rungs(
+            part, choice if controlled else PlainMean(), num_folds=num_folds, fallback=fallback, bad_scores=bad
+        )
+    candidates = _rule_estimates(part, rungs) if rungs is not None else []
+    if found is not None:
+        usable = not found.reason
+        pooled = EvidenceEstimate(
+            "pooled",
+            found.value,
+            found.mcse,
+            Status.CONTROLLED if found.degree else Status.PLAIN,
+            {"discretisation_error": found.discretisation_error, "degree": found.degree, "reason": found.reason}
+            | found.info,
+        )
+        if path == "pooled" or (usable and path == "auto"):
+            candidates.insert(0, pooled)
+        else:
+            candidates.append(pooled)
+        if found.reason:
+            problems.insert(0, f"no pooled path: {found.reason}")
+    if not candidates:
+        undefined = EvidenceEstimate("none", np.nan, np.nan, Status.UNDEFINED, {"discretisation_error": np.nan})
+        candidates = [undefined]
+    best = candidates[0]
+    status = best.status
+    if not np.isfinite(best.value):
+        status = Status.UNDEFINED
+    elif not check.passed:
+        status = Status.BAD_SCORES
+    elif len(stray) or (best.method == "pooled" and found is not None and found.reason):
+        status = Status.NOT_CONVERGED
+    if ends:
+        candidates.append(stepping_stone(part))
+        if found is not None:
+            energies, converged = np.asarray(found.mixtures.free_energies), bool(found.mixtures.converged)
+            candidates.append(mbar_estimate(part, energies[0], energies[1:, -1], converged=converged))
+    return Evidence(
+        value=best.value,
+        mcse=best.mcse,
+        discretisation_error=best.info["discretisation_error"],
+        status=status,
+        method=best.method,
+        reason="; ".join(problems),
+        estimates=tuple(candidates),
+        temperatures=ladder.temperatures,
+        health=health,
+        used=used,
+        rungs=rungs,
+        pooled=found,
+        info={
+            "num_chains": ladder.draws.shape[0],
+            "num_draws": ladder.draws.shape[1],
+            "num_rungs": len(ladder.temperatures),
+            "impossible_prior_draws": int(health.impossible.sum()),
+        },
+    )
+
+
+def _rule_estimates(ladder: Ladder, rungs: RungMeans) -> list[EvidenceEstimate]:
+    rules: dict[str, Rule | None] = {
+        "corrected": corrected_rule(ladder.temperatures),
+        "trapezoid": trapezoid_rule(ladder.temperatures),
+        "simpson": simpson_rule(ladder.temperatures),
+    }
+    errors = discretisation_errors(ladder.temperatures, rungs.mean, rungs.variance)
+    controlled = any(status not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for status in rungs.status)
+    estimates = []
+    for name, rule in rules.items():
+        if rule is None:
+            continue
+        value, mcse = rungs.apply(rule)
+        status = Status.CONTROLLED if controlled else Status.PLAIN
+        estimates.append(EvidenceEstimate(name, value, mcse, status, {"discretisation_error": errors[name]}))
+    return estimates

@@ -1,0 +1,148 @@
+"""The multistate Bennett acceptance ratio over a ladder: all draws of all rungs weigh in at any temperature."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Bool, Float, Int
+
+MAX_STEPS = 200
+TOLERANCE = 1e-10
+
+
+class FreeEnergies(NamedTuple):
+    """Log normalising constants of the rungs.
+
+    values : (t,) f_j = log Z(t_j), zero at the prior; minus pymbar's f_k.
+    num_steps, converged : of the iteration.
+    """
+
+    values: Float[Array, " t"]
+    num_steps: Int[Array, ""]
+    converged: Bool[Array, ""]
+
+
+class _State(NamedTuple):
+    values: Float[Array, " t"]
+    step: Int[Array, ""]
+    change: Float[Array, ""]
+
+
+def tempered(temperatures: Float[Array, " t"], log_likelihood: Float[Array, " n"]) -> Float[Array, "t n"]:
+    """Return t·ℓ, zero at the prior even where ℓ = −∞."""
+    prior = (temperatures == 0.0)[:, None]
+    return jnp.where(prior, 0.0, temperatures[:, None] * jnp.where(prior, 0.0, log_likelihood[None, :]))
+
+
+def solve_free_energies(
+    temperatures: Float[Array, " t"],
+    log_likelihood: Float[Array, " n"],
+    counts: Float[Array, " n"],
+    sizes: Float[Array, " t"],
+    start: Float[Array, " t"],
+) -> FreeEnergies:
+    """Solve f_i = log Σ_n exp(t_iℓ_n) / Σ_j m_j exp(t_jℓ_n − f_j), up to a constant.
+
+    The f_j minimise the convex Σ_n log Σ_j m_j exp(t_jℓ_n − f_j) + Σ_j m_j f_j: Newton steps, and a fixed-point step
+    where Newton's does not lower the gradient. Shirts and Chodera (2008, doi:10.1063/1.2978177), equation 11.
+
+    Parameters
+    ----------
+    log_likelihood : (n,) ℓ of the draws of all rungs.
+    counts : (n,) multiplicity of each draw, zero for one left out.
+    sizes : (t,) m_j, the draws counted of each rung.
+    start : (t,) first guess.
+    """
+    energies = tempered(temperatures, log_likelihood)
+    log_counts = jnp.log(counts)
+
+    def residual(values: Array) -> Array:
+        return sizes * jnp.expm1(_fixed_point(energies, log_counts, sizes, values) - values)
+
+    def step(state: _State) -> _State:
+        log_denominator = _log_denominator(energies, sizes, state.values)
+        share = sizes[:, None] * jnp.exp(energies - state.values[:, None] - log_denominator[None, :]) * counts[None, :]
+        total = share.sum(axis=1)
+        hessian = jnp.diag(total) - share @ (share / jnp.maximum(counts, 1e-300)[None, :]).T
+        # The first rung is the reference; its row would make the system singular.
+        newton = jnp.zeros_like(total).at[1:].set(jnp.linalg.solve(hessian[1:, 1:], (total - sizes)[1:]))
+        simple = _fixed_point(energies, log_counts, sizes, state.values)
+        simple = simple - simple[0]
+        tried = state.values + newton
+        size_newton, size_simple = (jnp.abs(residual(v)).max() for v in (tried, simple))
+        take = jnp.isfinite(size_newton) & (size_newton < size_simple)
+        new = jnp.where(take, tried, simple)
+        return _State(new, state.step + 1, jnp.abs(new - state.values).max())
+
+    def unfinished(state: _State) -> Array:
+        return (state.step < MAX_STEPS) & ~(state.change < TOLERANCE)
+
+    first = _State(start - start[0], jnp.zeros((), int), jnp.full((), jnp.inf))
+    last = jax.lax.while_loop(unfinished, step, first)
+    return FreeEnergies(last.values, last.step, last.change < TOLERANCE)
+
+
+def log_mixture(
+    temperatures: Float[Array, " t"],
+    log_likelihood: Float[Array, " n"],
+    sizes: Float[Array, " t"],
+    values: Float[Array, " t"],
+) -> Float[Array, " n"]:
+    """Return log Σ_j m_j exp(t_jℓ_n − f_j), the mixture that all draws together are taken from."""
+    return _log_denominator(tempered(temperatures, log_likelihood), sizes, values)
+
+
+def asymptotic_covariance(
+    temperatures: Float[Array, " t"],
+    log_likelihood: Float[Array, " n"],
+    sizes: Float[Array, " t"],
+    values: Float[Array, " t"],
+) -> Float[Array, "t t"]:
+    """Return the asymptotic covariance of f_j − f_0 under independent draws.
+
+    Θ = Wᵀ(I − W M Wᵀ)⁺W with W_nj = exp(t_jℓ_n − f_j)/Σ_k m_k exp(t_kℓ_n − f_k) and M = diag(m): Shirts and Chodera
+    (2008), equation 8, from the t × t matrix WᵀW alone.
+    """
+    energies = tempered(temperatures, log_likelihood)
+    weights = _mixture_weights(energies, sizes, values)
+    spectrum, vectors = jnp.linalg.eigh(weights @ weights.T)
+    spread = jnp.sqrt(jnp.maximum(spectrum, 0.0))
+    inner = jnp.eye(len(sizes)) - spread[:, None] * (vectors.T @ (sizes[:, None] * vectors)) * spread[None, :]
+    half = vectors * spread[None, :]
+    theta = half @ jnp.linalg.pinv(inner, rtol=1e-10, hermitian=True) @ half.T
+    return theta - theta[:1, :] - theta[:, :1] + theta[:1, :1]
+
+
+def adjacent_overlap(
+    temperatures: Float[Array, " t"],
+    log_likelihood: Float[Array, " n"],
+    sizes: Float[Array, " t"],
+    values: Float[Array, " t"],
+) -> Float[Array, " t-1"]:
+    """Return, for neighbouring rungs, the chance that a draw of one is taken for the other's.
+
+    O_{j,j+1} = m_{j+1} Σ_n W_nj W_n,j+1; .5 between two equal rungs alone, near zero without overlap (Klimovich, Shirts
+    and Mobley, 2015, doi:10.1007/s10822-015-9840-9, who ask for .03).
+    """
+    energies = tempered(temperatures, log_likelihood)
+    weights = _mixture_weights(energies, sizes, values)
+    return sizes[1:] * jnp.sum(weights[1:] * weights[:-1], axis=1)
+
+
+def _log_denominator(
+    energies: Float[Array, "t n"], sizes: Float[Array, " t"], values: Float[Array, " t"]
+) -> Float[Array, " n"]:
+    return logsumexp(energies - values[:, None] + jnp.log(sizes)[:, None], axis=0)
+
+
+def _mixture_weights(
+    energies: Float[Array, "t n"], sizes: Float[Array, " t"], values: Float[Array, " t"]
+) -> Float[Array, "t n"]:
+    return jnp.exp(energies - values[:, None] - _log_denominator(energies, sizes, values)[None, :])
+
+
+def _fixed_point(
+    energies: Float[Array, "t n"], log_counts: Float[Array, " n"], sizes: Float[Array, " t"], values: Float[Array, " t"]
+) -> Float[Array, " t"]:
+    return logsumexp(energies + (log_counts - _log_denominator(energies, sizes, values))[None, :], axis=1)

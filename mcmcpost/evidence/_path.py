@@ -1,0 +1,180 @@
+"""The pooled estimate of the log evidence: which degree, which error, and whether the rungs overlap at all."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost._mcse import mcse_mean
+from mcmcpost.control import MAX_DEGREE, NEED, feature_inflation, tail_inflation
+from mcmcpost.evidence._ladder import Ladder
+from mcmcpost.evidence._mbar import adjacent_overlap
+from mcmcpost.evidence._pooled import (
+    Mixtures,
+    PathFit,
+    PooledDraws,
+    fit_path,
+    path_integral,
+    path_quadrature,
+    solve_mixtures,
+    weighted_ess,
+)
+from mcmcpost.evidence._rules import trapezoid_rule
+from mcmcpost.stein import num_polynomial_features
+
+NUM_NODES = 24
+NUM_BLOCKS = 24
+ESS_PER_FEATURE = 3.0
+MIN_OVERLAP = 0.03
+"""Klimovich, Shirts and Mobley (2015, doi:10.1007/s10822-015-9840-9)."""
+MIN_ESS = 10.0
+
+
+class PooledPath(NamedTuple):
+    """The log evidence from all draws of the ladder at once.
+
+    value, mcse : ∫μ dt of the controlled path and its Monte Carlo standard error.
+    discretisation_error : distance to the same integral with twice the nodes.
+    degree : of the control variate; zero for none.
+    temperatures : (k,) the quadrature nodes; `fit` has the path there.
+    mixtures : MBAR, all draws first and then without each block. overlap : (t−1,) of neighbouring rungs.
+    reason : why the pooled path is not to be used; empty if it is.
+    info : what each degree tried would report.
+    """
+
+    value: float
+    mcse: float
+    discretisation_error: float
+    degree: int
+    temperatures: Float[np.ndarray, " k"]
+    fit: PathFit
+    mixtures: Mixtures
+    overlap: Float[np.ndarray, " t-1"]
+    reason: str
+    info: dict[str, Any]
+
+
+def pool(ladder: Ladder) -> tuple[PooledDraws, int]:
+    """Return all draws in one row each, and the number of jackknife blocks: contiguous in a chain, rungs together."""
+    c, n, t = ladder.log_likelihood.shape
+    per_chain = min(max(NUM_BLOCKS // c, 1), n)
+    block = np.arange(n) * per_chain // n
+    blocks = np.broadcast_to((np.arange(c)[:, None] * per_chain + block)[:, :, None], (c, n, t))
+    known = np.isfinite(ladder.log_likelihood)[..., None]
+    slopes = [
+        jnp.asarray(np.where(known, gradient, 0.0).reshape(c * n * t, -1))
+        for gradient in (ladder.gradient_log_likelihood, ladder.gradient_log_prior)
+    ]
+    return PooledDraws(
+        points=jnp.asarray(ladder.draws.reshape(c * n * t, -1)),
+        log_likelihood=jnp.asarray(ladder.log_likelihood.reshape(-1)),
+        gradient_log_likelihood=slopes[0],
+        gradient_log_prior=slopes[1],
+        blocks=jnp.asarray(blocks.reshape(-1)),
+        rungs=jnp.asarray(np.broadcast_to(np.arange(t), (c, n, t)).reshape(-1)),
+    ), c * per_chain
+
+
+def pooled_path(
+    ladder: Ladder, *, degree: int | None = None, num_nodes: int = NUM_NODES, controlled: bool = True
+) -> PooledPath:
+    """Integrate the controlled mean log likelihood over the whole path, every draw serving every temperature.
+
+    Parameters
+    ----------
+    degree : of the zero-variance control variate. By default that with the smallest error among those for which three
+        effective draws stand against each feature at every temperature: up to eight in one dimension, six in two and
+        three beyond. The error of a degree includes how far it moved the value from the degree below: without it the
+        best of several errors was too small (mean z² of 2.7 instead of .4 on van der Pol, 31 rungs of 20 draws).
+    num_nodes : of Gauss–Legendre.
+    controlled : whether scores may be used at all.
+    """
+    levels = jnp.asarray(ladder.temperatures)
+    pooled, num_blocks = pool(ladder)
+    finite = np.isfinite(ladder.log_likelihood)
+    rough = np.where(finite, ladder.log_likelihood, 0.0).sum(axis=(0, 1)) / np.maximum(finite.sum(axis=(0, 1)), 1)
+    start = [trapezoid_rule(ladder.temperatures[: i + 1]).mean_weights @ rough[: i + 1] for i in range(len(rough))]
+    mixtures = solve_mixtures(levels, pooled, jnp.asarray(start), num_blocks=num_blocks)
+    sizes = jnp.full(len(levels), float(finite.shape[0] * finite.shape[1]))
+    overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, sizes, mixtures.free_energies[0]))
+
+    nodes, weights = (jnp.asarray(a) for a in path_quadrature(num_nodes))
+    smallest = float(weighted_ess(nodes, pooled, mixtures).min())
+    d = ladder.draws.shape[-1]
+    top = _highest_degree(d, smallest) if degree is None else degree
+    fit = fit_path(nodes, weights, pooled, mixtures, degree=top if controlled else 0)
+    chosen, error, tried = 0, _error(ladder, fit, 0, 0, smallest), {}
+    for level in range(1, fit.mean.shape[1]):
+        # What the last degree changed stands for what the next would.
+        change = float(fit.integral[level] - fit.integral[level - 1])
+        found = float(np.hypot(_error(ladder, fit, level, num_polynomial_features(d, level), smallest), change))
+        tried[level] = {"value": float(fit.integral[level]), "mcse": found}
+        if np.isfinite(found) and (level == degree or found * NEED < error):
+            chosen, error = level, found
+    fine = path_integral(*map(jnp.asarray, path_quadrature(2 * num_nodes)), pooled, mixtures, degree=chosen)[-1]
+    start_value, start_error = _log_possible(ladder)
+    return PooledPath(
+        value=float(fit.integral[chosen]) + start_value,
+        mcse=float(np.hypot(error, start_error)),
+        discretisation_error=abs(float(fine - fit.integral[chosen])),
+        degree=chosen,
+        temperatures=np.asarray(nodes),
+        fit=fit,
+        mixtures=mixtures,
+        overlap=overlap,
+        reason=_reason(mixtures, overlap, smallest),
+        info={"tried": tried, "smallest_ess": smallest, "smallest_overlap": float(overlap.min())},
+    )
+
+
+def _highest_degree(d: int, smallest_ess: float) -> int:
+    degree = 0
+    while degree < MAX_DEGREE.get(d, 3) and smallest_ess >= ESS_PER_FEATURE * (
+        num_polynomial_features(d, degree + 1) + 1
+    ):
+        degree += 1
+    return degree
+
+
+def _error(ladder: Ladder, fit: PathFit, degree: int, num_features: int, smallest_ess: float) -> float:
+    """Return √(max(held-out, jackknife)²·inflation + (integral − held-out integral)²), as `control.Estimate` does.
+
+    The held-out error is that of the series of influences, rungs added up draw by draw, so that it sees
+    autocorrelation and rungs that moved together.
+    """
+    c, n, t = ladder.log_likelihood.shape
+    influence = np.asarray(fit.influence)[:, degree]
+    deleted = np.asarray(fit.deleted)[:, degree]
+    b = len(deleted)
+    jackknife = np.sqrt((b - 1) / b * ((deleted - deleted.mean()) ** 2).sum())
+    held_out = c * n * mcse_mean(influence.reshape(c, n, t).sum(axis=-1))
+    inflation = tail_inflation(influence[:, None])[0]
+    if num_features:
+        inflation *= feature_inflation(np.array([num_features]), np.array([smallest_ess]))[0]
+    known = [e for e in (held_out, jackknife) if np.isfinite(e)]
+    doubt = float(fit.integral[degree] - fit.crossfit[degree])
+    return float(np.sqrt(max(known) ** 2 * inflation + doubt**2)) if known and b > 1 else np.nan
+
+
+def _log_possible(ladder: Ladder) -> tuple[float, float]:
+    """Return the log share of prior draws with positive likelihood, and its standard error.
+
+    The path starts there: as t → 0 the power posterior becomes the prior *given* that the likelihood is positive.
+    """
+    if ladder.temperatures[0] != 0.0:
+        return 0.0, 0.0
+    possible = np.isfinite(ladder.log_likelihood[:, :, 0])
+    share = possible.mean()
+    return float(np.log(share)), float(np.sqrt((1 - share) / (share * possible.size)))
+
+
+def _reason(mixtures: Mixtures, overlap: np.ndarray, smallest_ess: float) -> str:
+    if not bool(mixtures.converged):
+        return "the multistate Bennett equations did not converge"
+    if not overlap.min() >= MIN_OVERLAP:
+        where = int(np.argmin(overlap))
+        return f"rungs {where} and {where + 1} overlap by {overlap.min():.3g}, below {MIN_OVERLAP}"
+    if not smallest_ess >= MIN_ESS:
+        return f"the pooled draws count as {smallest_ess:.3g} somewhere along the path, below {MIN_ESS:g}"
+    return ""
