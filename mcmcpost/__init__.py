@@ -1,6 +1,8 @@
 """What happens after MCMC: expectations with smaller errors, and errors that are honest."""
 
-from importlib.metadata import version
+from importlib.metadata import (
+    version,
+)
 
 from mcmcpost._public import (
     METHODS,
@@ -13,7 +15,14 @@ from mcmcpost._public import (
     stein_weights,
     summary,
 )
-from mcmcpost._types import Status
+from mcmcpost._public_evidence import (
+    EvidenceWarning,
+    compare_evidence,
+    log_evidence,
+)
+from mcmcpost._types import (
+    Status,
+)
 from mcmcpost.control import (
     REML,
     Auto,
@@ -39,13 +48,25 @@ from mcmcpost.control import (
     VectorValued,
     ZeroVariance,
 )
-from mcmcpost.evidence import EvidenceEstimate
+from mcmcpost.evidence import (
+    Evidence,
+    EvidenceComparison,
+    EvidenceEstimate,
+    geometric_ladder,
+    power_ladder,
+)
 from mcmcpost.io import (
     attach_scores,
     check_tree,
+    comparison_to_dataframe,
     estimate_to_dataframe,
     estimate_to_datatree,
     estimate_to_json_dict,
+    evidence_methods,
+    evidence_path,
+    evidence_rungs,
+    evidence_to_datatree,
+    evidence_to_json_dict,
     from_arrays,
     from_numpyro,
     joint_estimate_to_datatree,
@@ -53,9 +74,18 @@ from mcmcpost.io import (
     save_tree,
     weights_to_datatree,
 )
-from mcmcpost.linsolve import Cholesky, ConjugateGradients
-from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning
-from mcmcpost.stein import Coregionalisation
+from mcmcpost.linsolve import (
+    Cholesky,
+    ConjugateGradients,
+)
+from mcmcpost.scores import (
+    ScoreCheck,
+    ScoreError,
+    ScoreWarning,
+)
+from mcmcpost.stein import (
+    Coregionalisation,
+)
 
 __version__ = version("mcmcpost")
 
@@ -65,6 +95,13 @@ Estimate.to_dataframe = estimate_to_dataframe  # type: ignore[attr-defined]
 Estimate.to_json_dict = estimate_to_json_dict  # type: ignore[attr-defined]
 JointEstimate.to_datatree = joint_estimate_to_datatree  # type: ignore[attr-defined]
 SteinWeights.to_datatree = weights_to_datatree  # type: ignore[attr-defined]
+Evidence.to_dataframe = evidence_methods  # type: ignore[attr-defined]
+Evidence.rungs_to_dataframe = evidence_rungs  # type: ignore[attr-defined]
+Evidence.path_to_dataframe = evidence_path  # type: ignore[attr-defined]
+Evidence.to_datatree = evidence_to_datatree  # type: ignore[attr-defined]
+Evidence.to_json_dict = evidence_to_json_dict  # type: ignore[attr-defined]
+EvidenceComparison.to_dataframe = comparison_to_dataframe  # type: ignore[attr-defined]
+
 
 __all__ = [
     "METHODS",
@@ -77,7 +114,10 @@ __all__ = [
     "ConvexTaskCovariance",
     "Coregionalisation",
     "Estimate",
+    "Evidence",
+    "EvidenceComparison",
     "EvidenceEstimate",
+    "EvidenceWarning",
     "GridREML",
     "JointEstimate",
     "KernelFamily",
@@ -103,13 +143,17 @@ __all__ = [
     "attach_scores",
     "bridge_evidence",
     "check_tree",
+    "compare_evidence",
     "expectation",
     "from_arrays",
     "from_numpyro",
+    "geometric_ladder",
     "joint_expectation",
     "kernel_stein_discrepancy",
     "laplace_evidence",
     "load_tree",
+    "log_evidence",
+    "power_ladder",
     "quantile",
     "save_tree",
     "stein_weights",

@@ -334,7 +334,7 @@ def _discrepancy(trace: Trace, kernel: AbstractKernel | None, weights: np.ndarra
 def _prepare(
     tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, allow_bad_scores: bool
 ) -> tuple[Trace, tuple[str, ...], np.ndarray, AbstractControlVariate, bool]:
-    choice = _resolve(method)
+    choice = resolve_method(method)
     check = check_tree(tree, allow_bad_scores)
     trace = read_trace(tree)
     names, values = integrand_values(tree, integrands)
@@ -350,7 +350,8 @@ def _identity_fails(check: ScoreCheck) -> bool:
     return check.verdict != "pass" and check.pattern != "too_few_draws"
 
 
-def _resolve(method: str | AbstractControlVariate) -> AbstractControlVariate:
+def resolve_method(method: str | AbstractControlVariate) -> AbstractControlVariate:
+    """Return the method that a short name stands for; an object stands for itself."""
     if isinstance(method, AbstractControlVariate):
         return method
     if isinstance(method, str) and method in METHODS:

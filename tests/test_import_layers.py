@@ -21,6 +21,7 @@ LAYERS = (
     ("evidence", "surrogate", "optimize"),
     ("io", "report"),
     ("_public",),
+    ("_public_evidence",),
     ("__init__",),
     ("cli",),
 )

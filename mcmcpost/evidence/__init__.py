@@ -1,12 +1,16 @@
 """Model evidence from power posteriors: sampling the ladder, integrating it, and cross-checks on the same draws."""
 
-from mcmcpost.evidence._bridge import bridge_sampling
+from mcmcpost.evidence._bridge import (
+    bridge_sampling,
+)
 from mcmcpost.evidence._compare import (
     EvidenceComparison,
     compare_models,
     disagreements,
 )
-from mcmcpost.evidence._controlled_bridge import controlled_bridge
+from mcmcpost.evidence._controlled_bridge import (
+    controlled_bridge,
+)
 from mcmcpost.evidence._evaluate import (
     Evaluation,
     evaluate_at,
@@ -26,7 +30,9 @@ from mcmcpost.evidence._ladder import (
     make_ladder,
     power_ladder,
 )
-from mcmcpost.evidence._laplace import laplace_importance
+from mcmcpost.evidence._laplace import (
+    laplace_importance,
+)
 from mcmcpost.evidence._log_evidence import (
     PATHS,
     Evidence,
@@ -36,7 +42,9 @@ from mcmcpost.evidence._path import (
     PooledPath,
     pooled_path,
 )
-from mcmcpost.evidence._record import EvidenceEstimate
+from mcmcpost.evidence._record import (
+    EvidenceEstimate,
+)
 from mcmcpost.evidence._rules import (
     corrected_rule,
     discretisation_errors,

@@ -10,10 +10,11 @@ from jaxtyping import Array, Float
 from mcmcpost._types import Status
 from mcmcpost.evidence._bridge import WHERE, check_draws, check_inside, refuse_drift, split_halves, too_few
 from mcmcpost.evidence._ladder import make_ladder
-from mcmcpost.evidence._path import PooledPath, pooled_path
+from mcmcpost.evidence._path import PooledPath, path_error, pooled_path
 from mcmcpost.evidence._proposal import Normal, evaluate, fit_normal
 from mcmcpost.evidence._record import EvidenceEstimate
 from mcmcpost.scores import batch_scores
+from mcmcpost.stein import num_polynomial_features
 
 NUM_NODES = 10
 QUADRATIC = 2
@@ -80,6 +81,10 @@ def _path_half(
     base = np.linalg.solve(normal.lower.T, -standard.T).T.reshape(both.shape)
     ladder = make_ladder([0.0, 1.0], both, log_ratio - shift, slope - base, base)
     path = pooled_path(ladder, degree=degree, num_nodes=NUM_NODES)
+    if degree:
+        # A degree that was asked for was not chosen by its error, so what it changed is no part of that.
+        features = num_polynomial_features(d, degree)
+        path = path._replace(mcse=path_error(ladder, path.fit, degree, features, path.info["smallest_ess"]))
     return path._replace(value=path.value + shift)
 
 
@@ -95,7 +100,7 @@ def _combine(found: list[PooledPath]) -> EvidenceEstimate:
         "mcses": errors.tolist(),
         "degrees": degrees,
         "discretisation_error": max(path.discretisation_error for path in found),
-        "smallest_ess": min(float(path.fit.ess.min()) for path in found),
+        "smallest_ess": min(path.info["smallest_ess"] for path in found),
     }
     status = Status.CONTROLLED if max(degrees) else Status.PLAIN
     if reasons:

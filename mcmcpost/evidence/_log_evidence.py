@@ -24,8 +24,8 @@ class Evidence(NamedTuple):
 
     value : log p(y), in nats. mcse : Monte Carlo standard error. discretisation_error : size of the quadrature error
         along the path, not a standard error.
-    status, method : what happened and which estimator `value` is, ``pooled`` or a rule; `reason` says why the pooled
-        path was not used, or what is wrong with the ladder.
+    status, method : what happened and which estimator `value` is, ``pooled`` or a rule.
+    complaints : what is wrong with the ladder, and why the pooled path was not used.
     estimates : every method on the same draws, that of `value` first.
     temperatures : (t,) all rungs. health : of every rung.
     used : the rungs that were usable, to which `rungs` and `pooled` refer.
@@ -39,7 +39,7 @@ class Evidence(NamedTuple):
     discretisation_error: float
     status: Status
     method: str
-    reason: str
+    complaints: tuple[str, ...]
     estimates: tuple[EvidenceEstimate, ...]
     temperatures: Float[np.ndarray, " t"]
     health: RungHealth
@@ -69,7 +69,7 @@ def estimate_log_evidence(
 ) -> Evidence:
     """Estimate log p(y) = ∫₀¹ E_t[log p(y|x)] dt from draws of the power posteriors.
 
-    Rungs that are not usable are left out and named in `reason`. Where the score gate failed no control variate is
+    Rungs that are not usable are left out and named in `complaints`. Where the score gate failed no control variate is
     used unless `allow_bad_scores`.
 
     Parameters
@@ -90,8 +90,6 @@ def estimate_log_evidence(
     stray = used[~health.converged[used]]
     if len(stray):
         problems.append(f"the chains disagree at t = {', '.join(f'{ladder.temperatures[i]:.3g}' for i in stray)}")
-    if not check.passed:
-        problems.append(check.message)
     controlled = check.passed or allow_bad_scores
     part = ladder.select(used)
     ends = len(used) > 1 and part.temperatures[0] == 0.0 and part.temperatures[-1] == 1.0
@@ -142,7 +140,7 @@ def estimate_log_evidence(
         discretisation_error=best.info["discretisation_error"],
         status=status,
         method=best.method,
-        reason="; ".join(problems),
+        complaints=tuple(problems),
         estimates=tuple(candidates),
         temperatures=ladder.temperatures,
         health=health,

@@ -1,27 +1,74 @@
 """Trees in, trees out: the only layer that knows xarray and ArviZ."""
 
-from mcmcpost.io._arrays import from_arrays
-from mcmcpost.io._convention import read_trace
-from mcmcpost.io._estimate import estimate_to_datatree
-from mcmcpost.io._files import load_tree, save_tree
-from mcmcpost.io._gate import check_tree, gate
-from mcmcpost.io._integrands import Integrands, integrand_values
-from mcmcpost.io._joint import joint_estimate_to_datatree
-from mcmcpost.io._ladder import ladder_to_datatree, read_ladder
-from mcmcpost.io._numpyro import attach_scores, from_numpyro
-from mcmcpost.io._tables import estimate_to_dataframe, estimate_to_json_dict
-from mcmcpost.io._target import Target, read_target
-from mcmcpost.io._tempered import tempered_target
-from mcmcpost.io._weights import weights_to_datatree
+from mcmcpost.io._arrays import (
+    from_arrays,
+)
+from mcmcpost.io._convention import (
+    read_trace,
+)
+from mcmcpost.io._estimate import (
+    estimate_to_datatree,
+)
+from mcmcpost.io._evidence import (
+    comparison_to_dataframe,
+    evidence_methods,
+    evidence_path,
+    evidence_rungs,
+    evidence_to_datatree,
+    evidence_to_json_dict,
+)
+from mcmcpost.io._files import (
+    load_tree,
+    save_tree,
+)
+from mcmcpost.io._gate import (
+    check_tree,
+    gate,
+)
+from mcmcpost.io._integrands import (
+    Integrands,
+    integrand_values,
+)
+from mcmcpost.io._joint import (
+    joint_estimate_to_datatree,
+)
+from mcmcpost.io._ladder import (
+    ladder_to_datatree,
+    read_ladder,
+)
+from mcmcpost.io._numpyro import (
+    attach_scores,
+    from_numpyro,
+)
+from mcmcpost.io._tables import (
+    estimate_to_dataframe,
+    estimate_to_json_dict,
+)
+from mcmcpost.io._target import (
+    Target,
+    read_target,
+)
+from mcmcpost.io._tempered import (
+    tempered_target,
+)
+from mcmcpost.io._weights import (
+    weights_to_datatree,
+)
 
 __all__ = [
     "Integrands",
     "Target",
     "attach_scores",
     "check_tree",
+    "comparison_to_dataframe",
     "estimate_to_dataframe",
     "estimate_to_datatree",
     "estimate_to_json_dict",
+    "evidence_methods",
+    "evidence_path",
+    "evidence_rungs",
+    "evidence_to_datatree",
+    "evidence_to_json_dict",
     "from_arrays",
     "from_numpyro",
     "gate",

@@ -1,0 +1,120 @@
+"""The public functions of model evidence: ladders in, log evidences out. Composition only."""
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mcmcpost._checks import in_float64
+from mcmcpost._public import resolve_method
+from mcmcpost.control import AbstractControlVariate
+from mcmcpost.evidence import (
+    Evidence,
+    EvidenceComparison,
+    EvidenceEstimate,
+    Ladder,
+    check_ladder,
+    compare_models,
+    disagreements,
+    estimate_log_evidence,
+    examine_rungs,
+)
+from mcmcpost.io import read_ladder
+from mcmcpost.scores import ScoreWarning
+
+if TYPE_CHECKING:
+    import xarray
+
+
+class EvidenceWarning(UserWarning):
+    """A ladder is incomplete, or methods on the same draws contradict each other beyond their errors."""
+
+
+def log_evidence(
+    tree: "xarray.DataTree",
+    method: str | AbstractControlVariate | None = None,
+    *,
+    path: str = "auto",
+    degree: int | None = None,
+    num_nodes: int = 24,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+    fallback: bool = True,
+) -> Evidence:
+    """Estimate log p(y) from a ladder of power posteriors by thermodynamic integration with control variates.
+
+    log p(y) = ∫₀¹ E_t[log p(y|x)] dt. Where neighbouring rungs overlap, all draws serve every temperature: the
+    multistate Bennett weights, a weighted zero-variance control variate and Gauss–Legendre quadrature leave no ladder
+    error (``pooled``). Otherwise each rung is controlled by its own draws and the second-order rule is reported
+    (``corrected``), with its discretisation error beside the Monte Carlo error. Stepping stone, MBAR and the other
+    rules are computed from the same draws as cross-checks. MATH.md section 3; Sun, Barp and Briol (2023), section 5.2.
+
+    Parameters
+    ----------
+    tree : a ladder, from `sample_power_posteriors` or `ladder_from_traces`.
+    method : control variate of the rungs one by one: a name in `METHODS`, an object, or ``VectorValued(...)`` for all
+        rungs jointly. By default polynomials chosen by their honest error, and a kernel where the rungs are reported.
+    path : ``"auto"``, ``"pooled"`` or ``"rungs"``, what is reported first.
+    degree : of the polynomials of the pooled path; chosen by its honest error by default.
+    num_nodes : of its quadrature; its error is the distance to twice as many.
+    folds, fallback : of the rungs, as in `expectation`.
+    allow_bad_scores : use control variates although the score gate fails.
+
+    Returns
+    -------
+    Evidence : value, mcse and discretisation_error in nats, status, every other method in `estimates`;
+        `to_dataframe()` for the methods, `rungs_to_dataframe()`, `to_datatree()`.
+
+    Raises
+    ------
+    ValueError : log likelihoods or gradients are missing, or the temperatures are not a ladder from 0 to 1.
+
+    Warns
+    -----
+    ScoreWarning : the gradients are not those of the stored draws: no control variate is used.
+    EvidenceWarning : rungs were left out or have not converged, or methods disagree by more than four joint errors.
+    """
+    choice = None if method is None else resolve_method(method)
+    ladder = read_ladder(tree)
+    options = {"path": path, "degree": degree, "num_nodes": num_nodes, "num_folds": folds, "fallback": fallback}
+    evidence = in_float64(_estimate)(ladder, choice, allow_bad_scores=allow_bad_scores, **options)
+    for text in (*evidence.complaints, *disagreements(evidence)):
+        warnings.warn(f"log_evidence: {text}", EvidenceWarning, stacklevel=2)
+    return evidence
+
+
+def _estimate(
+    ladder: Ladder, method: AbstractControlVariate | None, *, allow_bad_scores: bool, **options: Any
+) -> Evidence:
+    health = examine_rungs(ladder)
+    check = check_ladder(ladder, health)
+    if not check.passed:
+        warnings.warn(check.message, ScoreWarning, stacklevel=4)
+    return estimate_log_evidence(ladder, health, check, method, allow_bad_scores=allow_bad_scores, **options)
+
+
+def compare_evidence(
+    evidences: Mapping[str, Evidence | EvidenceEstimate], prior: Mapping[str, float] | None = None
+) -> EvidenceComparison:
+    """Return log Bayes factors with errors and posterior model probabilities.
+
+    Parameters
+    ----------
+    evidences : from a model's name to its `log_evidence`, `bridge_evidence`, ….
+    prior : prior probability of each model, up to a constant; equal by default.
+
+    Returns
+    -------
+    EvidenceComparison : `to_dataframe()` has one row per model, the best first.
+
+    Raises
+    ------
+    ValueError : fewer than two models, an evidence that is not finite, a prior that does not name each model.
+
+    Warns
+    -----
+    EvidenceWarning : for one of the models, methods on the same draws disagree by more than four joint errors.
+    """
+    for name, evidence in evidences.items():
+        for text in disagreements(evidence) if isinstance(evidence, Evidence) else ():
+            warnings.warn(f"compare_evidence: {name}: {text}", EvidenceWarning, stacklevel=2)
+    return compare_models(evidences, prior)
