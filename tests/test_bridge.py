@@ -117,25 +117,28 @@ def test_the_error_is_calibrated(case, rng):
 
 @pytest.mark.slow
 def test_control_variates_shrink_the_error_and_it_stays_honest(rng, key):
+    def log_density(x):
+        return jnp.sum(9.0 * x - jnp.exp(x))
+
     z, gain = [], []
-    for one in jax.random.split(key, 12):
+    for one in jax.random.split(key, 4):
         draws = np.log(rng.gamma(9.0, size=(4, 200, 2)))
-        args = (draws, lambda x: jnp.sum(9.0 * x - jnp.exp(x)))
-        controlled, plain = controlled_bridge(*args, key=one, degree=4), bridge_sampling(*args, key=one)
+        controlled = controlled_bridge(draws, log_density, key=one, degree=4)
         assert controlled.status is mp.Status.CONTROLLED
         z.append((controlled.value - 2 * np.log(40320.0)) / controlled.mcse)
-        gain.append(plain.mcse / controlled.mcse)
+        gain.append(bridge_sampling(draws, log_density, key=one).mcse / controlled.mcse)
     assert np.median(gain) > 5
     assert np.sum(np.square(z)) < chi2.isf(1e-5, len(z))
 
+    gaussian_density, log_z, sample = gaussian(2, rng)
+    exact = controlled_bridge(sample(4, 200), gaussian_density, key=key, degree=4)
+    np.testing.assert_allclose(exact.value, log_z, atol=1e-6)
+    assert exact.mcse < 1e-5
 
-def test_a_gaussian_is_exact_with_control_variates(rng, key):
-    log_density, log_z, sample = gaussian(2, rng)
-    found = controlled_bridge(sample(2, 100), log_density, key=key, degree=2)
-    np.testing.assert_allclose(found.value, log_z, atol=1e-6)
-    assert found.mcse < 1e-5
-    few = controlled_bridge(np.ones((2, 20, 2)), log_density, key=key)
-    assert few.status is mp.Status.TOO_FEW_DRAWS
+
+def test_a_trace_too_short_for_the_controlled_bridge_is_a_status(key):
+    found = controlled_bridge(np.ones((2, 20, 2)), standard, key=key)
+    assert found.status is mp.Status.TOO_FEW_DRAWS
 
 
 def test_the_same_key_gives_the_same_number_and_constants_only_shift_it(rng, key):
@@ -280,10 +283,9 @@ def test_a_numpyro_model_has_its_normalised_evidence(rng, key):
     for found in (
         mp.bridge_evidence(tree, conjugate, y, key=key),
         mp.bridge_evidence(mp.attach_scores(tree, conjugate, y), conjugate, y, key=key, proposal="normal"),
-        mp.bridge_evidence(tree, conjugate, y, key=key, degree=2),
         mp.laplace_evidence(tree, conjugate, y, scale=1.0, key=key),
     ):
-        np.testing.assert_allclose(found.value, truth, atol=4.5 * found.mcse + 1e-6)
+        np.testing.assert_allclose(found.value, truth, atol=4.5 * found.mcse)
         assert found.mcse < 0.02
 
 
