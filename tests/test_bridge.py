@@ -10,7 +10,7 @@ import xarray
 from scipy.stats import chi2
 
 import mcmcpost as mp
-from mcmcpost.evidence import bridge_sampling, laplace_importance
+from mcmcpost.evidence import bridge_sampling, controlled_bridge, laplace_importance
 from mcmcpost.evidence._bridge import cross_bridges
 
 REPLICATIONS = 200
@@ -97,14 +97,12 @@ def log_gamma_rows(x):
 
 GAUSSIAN = (normal_rows, np.log(2 * np.pi))
 CASES = {
-    "independent": (lambda rng: chain(rng, (4, 100, 2)), *GAUSSIAN, {}),
     "normal proposal": (lambda rng: chain(rng, (4, 100, 2)), *GAUSSIAN, {"symmetric": False}),
     "one half": (lambda rng: chain(rng, (4, 100, 2)), *GAUSSIAN, {"crossover": False}),
     "AR(.7)": (lambda rng: chain(rng, (4, 250, 2), 0.7), *GAUSSIAN, {}),
     "skewed": (
         lambda rng: np.log(rng.gamma(3.0, size=(4, 100, 2))), log_gamma_rows, np.log(4.0), {"symmetric": False},
     ),
-    "many proposals": (lambda rng: chain(rng, (2, 100, 2)), *GAUSSIAN, {"num_proposals": 1_000}),
 }  # fmt: skip
 
 
@@ -115,6 +113,32 @@ def test_the_error_is_calibrated(case, rng):
     assert in_band(z), z.var()
     assert z.var() > 0.4, z.var()
     assert not in_band(z / 0.7), "the mutant with errors × 0.7 must fail"
+
+
+@pytest.mark.slow
+def test_control_variates_shrink_the_error_and_it_stays_honest(rng, key):
+    def log_density(x):
+        return jnp.sum(9.0 * x - jnp.exp(x))
+
+    z, gain = [], []
+    for one in jax.random.split(key, 4):
+        draws = np.log(rng.gamma(9.0, size=(4, 200, 2)))
+        controlled = controlled_bridge(draws, log_density, key=one, degree=4)
+        assert controlled.status is mp.Status.CONTROLLED
+        z.append((controlled.value - 2 * np.log(40320.0)) / controlled.mcse)
+        gain.append(bridge_sampling(draws, log_density, key=one).mcse / controlled.mcse)
+    assert np.median(gain) > 5
+    assert np.sum(np.square(z)) < chi2.isf(1e-5, len(z))
+
+    gaussian_density, log_z, sample = gaussian(2, rng)
+    exact = controlled_bridge(sample(4, 200), gaussian_density, key=key, degree=4)
+    np.testing.assert_allclose(exact.value, log_z, atol=1e-6)
+    assert exact.mcse < 1e-5
+
+
+def test_a_trace_too_short_for_the_controlled_bridge_is_a_status(key):
+    found = controlled_bridge(np.ones((2, 20, 2)), standard, key=key)
+    assert found.status is mp.Status.TOO_FEW_DRAWS
 
 
 def test_the_same_key_gives_the_same_number_and_constants_only_shift_it(rng, key):
@@ -303,6 +327,12 @@ def test_a_model_that_is_nan_somewhere_says_so(rng, key):
         (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, logdensity_fn=standard, key=k), ValueError, "both"),
         (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, proposal="t"), ValueError, "warp3"),
         (lambda t, k: mp.bridge_evidence(t, positive, 0.0, key=k), ValueError, "latent sites"),
+        (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, degree=-1), ValueError, "zero or more"),
+        (
+            lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, degree=2, proposal="warp3"),
+            ValueError,
+            "Leave it out",
+        ),
         (lambda t, k: mp.laplace_evidence(t["posterior"].to_dataset(), conjugate, 0.0, key=k), TypeError, "DataTree"),
         (lambda _, k: mp.bridge_evidence(xarray.DataTree(), conjugate, 0.0, key=k), ValueError, "posterior group"),
     ],

@@ -8,6 +8,9 @@ from mcmcpost.evidence._compare import (
     compare_models,
     disagreements,
 )
+from mcmcpost.evidence._controlled_bridge import (
+    controlled_bridge,
+)
 from mcmcpost.evidence._evaluate import (
     Evaluation,
     evaluate_at,
@@ -83,6 +86,7 @@ __all__ = [
     "check_temperatures",
     "compare_models",
     "control_rungs",
+    "controlled_bridge",
     "corrected_rule",
     "disagreements",
     "discretisation_errors",
