@@ -8,13 +8,17 @@ from mcmcpost.io._gate import check_tree, gate
 from mcmcpost.io._integrands import Integrands, integrand_values
 from mcmcpost.io._joint import joint_estimate_to_datatree
 from mcmcpost.io._ladder import ladder_to_datatree, read_ladder
+from mcmcpost.io._ladder_traces import ladder_from_traces
 from mcmcpost.io._numpyro import attach_scores, from_numpyro
+from mcmcpost.io._power_posteriors import adaptive_ladder, add_rungs, sample_power_posteriors
 from mcmcpost.io._tables import estimate_to_dataframe, estimate_to_json_dict
 from mcmcpost.io._tempered import tempered_target
 from mcmcpost.io._weights import weights_to_datatree
 
 __all__ = [
     "Integrands",
+    "adaptive_ladder",
+    "add_rungs",
     "attach_scores",
     "check_tree",
     "estimate_to_dataframe",
@@ -25,10 +29,12 @@ __all__ = [
     "gate",
     "integrand_values",
     "joint_estimate_to_datatree",
+    "ladder_from_traces",
     "ladder_to_datatree",
     "load_tree",
     "read_ladder",
     "read_trace",
+    "sample_power_posteriors",
     "save_tree",
     "tempered_target",
     "weights_to_datatree",
