@@ -15,7 +15,12 @@ from mcmcpost._public import (
     stein_weights,
     summary,
 )
-from mcmcpost._public_evidence import EvidenceWarning, compare_evidence, ladder_from_arrays, log_evidence
+from mcmcpost._public_evidence import (
+    EvidenceWarning,
+    compare_evidence,
+    ladder_from_arrays,
+    log_evidence,
+)
 from mcmcpost._types import (
     Status,
 )
@@ -48,10 +53,14 @@ from mcmcpost.evidence import (
     Evidence,
     EvidenceComparison,
     EvidenceEstimate,
+    HamiltonianKernel,
+    LadderWarning,
     geometric_ladder,
     power_ladder,
 )
 from mcmcpost.io import (
+    adaptive_ladder,
+    add_rungs,
     attach_scores,
     check_tree,
     comparison_to_dataframe,
@@ -66,7 +75,9 @@ from mcmcpost.io import (
     from_arrays,
     from_numpyro,
     joint_estimate_to_datatree,
+    ladder_from_traces,
     load_tree,
+    sample_power_posteriors,
     save_tree,
     weights_to_datatree,
 )
@@ -115,8 +126,10 @@ __all__ = [
     "EvidenceEstimate",
     "EvidenceWarning",
     "GridREML",
+    "HamiltonianKernel",
     "JointEstimate",
     "KernelFamily",
+    "LadderWarning",
     "Lasso",
     "LeastSquares",
     "MeanSquare",
@@ -136,6 +149,8 @@ __all__ = [
     "VectorValued",
     "ZeroVariance",
     "__version__",
+    "adaptive_ladder",
+    "add_rungs",
     "attach_scores",
     "bridge_evidence",
     "check_tree",
@@ -147,11 +162,13 @@ __all__ = [
     "joint_expectation",
     "kernel_stein_discrepancy",
     "ladder_from_arrays",
+    "ladder_from_traces",
     "laplace_evidence",
     "load_tree",
     "log_evidence",
     "power_ladder",
     "quantile",
+    "sample_power_posteriors",
     "save_tree",
     "stein_weights",
     "summary",
