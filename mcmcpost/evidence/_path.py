@@ -105,21 +105,13 @@ def pooled_path(
     d = ladder.draws.shape[-1]
     top = _highest_degree(d, smallest) if degree is None else degree
     fit = fit_path(nodes, weights, pooled, mixtures, degree=top if controlled else 0)
-<<<<<<< HEAD
-    errors = [_error(ladder, fit, 0, 0, smallest)]
+    errors = [path_error(ladder, fit, 0, 0, smallest)]
     chosen, error, tried = 0, errors[0], {}
     for level in range(1, fit.mean.shape[1]):
-        errors.append(_error(ladder, fit, level, num_polynomial_features(d, level), smallest))
+        errors.append(path_error(ladder, fit, level, num_polynomial_features(d, level), smallest))
         # What the last degree changed, as far as errors still shrink, stands for what the next would change.
         change = float(fit.integral[level] - fit.integral[level - 1]) * min(1.0, errors[-1] / errors[-2])
         found = float(np.hypot(errors[-1], change))
-=======
-    chosen, error, tried = 0, path_error(ladder, fit, 0, 0, smallest), {}
-    for level in range(1, fit.mean.shape[1]):
-        # What the last degree changed stands for what the next would.
-        change = float(fit.integral[level] - fit.integral[level - 1])
-        found = float(np.hypot(path_error(ladder, fit, level, num_polynomial_features(d, level), smallest), change))
->>>>>>> bridge
         tried[level] = {"value": float(fit.integral[level]), "mcse": found}
         if np.isfinite(found) and (level == degree or found * NEED < error):
             chosen, error = level, found
