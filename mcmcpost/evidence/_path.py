@@ -110,7 +110,8 @@ def pooled_path(
     for level in range(1, fit.mean.shape[1]):
         errors.append(path_error(ladder, fit, level, num_polynomial_features(d, level), smallest))
         # What the last degree changed, as far as errors still shrink, stands for what the next would change.
-        change = float(fit.integral[level] - fit.integral[level - 1]) * min(1.0, errors[-1] / errors[-2])
+        shrinking = min(1.0, errors[-1] / errors[-2]) if errors[-2] > 0 else 1.0
+        change = shrinking * float(fit.integral[level] - fit.integral[level - 1])
         found = float(np.hypot(errors[-1], change))
         tried[level] = {"value": float(fit.integral[level]), "mcse": found}
         if np.isfinite(found) and (level == degree or found * NEED < error):
@@ -132,12 +133,8 @@ def pooled_path(
 
 
 def _highest_degree(d: int, smallest_ess: float) -> int:
-    degree = 0
-    while degree < MAX_DEGREE.get(d, 3) and smallest_ess >= ESS_PER_FEATURE * (
-        num_polynomial_features(d, degree + 1) + 1
-    ):
-        degree += 1
-    return degree
+    degrees = range(1, MAX_DEGREE.get(d, 3) + 1)
+    return sum(smallest_ess >= ESS_PER_FEATURE * (num_polynomial_features(d, degree) + 1) for degree in degrees)
 
 
 def path_error(ladder: Ladder, fit: PathFit, degree: int, num_features: int, smallest_ess: float) -> float:
