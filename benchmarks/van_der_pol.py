@@ -12,6 +12,7 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import jax
@@ -84,16 +85,24 @@ def exact_ladders(m: int, replications: int) -> Iterator[Any]:
 
 
 def mcmc_ladders(m: int, replications: int) -> Iterator[Any]:
+    """Yield the first m draws of each of many chains, all sampled at once by `sample_power_posteriors`."""
+    tree = _chains(replications)
     for r in range(replications):
-        yield mp.sample_power_posteriors(
-            model_file.model,
-            kwargs=model_file.data(),
-            temperatures=LADDER,
-            key=jax.random.key(r),
-            num_warmup=150,
-            num_samples=m,
-            num_chains=1,
-        )
+        yield tree.isel(chain=slice(r, r + 1), draw=slice(0, m))
+
+
+@cache
+def _chains(replications: int) -> Any:
+    return mp.sample_power_posteriors(
+        model_file.model,
+        kwargs=model_file.data(),
+        temperatures=LADDER,
+        key=jax.random.key(0),
+        num_warmup=200,
+        num_samples=max(SIZES),
+        num_chains=replications,
+        init=model_file.init(),
+    )
 
 
 def table(m: int, ladders: Iterator[Any], methods: list[str]) -> list[dict[str, Any]]:

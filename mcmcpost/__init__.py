@@ -85,6 +85,7 @@ from mcmcpost.linsolve import (
     Cholesky,
     ConjugateGradients,
 )
+from mcmcpost.report import plot_evidence_path
 from mcmcpost.scores import (
     ScoreCheck,
     ScoreError,
@@ -166,6 +167,7 @@ __all__ = [
     "laplace_evidence",
     "load_tree",
     "log_evidence",
+    "plot_evidence_path",
     "power_ladder",
     "quantile",
     "sample_power_posteriors",
