@@ -285,3 +285,26 @@ def test_ladders_that_are_refused(temperatures: list[float], words: str) -> None
 def test_ladders_of_one_rung_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         power_ladder(1)
+
+
+def test_tables_tree_and_plot(rng: np.random.Generator) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    import mcmcpost as mp
+
+    tree = mp.ladder_from_arrays(*gaussian_path(1).ladder(rng, 100, RUNGS)[:5])
+    tree.sample_stats.log_likelihood_total[0, 3, 4] = np.nan
+    before = tree.copy(deep=True)
+    with pytest.warns(mp.EvidenceWarning, match="NaN"):
+        found = mp.log_evidence(tree, "zv2", degree=2)
+    assert tree.identical(before)
+    assert list(found.to_dataframe().index[:2]) == ["pooled", "corrected"]
+    assert found.rungs_to_dataframe()["problem"].iloc[4] != ""
+    assert len(found.path_to_dataframe()) == 24
+    kept = found.to_datatree(tree)["evidence"]
+    assert kept.attrs["log_evidence"] == found.value
+    assert kept["rung_mean_cv"].sizes["temperature"] == len(RUNGS)
+    assert found.to_json_dict()["rungs"][4]["mean"] is None
+    axes = mp.plot_evidence_path(found)
+    assert {"pooled path", "rungs, controlled"} <= {text.get_text() for text in axes.get_legend().get_texts()}
+    matplotlib.pyplot.close("all")
