@@ -24,7 +24,11 @@ class FreeEnergies(NamedTuple):
 
 
 class _State(NamedTuple):
+    """f_j, the occupation Σ_n c_n m_j W_nj of every rung (m_j at the solution), and the responsibilities (t, n)."""
+
     values: Float[Array, " t"]
+    occupation: Float[Array, " t"]
+    shares: Float[Array, "t n"]
     step: Int[Array, ""]
     change: Float[Array, ""]
 
@@ -45,7 +49,8 @@ def solve_free_energies(
     """Solve f_i = log Σ_n exp(t_iℓ_n) / Σ_j m_j exp(t_jℓ_n − f_j), up to a constant.
 
     The f_j minimise the convex Σ_n log Σ_j m_j exp(t_jℓ_n − f_j) + Σ_j m_j f_j: Newton steps, and a fixed-point step
-    where Newton's does not lower the gradient. Shirts and Chodera (2008, doi:10.1063/1.2978177), equation 11.
+    where Newton's does not bring the rungs' occupations nearer to their sizes. A step costs two passes over the (t, n)
+    energies. Shirts and Chodera (2008, doi:10.1063/1.2978177), equation 11.
 
     Parameters
     ----------
@@ -55,30 +60,29 @@ def solve_free_energies(
     start : (t,) first guess.
     """
     energies = tempered(temperatures, log_likelihood)
-    log_counts = jnp.log(counts)
 
-    def residual(values: Array) -> Array:
-        return sizes * jnp.expm1(_fixed_point(energies, log_counts, sizes, values) - values)
+    def at(values: Array, step: Array, change: Array) -> _State:
+        shares = sizes[:, None] * _mixture_weights(energies, sizes, values)
+        return _State(values, shares @ counts, shares, step, change)
 
     def step(state: _State) -> _State:
-        log_denominator = _log_denominator(energies, sizes, state.values)
-        share = sizes[:, None] * jnp.exp(energies - state.values[:, None] - log_denominator[None, :]) * counts[None, :]
-        total = share.sum(axis=1)
-        hessian = jnp.diag(total) - share @ (share / jnp.maximum(counts, 1e-300)[None, :]).T
+        hessian = jnp.diag(state.occupation) - (state.shares * counts[None, :]) @ state.shares.T
         # The first rung is the reference; its row would make the system singular.
-        newton = jnp.zeros_like(total).at[1:].set(jnp.linalg.solve(hessian[1:, 1:], (total - sizes)[1:]))
-        simple = _fixed_point(energies, log_counts, sizes, state.values)
+        direction = jnp.linalg.solve(hessian[1:, 1:], (state.occupation - sizes)[1:])
+        newton = jnp.zeros_like(state.values).at[1:].set(direction)
+        tried = at(state.values + newton, state.step + 1, jnp.abs(newton).max())
+        simple = jnp.log(state.occupation / sizes)
         simple = simple - simple[0]
-        tried = state.values + newton
-        size_newton, size_simple = (jnp.abs(residual(v)).max() for v in (tried, simple))
-        take = jnp.isfinite(size_newton) & (size_newton < size_simple)
-        new = jnp.where(take, tried, simple)
-        return _State(new, state.step + 1, jnp.abs(new - state.values).max())
+        better = jnp.abs(tried.occupation / sizes - 1).max() < jnp.abs(state.occupation / sizes - 1).max()
+        settled = tried.change < TOLERANCE
+        return jax.lax.cond(
+            better | settled, lambda: tried, lambda: at(state.values + simple, state.step + 1, jnp.abs(simple).max())
+        )
 
     def unfinished(state: _State) -> Array:
         return (state.step < MAX_STEPS) & ~(state.change < TOLERANCE)
 
-    first = _State(start - start[0], jnp.zeros((), int), jnp.full((), jnp.inf))
+    first = at(start - start[0], jnp.zeros((), int), jnp.full((), jnp.inf))
     last = jax.lax.while_loop(unfinished, step, first)
     return FreeEnergies(last.values, last.step, last.change < TOLERANCE)
 
@@ -142,9 +146,3 @@ def _mixture_weights(
     energies: Float[Array, "t n"], sizes: Float[Array, " t"], values: Float[Array, " t"]
 ) -> Float[Array, "t n"]:
     return jnp.exp(energies - values[:, None] - _log_denominator(energies, sizes, values)[None, :])
-
-
-def _fixed_point(
-    energies: Float[Array, "t n"], log_counts: Float[Array, " n"], sizes: Float[Array, " t"], values: Float[Array, " t"]
-) -> Float[Array, " t"]:
-    return logsumexp(energies + (log_counts - _log_denominator(energies, sizes, values))[None, :], axis=1)
