@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-MIN_RICHARDSON = 5
+MIN_RICHARDSON = 9
 EVEN_STEP = 1e-8
 
 
@@ -67,7 +67,7 @@ def discretisation_errors(
     """Return estimates of what each rule misses: ``trapezoid``, ``corrected`` and, where it applies, ``simpson``.
 
     The corrected rule's own error is |corrected − corrected on every second rung|/15 (Richardson, for an odd number of
-    rungs, five at least); otherwise the size of the correction, which bounds it from above. The
+    rungs, nine at least); otherwise the size of the correction, which bounds it from above. The
     others' are their distances from the corrected rule, for Simpson's an upper bound (its own Richardson estimate was
     a fifth of the truth on 17 rungs of van der Pol).
     """
