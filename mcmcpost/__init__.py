@@ -18,6 +18,7 @@ from mcmcpost._public import (
 from mcmcpost._public_evidence import (
     EvidenceWarning,
     compare_evidence,
+    ladder_from_arrays,
     log_evidence,
 )
 from mcmcpost._types import (
@@ -52,10 +53,14 @@ from mcmcpost.evidence import (
     Evidence,
     EvidenceComparison,
     EvidenceEstimate,
+    HamiltonianKernel,
+    LadderWarning,
     geometric_ladder,
     power_ladder,
 )
 from mcmcpost.io import (
+    adaptive_ladder,
+    add_rungs,
     attach_scores,
     check_tree,
     comparison_to_dataframe,
@@ -70,7 +75,9 @@ from mcmcpost.io import (
     from_arrays,
     from_numpyro,
     joint_estimate_to_datatree,
+    ladder_from_traces,
     load_tree,
+    sample_power_posteriors,
     save_tree,
     weights_to_datatree,
 )
@@ -78,6 +85,7 @@ from mcmcpost.linsolve import (
     Cholesky,
     ConjugateGradients,
 )
+from mcmcpost.report import plot_evidence_path
 from mcmcpost.scores import (
     ScoreCheck,
     ScoreError,
@@ -119,8 +127,10 @@ __all__ = [
     "EvidenceEstimate",
     "EvidenceWarning",
     "GridREML",
+    "HamiltonianKernel",
     "JointEstimate",
     "KernelFamily",
+    "LadderWarning",
     "Lasso",
     "LeastSquares",
     "MeanSquare",
@@ -140,6 +150,8 @@ __all__ = [
     "VectorValued",
     "ZeroVariance",
     "__version__",
+    "adaptive_ladder",
+    "add_rungs",
     "attach_scores",
     "bridge_evidence",
     "check_tree",
@@ -150,11 +162,15 @@ __all__ = [
     "geometric_ladder",
     "joint_expectation",
     "kernel_stein_discrepancy",
+    "ladder_from_arrays",
+    "ladder_from_traces",
     "laplace_evidence",
     "load_tree",
     "log_evidence",
+    "plot_evidence_path",
     "power_ladder",
     "quantile",
+    "sample_power_posteriors",
     "save_tree",
     "stein_weights",
     "summary",

@@ -17,8 +17,9 @@ from mcmcpost.evidence import (
     disagreements,
     estimate_log_evidence,
     examine_rungs,
+    make_ladder,
 )
-from mcmcpost.io import read_ladder
+from mcmcpost.io import ladder_to_datatree, read_ladder
 from mcmcpost.scores import ScoreWarning
 
 if TYPE_CHECKING:
@@ -29,6 +30,33 @@ class EvidenceWarning(UserWarning):
     """A ladder is incomplete, or methods on the same draws contradict each other beyond their errors."""
 
 
+def ladder_from_arrays(
+    temperatures: object,
+    draws: object,
+    log_likelihood: object,
+    gradient_log_likelihood: object,
+    gradient_log_prior: object,
+    *,
+    names: tuple[str, ...] | None = None,
+) -> "xarray.DataTree":
+    """Return the tree of a ladder that was sampled anywhere, for `log_evidence`.
+
+    Parameters
+    ----------
+    temperatures : (t,) inverse temperatures, increasing from 0 (the prior) to 1 (the posterior).
+    draws : (chain, draw, t, d) on the unconstrained space.
+    log_likelihood : (chain, draw, t), normalised over the data; an additive constant moves the log evidence with it.
+    gradient_log_likelihood, gradient_log_prior : (chain, draw, t, d), the latter log-Jacobian included.
+    names : d coordinate labels.
+
+    Raises
+    ------
+    ValueError, TypeError : an array of a wrong shape or kind; temperatures that are no ladder.
+    """
+    slopes = (gradient_log_likelihood, gradient_log_prior)
+    return ladder_to_datatree(make_ladder(temperatures, draws, log_likelihood, *slopes, names=names))
+
+
 def log_evidence(
     tree: "xarray.DataTree",
     method: str | AbstractControlVariate | None = None,
@@ -37,6 +65,7 @@ def log_evidence(
     degree: int | None = None,
     num_nodes: int = 24,
     folds: int | None = None,
+    standardize: tuple[Any, Any] | None = None,
     allow_bad_scores: bool = False,
     fallback: bool = True,
 ) -> Evidence:
@@ -56,7 +85,7 @@ def log_evidence(
     path : ``"auto"``, ``"pooled"`` or ``"rungs"``, what is reported first.
     degree : of the polynomials of the pooled path; chosen by its honest error by default.
     num_nodes : of its quadrature; its error is the distance to twice as many.
-    folds, fallback : of the rungs, as in `expectation`.
+    folds, standardize, fallback : of the rungs, as in `expectation`.
     allow_bad_scores : use control variates although the score gate fails.
 
     Returns
@@ -75,8 +104,17 @@ def log_evidence(
     """
     choice = None if method is None else resolve_method(method)
     ladder = read_ladder(tree)
-    options = {"path": path, "degree": degree, "num_nodes": num_nodes, "num_folds": folds, "fallback": fallback}
-    evidence = in_float64(_estimate)(ladder, choice, allow_bad_scores=allow_bad_scores, **options)
+    evidence = in_float64(_estimate)(
+        ladder,
+        choice,
+        path=path,
+        degree=degree,
+        num_nodes=num_nodes,
+        num_folds=folds,
+        moments=standardize,
+        fallback=fallback,
+        allow_bad_scores=allow_bad_scores,
+    )
     for text in (*evidence.complaints, *disagreements(evidence)):
         warnings.warn(f"log_evidence: {text}", EvidenceWarning, stacklevel=2)
     return evidence

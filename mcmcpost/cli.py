@@ -41,6 +41,14 @@ class MethodName(StrEnum):
     SECF = "secf"
 
 
+class PathName(StrEnum):
+    """The keys of `mcmcpost.evidence.PATHS`, likewise."""
+
+    AUTO = "auto"
+    POOLED = "pooled"
+    RUNGS = "rungs"
+
+
 Warmup = Annotated[int | None, typer.Option(help="Adaptation draws per chain [default: 500].", min=1)]
 Draws = Annotated[int | None, typer.Option(help="Draws per chain to keep [default: 1000].", min=1)]
 Chains = Annotated[int | None, typer.Option(help="Number of chains [default: 4].", min=1)]
@@ -159,6 +167,67 @@ def reduce(
         if output is not None:
             mcmcpost.save_tree(_with_results(tree, estimates), output)
         _print_estimates(estimates, as_json)
+
+
+@app.command()
+def evidence(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="LADDER_OR_MODEL...", help="Ladders (.nc, .zarr) or model files.")
+    ],
+    output: Output = None,
+    rungs: Annotated[int | None, typer.Option(help="Rungs of the ladder (i/(n−1))^5 [default: 16].", min=2)] = None,
+    exchange: Annotated[
+        int | None, typer.Option(help="Iterations between swaps of neighbouring rungs [default: none].", min=1)
+    ] = None,
+    path: Annotated[PathName, typer.Option(help="What is reported first.")] = PathName.AUTO,
+    method: Annotated[
+        MethodName | None, typer.Option(help="Control variate of the rungs one by one [default: chosen].")
+    ] = None,
+    as_json: AsJson = False,
+    allow_bad_scores: Annotated[bool, typer.Option(help="Go on where the scores fail the gate.")] = False,
+    warmup: Warmup = None,
+    draws: Annotated[int | None, typer.Option(help="Draws per chain and rung to keep [default: 500].", min=1)] = None,
+    chains: Chains = None,
+    seed: Seed = None,
+    option: Options = None,
+) -> None:
+    """Print the log evidence of a ladder, or of a model file sampled first; of several, compare them."""
+    with _program():
+        import mcmcpost
+        from mcmcpost._cli_evidence import comparison_text, evidence_text, sample_ladder_of
+
+        settings = {
+            "rungs": rungs, "warmup": warmup, "draws": draws, "chains": chains, "seed": seed, "exchange": exchange
+        }  # fmt: skip
+        if output is not None:
+            if len(sources) > 1:
+                raise ValueError(f"--output: expected one source, got {len(sources)}. Write them one by one.")
+            _check_output(output)
+        names = [str(source) for source in sources]
+        if len(set(names)) < len(names):
+            raise ValueError(f"evidence: expected distinct sources, got {names}. Name each once.")
+        found = {}
+        for name, source in zip(names, sources, strict=True):
+            if source.suffix == ".py":
+                tree = sample_ladder_of(source, settings, option or [])
+            elif any(value is not None for value in (*settings.values(), option)):
+                raise ValueError(
+                    f"evidence: sampling options belong to a model file, got the ladder {source}. Leave them out."
+                )
+            else:
+                tree = mcmcpost.load_tree(source)
+            choice = None if method is None else method.value
+            found[name] = mcmcpost.log_evidence(tree, choice, path=path.value, allow_bad_scores=allow_bad_scores)
+            if output is not None:
+                mcmcpost.save_tree(mcmcpost.evidence_to_datatree(found[name], tree), output)
+        comparison = mcmcpost.compare_evidence(found) if len(found) > 1 else None
+        if as_json:
+            records = [{"source": name} | mcmcpost.evidence_to_json_dict(e) for name, e in found.items()]
+            table = None if comparison is None else mcmcpost.comparison_to_dataframe(comparison).reset_index()
+            _print_json({"evidence": records} | ({} if table is None else {"comparison": table.to_dict("records")}))
+        else:
+            texts = [evidence_text(name, e) for name, e in found.items()]
+            print("\n\n".join([*texts, *([comparison_text(comparison)] if comparison is not None else [])]))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ LAYERS = (
     ("_public",),
     ("_public_evidence",),
     ("__init__",),
+    ("_cli_evidence",),
     ("cli",),
 )
 ROW = {name: row for row, names in enumerate(LAYERS) for name in names}

@@ -20,7 +20,7 @@ from mcmcpost.control._method import (
 )
 from mcmcpost.control._problem import Problem
 from mcmcpost.control._tuning import REML, GridREML, Setting, tune
-from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
+from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
 from mcmcpost.stein import SteinTile
@@ -114,7 +114,7 @@ def _crossfit(
     problem: Problem, choice: ControlFunctional | SemiExact, degree: int, tuning: REML | GridREML | None
 ) -> ControlFit:
     problem = problem.thin(choice.max_states)
-    if problem.num_train < MIN_TRAIN:
+    if problem.num_train < (MIN_TRAIN if tuning or degree else MIN_GIVEN):
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label)
     basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
     size = basis.design.shape[1]

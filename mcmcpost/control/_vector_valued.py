@@ -29,7 +29,7 @@ from mcmcpost.control._method import (
 from mcmcpost.control._problem import Problem
 from mcmcpost.control._task_tuning import ConvexTaskCovariance, TaskModel, TaskREML, floored, tune_tasks
 from mcmcpost.control._tuning import DEFAULT_NUGGET, MIN_ITERATIVE_NUGGET, GridREML, tune
-from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
+from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
 from mcmcpost.stein import (
@@ -108,6 +108,10 @@ class VectorValued(AbstractControlVariate):
     def _brings_covariance(self) -> bool:
         return self.covariance is not None or isinstance(self.kernel, Coregionalisation)
 
+    @property
+    def _tunes(self) -> bool:
+        return self.kernel is None or self.tuning is not None or not self._brings_covariance
+
     def crossfit(self, problem: Problem) -> ControlFit:
         """Fit the integrands of one trace, which share their draws: one eigendecomposition for all of them."""
         several = isinstance(self.kernel, Coregionalisation) and len(self.kernel.kernels) > 1
@@ -174,7 +178,7 @@ class VectorValued(AbstractControlVariate):
         num_tasks = joint.num_tasks
         design, features = _joint_design(joint, self.degree)
         smallest = int(joint.train_mask.sum(axis=1).min())
-        if smallest < max(MIN_TRAIN, design.shape[1] + 1):
+        if smallest < max(MIN_TRAIN if self._tunes else MIN_GIVEN, features + 2):
             few = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
             return JointFit(few, np.eye(num_tasks), np.eye(num_tasks))
         fixed = None if alone else self._covariance_given(num_tasks)

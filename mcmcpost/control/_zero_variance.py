@@ -24,6 +24,9 @@ from mcmcpost.control._problem import Problem
 DRAWS_PER_FEATURE = 3.0
 """Below so many training states per feature a fit without a penalty is not attempted unless asked for."""
 MIN_TRAIN = 10
+"""Distinct training states below which nothing is tuned or regressed."""
+MIN_GIVEN = 3
+"""The same where kernel and nugget are given."""
 
 
 class ZeroVariance(AbstractControlVariate):

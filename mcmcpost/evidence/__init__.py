@@ -1,5 +1,8 @@
 """Model evidence from power posteriors: sampling the ladder, integrating it, and cross-checks on the same draws."""
 
+from mcmcpost.evidence._adaptive import (
+    adaptive_ladder,
+)
 from mcmcpost.evidence._bridge import (
     bridge_sampling,
 )
@@ -38,6 +41,10 @@ from mcmcpost.evidence._log_evidence import (
     Evidence,
     estimate_log_evidence,
 )
+from mcmcpost.evidence._more_rungs import (
+    merge_ladders,
+    sample_more_rungs,
+)
 from mcmcpost.evidence._path import (
     PooledPath,
     pooled_path,
@@ -65,6 +72,12 @@ from mcmcpost.evidence._sampling import (
 from mcmcpost.evidence._stepping_stone import (
     stepping_stone,
 )
+from mcmcpost.evidence._stored import (
+    LadderWarning,
+    gradient_finding,
+    likelihood_finding,
+    repeated_fraction,
+)
 
 __all__ = [
     "PATHS",
@@ -76,11 +89,13 @@ __all__ = [
     "Ladder",
     "LadderCheck",
     "LadderStats",
+    "LadderWarning",
     "PooledPath",
     "RungHealth",
     "RungMeans",
     "SampledLadder",
     "TemperedTarget",
+    "adaptive_ladder",
     "bridge_sampling",
     "check_ladder",
     "check_temperatures",
@@ -94,11 +109,16 @@ __all__ = [
     "evaluate_at",
     "examine_rungs",
     "geometric_ladder",
+    "gradient_finding",
     "laplace_importance",
+    "likelihood_finding",
     "make_ladder",
+    "merge_ladders",
     "pooled_path",
     "power_ladder",
+    "repeated_fraction",
     "sample_ladder",
+    "sample_more_rungs",
     "simpson_rule",
     "stepping_stone",
     "trapezoid_rule",

@@ -1,7 +1,8 @@
 """Log likelihood, log prior and their gradients at stored draws, NaN where a solve failed."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,10 @@ class Evaluation(NamedTuple):
     gradient_log_likelihood, gradient_log_prior : (d,), NaN where the value is not finite.
     """
 
-    log_likelihood: Array
-    log_prior: Array
-    gradient_log_likelihood: Array
-    gradient_log_prior: Array
+    log_likelihood: Any
+    log_prior: Any
+    gradient_log_likelihood: Any
+    gradient_log_prior: Any
 
 
 def evaluate(target: TemperedTarget, draw: Array, forward_mode: bool) -> Evaluation:
@@ -59,10 +60,15 @@ def evaluate_at(target: TemperedTarget, draws: np.ndarray, *, forward_mode: bool
     steps = -(-len(flat) // (BLOCK * devices))
     block = devices * -(-len(flat) // (steps * devices))
     padded = np.concatenate([flat, np.repeat(flat[-1:], steps * block - len(flat), axis=0)])
-    compiled = jax.jit(jax.vmap(lambda draw: evaluate(target, draw, forward_mode)))
+    compiled = _compile(target, forward_mode)
     parts = [jax.tree.map(np.asarray, compiled(place(rows))) for rows in padded.reshape(steps, block, d)]
     whole = jax.tree.map(lambda *arrays: np.concatenate(arrays)[: len(flat)], *parts)
     return jax.tree.map(lambda array: array.reshape(*lead, *array.shape[1:]), whole)
+
+
+@lru_cache(maxsize=4)
+def _compile(target: TemperedTarget, forward_mode: bool) -> Callable[[Array], Evaluation]:
+    return jax.jit(jax.vmap(lambda draw: evaluate(target, draw, forward_mode)))
 
 
 def place(array: Array | np.ndarray) -> Array:

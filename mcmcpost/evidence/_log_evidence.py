@@ -64,6 +64,7 @@ def estimate_log_evidence(
     degree: int | None = None,
     num_nodes: int = NUM_NODES,
     num_folds: int | None = None,
+    moments: tuple[Any, Any] | None = None,
     fallback: bool = True,
     allow_bad_scores: bool = False,
 ) -> Evidence:
@@ -79,7 +80,7 @@ def estimate_log_evidence(
         where the rungs are what is reported. `VectorValued` fits all rungs jointly.
     path : ``"auto"``, ``"pooled"`` or ``"rungs"``.
     degree, num_nodes : of the pooled path, see `pooled_path`.
-    num_folds, fallback : as in `estimate_expectations`.
+    num_folds, moments, fallback : of the rungs, as in `estimate_expectations`.
     """
     if path not in PATHS:
         raise ValueError(fault("log_evidence", f"`path` to be one of {', '.join(PATHS)}", repr(path), 'Use "auto".'))
@@ -99,7 +100,12 @@ def estimate_log_evidence(
         choice = method or Auto(kernel=path == "rungs" or bool(found and found.reason and path == "auto"))
         bad = not check.passed and controlled
         rungs = control_rungs(
-            part, choice if controlled else PlainMean(), num_folds=num_folds, fallback=fallback, bad_scores=bad
+            part,
+            choice if controlled else PlainMean(),
+            num_folds=num_folds,
+            moments=moments,
+            fallback=fallback,
+            bad_scores=bad,
         )
     candidates = _rule_estimates(part, rungs) if rungs is not None else []
     if found is not None:

@@ -93,6 +93,7 @@ def log_mixture(
     return _log_denominator(tempered(temperatures, log_likelihood), sizes, values)
 
 
+@jax.jit
 def asymptotic_covariance(
     temperatures: Float[Array, " t"],
     log_likelihood: Float[Array, " n"],
@@ -114,6 +115,7 @@ def asymptotic_covariance(
     return theta - theta[:1, :] - theta[:, :1] + theta[:1, :1]
 
 
+@jax.jit
 def adjacent_overlap(
     temperatures: Float[Array, " t"],
     log_likelihood: Float[Array, " n"],

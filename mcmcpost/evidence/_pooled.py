@@ -82,18 +82,14 @@ def solve_mixtures(
     """Solve MBAR on all draws and again without each block."""
     rung_of = jax.nn.one_hot(pooled.rungs, len(temperatures), dtype=start.dtype)
 
-    def solve(left_out: Array, guess: Array) -> tuple[Array, Array, Array, Array]:
+    def solve(left_out: Array) -> tuple[Array, Array, Array, Array]:
         counts = (pooled.blocks != left_out).astype(start.dtype)
         sizes = counts @ rung_of
-        found = solve_free_energies(temperatures, pooled.log_likelihood, counts, sizes, guess)
+        found = solve_free_energies(temperatures, pooled.log_likelihood, counts, sizes, start)
         mixture = log_mixture(temperatures, pooled.log_likelihood, sizes, found.values)
         return found.values, mixture, found.num_steps, found.converged
 
-    first = solve(jnp.asarray(-1), start)
-    rest = jax.lax.map(lambda b: solve(b, first[0]), jnp.arange(num_blocks))
-    values, mixtures, steps, converged = (
-        jnp.concatenate([jnp.asarray(a)[None], b]) for a, b in zip(first, rest, strict=True)
-    )
+    values, mixtures, steps, converged = jax.lax.map(solve, jnp.arange(-1, num_blocks))
     return Mixtures(values, mixtures, steps.sum(), converged.all())
 
 
@@ -111,6 +107,7 @@ class _Basis(NamedTuple):
     offset: Float[Array, " q"]
 
 
+@jax.jit
 def weighted_ess(temperatures: Float[Array, " k"], pooled: PooledDraws, mixtures: Mixtures) -> Float[Array, " k"]:
     """Return Kish's effective number of the draws as weighted at each temperature."""
     return jax.lax.map(lambda t: 1.0 / jnp.sum(_weights(t, pooled, mixtures.log_densities[0], -1) ** 2), temperatures)
@@ -137,17 +134,16 @@ def fit_path(
     degree : the highest of the polynomials, in coordinates standardised at each temperature; zero for no control.
     """
     values = _finite(pooled)
-    blocks = jnp.arange(len(mixtures.log_densities) - 1)
+    blocks = jnp.arange(-1, len(mixtures.log_densities) - 1)
 
     def node(carry: _Totals, at: tuple[Array, Array]) -> tuple[_Totals, tuple[Array, ...]]:
         t, step = at
         weights = _weights(t, pooled, mixtures.log_densities[0], -1)
         basis = _features_at(t, pooled, weights, degree)
-        mean, _ = _weighted_regression(weights, basis, values, degree, pooled.points.shape[1])
 
         def without(block: Array) -> tuple[Array, Array]:
-            deleted = _weights(t, pooled, mixtures.log_densities[block + 1], block)
-            return _weighted_regression(deleted, basis, values, degree, pooled.points.shape[1])
+            kept = _weights(t, pooled, mixtures.log_densities[block + 1], block)
+            return _weighted_regression(kept, basis, values, degree, pooled.points.shape[1])
 
         means, coefficients = jax.lax.map(without, blocks)
 
@@ -156,16 +152,18 @@ def fit_path(
             mine = of_blocks[pooled.blocks]
             return values - jnp.sum(basis.centred * mine, axis=1) - mine @ basis.offset
 
-        residuals = jax.lax.map(residual, jnp.moveaxis(coefficients, 1, 0))
+        residuals = jax.lax.map(residual, jnp.moveaxis(coefficients[1:], 1, 0))
         centre = residuals @ weights
         spread = (residuals - centre[:, None]) ** 2 @ weights
         influence = (weights[None, :] * (residuals - centre[:, None])).T
-        carry = tuple(total + step * part for total, part in zip(carry, (mean, centre, means, influence), strict=True))
+        carry = tuple(
+            total + step * part for total, part in zip(carry, (means[0], centre, means[1:], influence), strict=True)
+        )
         plain = weights @ values
-        return carry, (mean, 1.0 / jnp.sum(weights**2), weights @ (values - plain) ** 2 / spread)
+        return carry, (means[0], 1.0 / jnp.sum(weights**2), weights @ (values - plain) ** 2 / spread)
 
     g = degree + 1
-    start: _Totals = (jnp.zeros(g), jnp.zeros(g), jnp.zeros((len(blocks), g)), jnp.zeros((len(values), g)))
+    start: _Totals = (jnp.zeros(g), jnp.zeros(g), jnp.zeros((len(blocks) - 1, g)), jnp.zeros((len(values), g)))
     total, (mean, ess, ratio) = jax.lax.scan(node, start, (temperatures, quadrature))
     return PathFit(mean, ess, ratio, *total)
 
@@ -241,11 +239,12 @@ def _weighted_regression(
     mean = weights @ basis.centred
     gram = basis.centred.T @ (weights[:, None] * basis.centred) - jnp.outer(mean, mean)
     gram = gram + RIDGE * max(q, 1) * jnp.eye(q)
-    right = basis.centred.T @ (weights * (values - plain))
+    factor = jnp.linalg.cholesky(gram)
+    half = solve_triangular(factor, basis.centred.T @ (weights * (values - plain)), lower=True)
     intercepts, coefficients = [plain], [jnp.zeros(q)]
     for level in range(1, degree + 1):
         size = num_polynomial_features(d, level)
-        part = jnp.linalg.solve(gram[:size, :size], right[:size])
+        part = solve_triangular(factor[:size, :size].T, half[:size])
         intercepts.append(plain - (mean + basis.offset)[:size] @ part)
         coefficients.append(jnp.zeros(q).at[:size].set(part))
     return jnp.stack(intercepts), jnp.stack(coefficients)

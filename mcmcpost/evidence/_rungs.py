@@ -1,6 +1,6 @@
 """Rung by rung: controlled means and variances of the log likelihood, and the error of any linear rule in them."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -128,6 +128,7 @@ def control_rungs(
     method: AbstractControlVariate,
     *,
     num_folds: int | None = None,
+    moments: tuple[Any, Any] | None = None,
     fallback: bool = True,
     bad_scores: bool = False,
 ) -> RungMeans:
@@ -142,7 +143,7 @@ def control_rungs(
     joint = None
     if isinstance(method, VectorValued):
         inputs = {str(i): TaskInput(ladder.rung(i), INTEGRANDS, values[:, :, i], bad_scores) for i in rungs}
-        found = estimate_jointly(inputs, method, num_folds=num_folds, fallback=fallback)
+        found = estimate_jointly(inputs, method, num_folds=num_folds, moments=moments, fallback=fallback)
         parts: list[Estimate] = list(found.values())
         joint = found.covariance.reshape(len(rungs), 2, len(rungs), 2)
     else:
@@ -153,6 +154,7 @@ def control_rungs(
                 values[:, :, i],
                 method,
                 num_folds=num_folds,
+                moments=moments,
                 bad_scores=bad_scores,
                 fallback=fallback,
             )
@@ -168,6 +170,8 @@ def control_rungs(
     if joint is not None:
         joint = np.einsum("iab,ibjc,jdc->aidj", jacobian, joint, jacobian).reshape(2 * len(rungs), -1)
     residuals = np.stack([part.residuals for part in parts], axis=2)
+    with np.errstate(invalid="ignore"):
+        residuals = residuals - residuals.mean(axis=(0, 1))
     errors = np.sqrt(np.maximum(np.diagonal(covariance, axis1=1, axis2=2), 0.0))
     return RungMeans(
         mean=mean,
@@ -179,7 +183,7 @@ def control_rungs(
         mean_error_plain=np.array([part.mcse_plain[0] for part in parts]),
         covariance=covariance,
         joint=joint,
-        series=np.einsum("tab,cntb->cnta", jacobian, residuals - residuals.mean(axis=(0, 1))),
+        series=np.einsum("tab,cntb->cnta", jacobian, residuals),
         status=tuple(part.status[0] for part in parts),
         method=tuple(part.method[0] for part in parts),
     )

@@ -16,7 +16,7 @@ from mcmcpost.evidence._checkpoint import checkpoint_path, load_checkpoint, save
 from mcmcpost.evidence._evaluate import Evaluation, evaluate_at, place
 from mcmcpost.evidence._kernel import HamiltonianKernel, check_kernel
 from mcmcpost.evidence._ladder import Ladder, TemperedTarget, check_temperatures
-from mcmcpost.evidence._starts import Pool, Starts, choose_starts, prior_pool, sample_prior
+from mcmcpost.evidence._starts import Starts, choose_starts, prior_pool, sample_prior
 
 POOL = 256
 """Prior draws at least, from which the starts are chosen."""
@@ -68,7 +68,7 @@ class Run(NamedTuple):
     length: RunLength
     exchange: int | None
     init: Float[np.ndarray, " d"] | None
-    pool: Pool | None
+    starts: Starts | None
     progress: bool
     checkpoint: Path | None
 
@@ -143,11 +143,11 @@ def sample_rungs(
     kernel: HamiltonianKernel | None = None,
     init: object = None,
     exchange: int | None = None,
-    pool: Pool | None = None,
+    starts: Starts | None = None,
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SampledLadder:
-    """Sample some rungs, whatever their temperatures; the starts come from `pool`, or else from the prior."""
+    """Sample some rungs, whatever their temperatures; `starts` are chosen from prior draws by default."""
     choice = HamiltonianKernel() if kernel is None else kernel
     check_kernel(where, choice)
     for name, value in (*length._asdict().items(), ("exchange", 1 if exchange is None else exchange)):
@@ -159,7 +159,7 @@ def sample_rungs(
             fault(where, f"`init` of {len(target.names)} finite numbers", init, "Give it on the unconstrained space.")
         )
     path = checkpoint_path(where, checkpoint)
-    run = Run(where, target, temperatures, choice, length, exchange, start, pool, progress, path)
+    run = Run(where, target, temperatures, choice, length, exchange, start, starts, progress, path)
     return in_float64(_sample)(run, key)
 
 
@@ -168,16 +168,19 @@ def _sample(run: Run, key: jax.Array) -> SampledLadder:
     prior = _draw_prior(run, prior_key)
     lower = int(run.temperatures[0] == 0)
     lanes = run.temperatures[lower:]
-    pool = run.pool or prior_pool(
-        run.where,
-        run.target,
-        prior.draws.reshape(-1, len(run.target.names)),
-        jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), prior.values),
-        run.init,
-        run.length.num_chains,
-        near_key,
-    )
-    starts = choose_starts(pool, lanes, run.length.num_chains, start_key)
+    if run.starts is None:
+        pool = prior_pool(
+            run.where,
+            run.target,
+            prior.draws.reshape(-1, len(run.target.names)),
+            jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), prior.values),
+            run.init,
+            run.length.num_chains,
+            near_key,
+        )
+        starts = choose_starts(pool, lanes, run.length.num_chains, start_key)
+    else:
+        starts = run.starts
     state, records = _drive(run, lanes, starts, prior, (chain_key, swap_key), key)
     return _assemble(run, prior, state, records)
 
@@ -192,8 +195,9 @@ class _Prior(NamedTuple):
 
 def _draw_prior(run: Run, key: jax.Array) -> _Prior:
     warmup, samples, chains = run.length
-    before = warmup if run.exchange is not None else max(0, -(-POOL // chains) - samples)
-    draws = sample_prior(run.target, key, (before + samples) * chains).reshape(before + samples, chains, -1)
+    kept = samples if run.temperatures[0] == 0 or run.exchange is not None else 0
+    before = warmup if run.exchange is not None else max(0, -(-POOL // chains) - kept)
+    draws = sample_prior(run.target, key, (before + kept) * chains).reshape(before + kept, chains, -1)
     return _Prior(draws, evaluate_at(run.target, draws, forward_mode=run.kernel.forward_mode), before)
 
 

@@ -1,5 +1,7 @@
 """Where the chains of a ladder start, and in which metric: prior draws resampled by their tempered likelihood."""
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -36,8 +38,13 @@ class Starts(NamedTuple):
 
 def sample_prior(target: TemperedTarget, key: jax.Array, size: int) -> Float[np.ndarray, "n d"]:
     """Return iid draws of the prior."""
-    draws = jax.jit(jax.vmap(target.sample_prior))(jax.random.split(key, size))
+    draws = _compile(target)(key, size)
     return np.asarray(draws, np.float64)
+
+
+@lru_cache(maxsize=4)
+def _compile(target: TemperedTarget) -> Callable[[jax.Array, int], jax.Array]:
+    return jax.jit(lambda key, size: jax.vmap(target.sample_prior)(jax.random.split(key, size)), static_argnums=1)
 
 
 def prior_pool(
@@ -57,7 +64,7 @@ def prior_pool(
         )
     if init is not None:
         spread = SPREAD * np.nan_to_num(np.nanstd(np.where(np.isfinite(draws), draws, np.nan), axis=0))
-        near = init + spread * np.asarray(jax.random.normal(key, (copies, len(init))))
+        near = init + spread * _generator(key).normal(size=(copies, len(init)))
         near[0] = init
         draws = np.concatenate([draws, near])
         extra = evaluate_at(target, near)
@@ -81,7 +88,7 @@ def choose_starts(pool: Pool, temperatures: Float[np.ndarray, " t"], num_chains:
     """
     usable = np.isfinite(pool.log_likelihood) & np.isfinite(pool.draws).all(axis=1)
     draws, likelihood, level = (array[usable] for array in pool)
-    gumbel = np.asarray(jax.random.gumbel(key, (len(temperatures), len(draws))))
+    gumbel = _generator(key).gumbel(size=(len(temperatures), len(draws)))
     starts, masses = [], []
     mass = None
     for temperature, noise in zip(temperatures, gumbel, strict=True):
@@ -95,6 +102,11 @@ def choose_starts(pool: Pool, temperatures: Float[np.ndarray, " t"], num_chains:
             mass = _covariance(draws, weight, size)
         masses.append(mass)
     return Starts(np.stack(starts), np.stack(masses))
+
+
+def _generator(key: jax.Array) -> np.random.Generator:
+    """Return NumPy's generator from a key: small host arrays need no compilation."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)).reshape(-1))
 
 
 def _covariance(

@@ -36,9 +36,17 @@ from mcmcpost.io._ladder import (
     ladder_to_datatree,
     read_ladder,
 )
+from mcmcpost.io._ladder_traces import (
+    ladder_from_traces,
+)
 from mcmcpost.io._numpyro import (
     attach_scores,
     from_numpyro,
+)
+from mcmcpost.io._power_posteriors import (
+    adaptive_ladder,
+    add_rungs,
+    sample_power_posteriors,
 )
 from mcmcpost.io._tables import (
     estimate_to_dataframe,
@@ -58,6 +66,8 @@ from mcmcpost.io._weights import (
 __all__ = [
     "Integrands",
     "Target",
+    "adaptive_ladder",
+    "add_rungs",
     "attach_scores",
     "check_tree",
     "comparison_to_dataframe",
@@ -74,11 +84,13 @@ __all__ = [
     "gate",
     "integrand_values",
     "joint_estimate_to_datatree",
+    "ladder_from_traces",
     "ladder_to_datatree",
     "load_tree",
     "read_ladder",
     "read_target",
     "read_trace",
+    "sample_power_posteriors",
     "save_tree",
     "tempered_target",
     "weights_to_datatree",

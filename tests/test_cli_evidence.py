@@ -1,0 +1,73 @@
+"""``mcmcpost evidence``: from a model file or a saved ladder to the log evidence, and one-line errors."""
+
+import json
+
+import numpy as np
+import pytest
+from ladder_cases import RUNGS, gaussian_path
+from scipy.stats import norm
+from test_cli import refused, run  # noqa: F401  (a fixture)
+
+import mcmcpost
+
+CONJUGATE = """
+import numpyro
+import numpyro.distributions as dist
+
+def model(y):
+    x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(x, 0.5), obs=y)
+
+def data(y=1.0):
+    return {"y": y}
+"""
+SHORT = ["--rungs", "5", "--warmup", "100", "--draws", "60", "--chains", "2"]
+TRUTH = norm.logpdf(1.0, 0.0, np.sqrt(1.25))
+
+
+@pytest.fixture
+def ladder(tmp_path, rng):
+    """A saved ladder of exact draws, and its log evidence."""
+    path = gaussian_path(1)
+    tree = mcmcpost.ladder_from_arrays(*path.ladder(rng, 100, RUNGS)[:5])
+    mcmcpost.save_tree(tree, tmp_path / "ladder.nc")
+    return tmp_path / "ladder.nc", float(path.log_evidence(np.ones(1))[0])
+
+
+def test_a_model_file_ends_in_its_evidence(run, tmp_path):  # noqa: F811
+    model = tmp_path / "conjugate.py"
+    model.write_text(CONJUGATE)
+    done = run("evidence", model, *SHORT, "--method", "zv2", "-o", "ladder.nc")
+    assert done.code == 0
+    assert f"log evidence {TRUTH:.4f}" in done.out
+    assert "stepping stone" in done.out
+    assert "rhat" in done.out
+    tree = mcmcpost.load_tree("ladder.nc")
+    assert abs(tree["evidence"].attrs["log_evidence"] - TRUTH) < 1e-6
+    assert refused(run("evidence", model, "-o", "ladder.nc"), "which exists")
+
+
+def test_saved_ladders_are_compared(run, ladder, tmp_path):  # noqa: F811
+    path, truth = ladder
+    other = tmp_path / "other.nc"
+    other.write_bytes(path.read_bytes())
+    done = run("evidence", path, other, "--method", "zv2", "--json")
+    found = json.loads(done.out)
+    assert [abs(e["log_evidence"] - truth) < 1e-6 for e in found["evidence"]] == [True, True]
+    assert found["comparison"][0]["probability"] == pytest.approx(0.5)
+    assert "probability" in run("evidence", path, other, "--method", "zv2").out
+
+
+def test_bad_input_is_one_line(run, ladder, tmp_path):  # noqa: F811
+    path, _ = ladder
+    assert refused(run("evidence", path, "--draws", "10"), "belong to a model file")
+    assert refused(run("evidence", path, path), "distinct sources")
+    assert refused(run("evidence", path, tmp_path / "b.nc", "-o", "x.nc"), "one source")
+    improper = tmp_path / "improper.py"
+    improper.write_text(
+        CONJUGATE.replace("dist.Normal(0.0, 1.0)", "dist.ImproperUniform(dist.constraints.real, (), ())")
+    )
+    assert refused(run("evidence", improper, *SHORT), "improper prior has no evidence")
+    x = np.arange(9.0).reshape(1, 9, 1)
+    mcmcpost.save_tree(mcmcpost.from_arrays(x, 4.0 - x, allow_bad_scores=True), tmp_path / "trace.nc")
+    assert refused(run("evidence", tmp_path / "trace.nc"), "temperature")
