@@ -59,10 +59,10 @@ def main() -> None:
         for method in args.methods:
             source = partial(_fresh, *model_and_data[1:]) if args.fresh else partial(_half, tree)
             rows.append(_row(posterior, source, model_and_data, method, args.replications))
-            emit(args.name, _TITLE, rows, final=False)
+            emit(args.name, TITLES[args.fresh], rows, final=False)
     emit(
         args.name,
-        _TITLE,
+        TITLES[args.fresh],
         rows,
         truths=TRUTHS,
         targets=TARGETS,
@@ -71,7 +71,10 @@ def main() -> None:
     )
 
 
-_TITLE = "log evidence by bridge sampling on random halves of posteriordb reference draws"
+TITLES = {
+    False: "log evidence by bridge sampling on random halves of posteriordb reference draws",
+    True: "log evidence by bridge sampling on fresh exact draws of posteriordb's blr",
+}
 
 
 def _posterior(root: Path, name: str) -> tuple:
