@@ -1,5 +1,7 @@
 """Sampling a ladder: exact moments on a Gaussian path, an iid prior rung, exchange, resuming, failures."""
 
+import subprocess
+import sys
 import zlib
 
 import jax
@@ -228,3 +230,31 @@ def test_an_adaptive_ladder_equidistributes_the_error():
     assert share.max() < 3 * share.min()
     with pytest.raises(ValueError, match="`size` of at least 2"):
         adaptive_ladder(fine, 1)
+
+
+DEVICES = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"
+import jax, numpy as np
+from mcmcpost.evidence import HamiltonianKernel, TemperedTarget, sample_ladder
+assert jax.device_count() == 3
+target = TemperedTarget(
+    lambda x: -2.0 * ((1.3 - x) ** 2).sum(),
+    lambda x: -0.5 * (x**2).sum(),
+    lambda key: jax.random.normal(key, (2,)),
+    ("a", "b"),
+)
+ladder, stats = sample_ladder(
+    target, [0.0, 0.2, 1.0], key=jax.random.key(0), num_warmup=30, num_samples=100, num_chains=2,
+    kernel=HamiltonianKernel(num_steps=3), exchange=2,
+)
+t = ladder.temperatures
+assert ladder.draws.shape == (2, 100, 3, 2)
+assert (np.abs(ladder.draws.mean((0, 1, 3)) - 5.2 * t / (1 + 4 * t)) < 0.3).all()
+"""
+
+
+@pytest.mark.slow
+def test_lanes_spread_over_devices():
+    """Four lanes on three devices: padding fills the last one, and none of it is kept."""
+    subprocess.run([sys.executable, "-c", DEVICES], check=True)
