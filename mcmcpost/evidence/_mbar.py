@@ -8,7 +8,8 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 MAX_STEPS = 200
-TOLERANCE = 1e-10
+TOLERANCE = 1e-11
+"""Of a step, relative to the largest |f_j| or one: what rounding leaves of sums of exponentials."""
 
 
 class FreeEnergies(NamedTuple):
@@ -74,17 +75,17 @@ def solve_free_energies(
         simple = jnp.log(state.occupation / sizes)
         simple = simple - simple[0]
         better = jnp.abs(tried.occupation / sizes - 1).max() < jnp.abs(state.occupation / sizes - 1).max()
-        settled = tried.change < TOLERANCE
+        settled = tried.change < _tolerance(tried)
         return jax.lax.cond(
             better | settled, lambda: tried, lambda: at(state.values + simple, state.step + 1, jnp.abs(simple).max())
         )
 
     def unfinished(state: _State) -> Array:
-        return (state.step < MAX_STEPS) & ~(state.change < TOLERANCE)
+        return (state.step < MAX_STEPS) & ~(state.change < _tolerance(state))
 
     first = at(start - start[0], jnp.zeros((), int), jnp.full((), jnp.inf))
     last = jax.lax.while_loop(unfinished, step, first)
-    return FreeEnergies(last.values, last.step, last.change < TOLERANCE)
+    return FreeEnergies(last.values, last.step, last.change < _tolerance(last))
 
 
 def log_mixture(
@@ -140,6 +141,10 @@ def _log_denominator(
     energies: Float[Array, "t n"], sizes: Float[Array, " t"], values: Float[Array, " t"]
 ) -> Float[Array, " n"]:
     return logsumexp(energies - values[:, None] + jnp.log(sizes)[:, None], axis=0)
+
+
+def _tolerance(state: _State) -> Float[Array, ""]:
+    return TOLERANCE * jnp.maximum(1.0, jnp.abs(state.values).max())
 
 
 def _mixture_weights(
