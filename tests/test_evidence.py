@@ -308,3 +308,21 @@ def test_tables_tree_and_plot(rng: np.random.Generator) -> None:
     axes = mp.plot_evidence_path(found)
     assert {"pooled path", "rungs, controlled"} <= {text.get_text() for text in axes.get_legend().get_texts()}
     matplotlib.pyplot.close("all")
+
+
+def test_a_prior_whose_mean_log_likelihood_is_minus_infinity(rng: np.random.Generator) -> None:
+    # one observation, zero, with a standard deviation that has an exponential prior: E log p(y) diverges at the prior
+    grid = np.linspace(-30.0, 6.0, 60_001)  # of log sd
+    log_prior = grid - np.exp(grid)
+    log_likelihood = lambda x: -0.5 * np.exp(-2 * x) - x - 0.5 * np.log(2 * np.pi)  # noqa: E731
+    t = power_ladder(12, 5)
+    density = np.exp(t[:, None] * log_likelihood(grid) + log_prior)
+    mass = np.concatenate([np.zeros((len(t), 1)), np.cumsum(density[:, 1:] + density[:, :-1], axis=1)], axis=1)
+    x = np.stack([np.interp(rng.random(400), row / row[-1], grid) for row in mass], axis=1)[None]
+    slope, prior_slope = np.exp(-2 * x) - 1, 1 - np.exp(x)
+    ladder = make_ladder(t, x[..., None], log_likelihood(x), slope[..., None], prior_slope[..., None])
+    found = pooled_path(ladder)
+    assert not found.reason
+    truth = np.log(mass[-1, -1] / mass[0, -1])
+    assert abs(found.value - truth) < 4.5 * np.hypot(found.mcse, found.discretisation_error)
+    assert found.mcse < 0.1

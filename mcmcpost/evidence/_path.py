@@ -20,7 +20,7 @@ from mcmcpost.evidence._pooled import (
     solve_mixtures,
     weighted_ess,
 )
-from mcmcpost.evidence._rules import trapezoid_rule
+from mcmcpost.evidence._stepping_stone import stepping_stones
 from mcmcpost.stein import num_polynomial_features
 
 NUM_NODES = 24
@@ -94,8 +94,8 @@ def pooled_path(
     levels = jnp.asarray(ladder.temperatures)
     pooled, num_blocks = pool(ladder)
     finite = np.isfinite(ladder.log_likelihood)
-    rough = np.where(finite, ladder.log_likelihood, 0.0).sum(axis=(0, 1)) / np.maximum(finite.sum(axis=(0, 1)), 1)
-    start = [trapezoid_rule(ladder.temperatures[: i + 1]).mean_weights @ rough[: i + 1] for i in range(len(rough))]
+    # Not from the trapezoid: the mean log likelihood of the prior may be -1e10, or infinite.
+    start = np.concatenate([[0.0], np.cumsum(stepping_stones(ladder))])
     mixtures = solve_mixtures(levels, pooled, jnp.asarray(start), num_blocks=num_blocks)
     sizes = jnp.full(len(levels), float(finite.shape[0] * finite.shape[1]))
     overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, sizes, mixtures.free_energies[0]))

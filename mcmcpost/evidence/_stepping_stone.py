@@ -12,16 +12,19 @@ from mcmcpost.evidence._mbar import asymptotic_covariance
 from mcmcpost.evidence._record import EvidenceEstimate
 
 
+def stepping_stones(ladder: Ladder) -> Float[np.ndarray, " _"]:
+    """Return log Z(t_{i+1}) − log Z(t_i) of each step, from the draws of its lower rung alone."""
+    scaled = ladder.log_likelihood[:, :, :-1] * np.diff(ladder.temperatures)
+    return logsumexp(scaled, axis=(0, 1)) - np.log(scaled.shape[0] * scaled.shape[1])
+
+
 def stepping_stone(ladder: Ladder) -> EvidenceEstimate:
     """Return Σ_i log E_{t_i}[exp((t_{i+1} − t_i)ℓ)] with its error by the delta method, ESS-aware, rungs independent.
 
     Xie, Lewis, Fan, Kuo and Chen (2011, doi:10.1093/sysbio/syq085).
     """
-    steps = np.diff(ladder.temperatures)
-    scaled = ladder.log_likelihood[:, :, :-1] * steps
-    count = scaled.shape[0] * scaled.shape[1]
-    logs = logsumexp(scaled, axis=(0, 1)) - np.log(count)
-    ratios = np.exp(scaled - logs)
+    logs = stepping_stones(ladder)
+    ratios = np.exp(ladder.log_likelihood[:, :, :-1] * np.diff(ladder.temperatures) - logs)
     error = float(np.sqrt(np.sum(mcse_mean(ratios) ** 2)))
     value = float(logs.sum())
     known = np.isfinite(value) and np.isfinite(error)
