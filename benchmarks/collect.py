@@ -19,6 +19,10 @@ ORDER = (
     "out_of_rkhs",
     "vector_valued",
     "lotka_volterra",
+    "van_der_pol",
+    "evidence",
+    "bridge",
+    "ladder_sampling",
 )
 HEAD = """# Results
 

@@ -326,3 +326,12 @@ def test_a_prior_whose_mean_log_likelihood_is_minus_infinity(rng: np.random.Gene
     truth = np.log(mass[-1, -1] / mass[0, -1])
     assert abs(found.value - truth) < 4.5 * np.hypot(found.mcse, found.discretisation_error)
     assert found.mcse < 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"path": "best"}, "`path`"), ({"degree": -1}, "`degree`"), ({"num_nodes": 1}, "`num_nodes`")],
+)
+def test_options_that_are_refused(options: dict, words: str, rng: np.random.Generator) -> None:
+    with pytest.raises(ValueError, match=words):
+        evidence(gaussian_path(1).ladder(rng, 10, RUNGS), **options)

@@ -84,70 +84,44 @@ def estimate_log_evidence(
     """
     if path not in PATHS:
         raise ValueError(fault("log_evidence", f"`path` to be one of {', '.join(PATHS)}", repr(path), 'Use "auto".'))
+    if degree is not None and degree < 0:
+        raise ValueError(fault("log_evidence", "`degree` of at least 0", degree, "None lets the error choose."))
+    if num_nodes < 2:
+        raise ValueError(fault("log_evidence", "`num_nodes` of at least 2", num_nodes, "Use 24."))
     used = np.flatnonzero(health.usable)
-    problems = [
-        f"rung t = {ladder.temperatures[i]:.3g} has {health.problem[i]}" for i in np.flatnonzero(~health.usable)
-    ]
-    stray = used[~health.converged[used]]
-    if len(stray):
-        problems.append(f"the chains disagree at t = {', '.join(f'{ladder.temperatures[i]:.3g}' for i in stray)}")
-    controlled = check.passed or allow_bad_scores
     part = ladder.select(used)
-    ends = len(used) > 1 and part.temperatures[0] == 0.0 and part.temperatures[-1] == 1.0
+    controlled = check.passed or allow_bad_scores
     found = pooled_path(part, degree=degree, num_nodes=num_nodes, controlled=controlled) if len(used) > 1 else None
+    pooled_first = path == "pooled" or (path == "auto" and found is not None and not found.reason)
     rungs = None
-    if ends:
-        choice = method or Auto(kernel=path == "rungs" or bool(found and found.reason and path == "auto"))
-        bad = not check.passed and controlled
+    estimates: list[EvidenceEstimate] = []
+    if len(used) > 1 and part.temperatures[0] == 0.0 and part.temperatures[-1] == 1.0:
         rungs = control_rungs(
             part,
-            choice if controlled else PlainMean(),
+            (method or Auto(kernel=not pooled_first)) if controlled else PlainMean(),
             num_folds=num_folds,
             moments=moments,
             fallback=fallback,
-            bad_scores=bad,
+            bad_scores=not check.passed and controlled,
         )
-    candidates = _rule_estimates(part, rungs) if rungs is not None else []
+        estimates = _rule_estimates(part, rungs)
     if found is not None:
-        usable = not found.reason
-        pooled = EvidenceEstimate(
-            "pooled",
-            found.value,
-            found.mcse,
-            Status.CONTROLLED if found.degree else Status.PLAIN,
-            {"discretisation_error": found.discretisation_error, "degree": found.degree, "reason": found.reason}
-            | found.info,
-        )
-        if path == "pooled" or (usable and path == "auto"):
-            candidates.insert(0, pooled)
-        else:
-            candidates.append(pooled)
-        if found.reason:
-            problems.insert(0, f"no pooled path: {found.reason}")
-    if not candidates:
-        undefined = EvidenceEstimate("none", np.nan, np.nan, Status.UNDEFINED, {"discretisation_error": np.nan})
-        candidates = [undefined]
-    best = candidates[0]
-    status = best.status
-    if not np.isfinite(best.value):
-        status = Status.UNDEFINED
-    elif not check.passed:
-        status = Status.BAD_SCORES
-    elif len(stray) or (best.method == "pooled" and found is not None and found.reason):
-        status = Status.NOT_CONVERGED
-    if ends:
-        candidates.append(stepping_stone(part))
-        if found is not None:
-            energies, converged = np.asarray(found.mixtures.free_energies), bool(found.mixtures.converged)
-            candidates.append(mbar_estimate(part, energies[0], energies[1:, -1], converged=converged))
+        estimates.insert(0 if pooled_first else len(estimates), _pooled_estimate(found))
+    if rungs is not None and found is not None:
+        energies, converged = np.asarray(found.mixtures.free_energies), bool(found.mixtures.converged)
+        estimates.append(stepping_stone(part))
+        estimates.append(mbar_estimate(part, energies[0], energies[1:, -1], converged=converged))
+    if not estimates:
+        estimates = [EvidenceEstimate("none", np.nan, np.nan, Status.UNDEFINED, {"discretisation_error": np.nan})]
+    best = estimates[0]
     return Evidence(
         value=best.value,
         mcse=best.mcse,
         discretisation_error=best.info["discretisation_error"],
-        status=status,
+        status=_status(best, health, check),
         method=best.method,
-        complaints=tuple(problems),
-        estimates=tuple(candidates),
+        complaints=_complaints(ladder, health, found),
+        estimates=tuple(estimates),
         temperatures=ladder.temperatures,
         health=health,
         used=used,
@@ -160,6 +134,29 @@ def estimate_log_evidence(
             "impossible_prior_draws": int(health.impossible.sum()),
         },
     )
+
+
+def _complaints(ladder: Ladder, health: RungHealth, found: PooledPath | None) -> tuple[str, ...]:
+    at = [f"t = {t:.3g}" for t in ladder.temperatures]
+    stray = [at[i] for i in np.flatnonzero(health.usable & ~health.converged)]
+    texts = [f"no pooled path: {found.reason}"] if found is not None and found.reason else []
+    texts += [f"the rung {at[i]} has {health.problem[i]}" for i in np.flatnonzero(~health.usable)]
+    return (*texts, f"the chains disagree at {', '.join(stray)}") if stray else tuple(texts)
+
+
+def _status(best: EvidenceEstimate, health: RungHealth, check: LadderCheck) -> Status:
+    if not np.isfinite(best.value):
+        return Status.UNDEFINED
+    if not check.passed:
+        return Status.BAD_SCORES
+    stray = (health.usable & ~health.converged).any()
+    return Status.NOT_CONVERGED if stray or best.info.get("reason") else best.status
+
+
+def _pooled_estimate(found: PooledPath) -> EvidenceEstimate:
+    status = Status.CONTROLLED if found.degree else Status.PLAIN
+    info = {"discretisation_error": found.discretisation_error, "degree": found.degree, "reason": found.reason}
+    return EvidenceEstimate("pooled", found.value, found.mcse, status, info | found.info)
 
 
 def _rule_estimates(ladder: Ladder, rungs: RungMeans) -> list[EvidenceEstimate]:
