@@ -106,6 +106,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_error_is_calibrated(case, rng):
     draw, log_density, truth, options = CASES[case]

@@ -86,6 +86,7 @@ def refused(done, *words):
     )
 
 
+@pytest.mark.slow
 def test_a_model_file_ends_in_the_table(run, model):
     done = run("reduce", model, *SHORT, *QUICK, "--option", "loc=3")
     assert done.code == 0
@@ -98,6 +99,7 @@ def test_a_model_file_ends_in_the_table(run, model):
     assert table["square"]["status"] == "exact"
 
 
+@pytest.mark.slow
 def test_sample_then_reduce_is_reduce(run, model):
     whole = run("reduce", model, *SHORT, *QUICK, "--json")
     sampled = run("sample", model, "-o", "trace.nc", *SHORT, "--json")

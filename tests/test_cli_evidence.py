@@ -34,6 +34,7 @@ def ladder(tmp_path, rng):
     return tmp_path / "ladder.nc", float(path.log_evidence(np.ones(1))[0])
 
 
+@pytest.mark.slow
 def test_a_model_file_ends_in_its_evidence(run, tmp_path):  # noqa: F811
     model = tmp_path / "conjugate.py"
     model.write_text(CONJUGATE)

@@ -94,6 +94,7 @@ def test_the_matrix_free_fit_never_forms_the_matrix(rng):
     assert max(sizes(jaxpr.jaxpr)) < m * m / 8
 
 
+@pytest.mark.slow
 def test_an_unfinished_solve_says_so_and_stays_unbiased(rng):
     trace = gaussian_trace(rng, (4, 200, 2))
     values = np.exp(0.4 * trace.draws[..., :1])
@@ -170,6 +171,7 @@ def test_stein_weights_are_the_linear_rule_of_the_fit(rng, method):
         weights.mean(values[:, 1:])
 
 
+@pytest.mark.slow
 def test_unfinished_stein_weights_report_the_variance_of_the_rule_they_are(rng):
     trace = gaussian_trace(rng, (2, 200, 2))
     values = np.cos(trace.draws)

@@ -82,6 +82,7 @@ def test_draws_that_never_move_know_nothing_of_their_error():
     assert np.isnan(result.mcse).all()
 
 
+@pytest.mark.slow
 def test_an_integrand_without_gain_is_plain(rng):
     trace = gaussian_trace(rng)
     noise = rng.normal(size=(4, 100, 1))
@@ -91,6 +92,7 @@ def test_an_integrand_without_gain_is_plain(rng):
         assert result.mean == result.mean_plain
 
 
+@pytest.mark.slow
 def test_auto_prefers_the_simplest_and_finds_the_kernel(rng):
     trace = gaussian_trace(rng, (4, 200, 2))
     x = trace.draws

@@ -117,6 +117,7 @@ def test_mbar_agrees_with_pymbar(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(overlap, np.diagonal(peer.compute_overlap()["matrix"], 1), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_evidence_is_calibrated_on_a_path_that_is_not_polynomial(rng: np.random.Generator) -> None:
     z: dict[str, list[float]] = {}
     replications = 40
@@ -168,6 +169,7 @@ def test_exchanged_rungs_get_the_error_of_their_sum(rng: np.random.Generator) ->
     assert errors[1] > 1.3 * errors[0]
 
 
+@pytest.mark.slow
 def test_vector_valued_rungs(rng: np.random.Generator) -> None:
     path = gaussian_path(1)
     ladder = path.ladder(rng, 30, power_ladder(4, 3))

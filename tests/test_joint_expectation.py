@@ -301,6 +301,7 @@ def mean_squares(seed, *, shrink=1.0, shift=0.0):
     return (np.array(z) ** 2).mean(axis=0), np.mean(together)
 
 
+@pytest.mark.slow
 def test_the_errors_are_calibrated_one_by_one_and_together(seed):
     each, together = mean_squares(seed)
     assert (each < band(REPLICATIONS)).all()

@@ -120,6 +120,7 @@ def test_score_accuracy_is_as_documented(rng):
     assert error.max() < 5e-6
 
 
+@pytest.mark.slow
 def test_single_precision_works(rng):
     z = near_mode("paper", rng, size=BATCH)
     double = flat(SCORES(z)[1])
