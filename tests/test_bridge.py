@@ -57,6 +57,7 @@ def test_gaussian_evidence_is_recovered(d, symmetric, rng, key):
     np.testing.assert_allclose(found.value, log_z, atol=4.5 * found.mcse)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [1, 5, 20])
 def test_laplace_proposals_recover_a_gaussian(d, rng, key):
     log_density, log_z, sample = gaussian(d, rng)

@@ -109,6 +109,7 @@ def test_sample_then_reduce_is_reduce(run, model):
     assert json.loads(again.out) == json.loads(whole.out)
 
 
+@pytest.mark.slow
 def test_sample_says_what_it_wrote(run, model):
     done = run("sample", model, "-o", "trace.zarr", *SHORT, "--seed", "7")
     assert done.out == "trace.zarr: 2 chains of 150 draws\n"

@@ -52,7 +52,7 @@ def cubic_path(rng: np.random.Generator, num_draws: int) -> tuple[Ladder, float]
     return make_ladder(RUNGS, x[None, ..., None], *(a[None] for a in arrays)), truth
 
 
-@pytest.mark.parametrize(("d", "num_draws"), [(1, 100), (10, 300)])
+@pytest.mark.parametrize(("d", "num_draws"), [(1, 100), pytest.param(10, 300, marks=pytest.mark.slow)])
 def test_gaussian_path_is_exact(d: int, num_draws: int, rng: np.random.Generator) -> None:
     path = gaussian_path(d)
     found = evidence(path.ladder(rng, num_draws, RUNGS), ZeroVariance(2))
@@ -67,6 +67,7 @@ def test_gaussian_path_is_exact(d: int, num_draws: int, rng: np.random.Generator
     assert not disagreements(found)
 
 
+@pytest.mark.slow
 def test_free_energies_of_every_rung_in_fifty_dimensions(rng: np.random.Generator) -> None:
     path = gaussian_path(50)
     found = pooled_path(path.ladder(rng, 200, power_ladder(17, 4)), degree=1)

@@ -309,6 +309,7 @@ def test_the_errors_are_calibrated_one_by_one_and_together(seed):
     assert (each > 0.2).all()  # conservative, and not without bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", [{"shrink": 0.4}, {"shift": 0.7}], ids=["error", "score"])
 def test_the_calibration_check_catches_broken_estimators(seed, mutant):
     each, together = mean_squares(seed, **mutant)

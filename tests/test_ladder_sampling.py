@@ -83,11 +83,13 @@ def exchanged():
     return sample_ladder(TEN, LEVELS, key=KEY, **SETTINGS)
 
 
+@pytest.mark.slow
 def test_hmc_with_exchange_gives_every_rung_its_moments(exchanged):
     assert z_scores(exchanged.ladder).max() < 4.5
     assert (exchanged.stats.num_steps[:, :, 1:] == 4).all()
 
 
+@pytest.mark.slow
 def test_the_prior_rung_is_iid(exchanged):
     prior = exchanged.ladder.draws[:, :, 0]
     correlation = (prior[:, 1:] * prior[:, :-1]).mean(axis=(0, 1))
@@ -103,6 +105,7 @@ def assert_same(one, other):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(exchanged, tmp_path, monkeypatch):
     path = tmp_path / "run.npz"
     save, calls = sampling.save_checkpoint, []
@@ -203,6 +206,7 @@ def test_bad_settings_are_refused(change, words, key):
         sample_ladder(TEN, LEVELS, key=key, **{**SETTINGS, **change})
 
 
+@pytest.mark.slow
 def test_new_rungs_must_be_new(exchanged, key):
     with pytest.raises(ValueError, match="temperatures that are new"):
         sample_more_rungs(exchanged.ladder, TEN, [LEVELS[1]], key=key)

@@ -96,6 +96,7 @@ def test_what_is_missing_is_said(tree, change, words):
         read_ladder(broken)
 
 
+@pytest.mark.slow
 def test_functions_instead_of_a_model(key):
     made = mp.sample_power_posteriors(
         log_likelihood=lambda x: -2 * (x[0] - 1) ** 2,

@@ -315,6 +315,7 @@ def test_a_task_alone_has_the_order_of_the_kernel_that_is_given(rng):
 # What the other tasks are worth.
 
 
+@pytest.mark.slow
 def test_related_tasks_are_better_together_and_the_guard_sees_it(rng):
     """f and 2f + 1 with E f = .4, twelve draws each: paired errors (measured: eight times smaller) and labels."""
     method = VectorValued(tuning=CHEAP)
@@ -335,6 +336,7 @@ def test_related_tasks_are_better_together_and_the_guard_sees_it(rng):
     assert won[joint].mean() > 0.6
 
 
+@pytest.mark.slow
 def test_a_relation_that_is_not_there_is_refused(rng):
     """A covariance that says two unrelated integrands are one: the guard takes each task's own fit instead."""
     wrong = np.array([[1.0, 0.999], [0.999, 1.0]])
