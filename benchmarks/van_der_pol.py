@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--rules", action="store_true", help="the rules on exact means only")
+    parser.add_argument("--name", default="", help="added to the name of the JSON file")
     parser.add_argument("--mcmc", action="store_true", help="draws of sample_power_posteriors")
     args = parser.parse_args()
     if args.rules:
@@ -74,6 +75,7 @@ def main() -> None:
         sample = mcmc_ladders(m, args.replications) if args.mcmc else exact_ladders(m, args.replications)
         rows += table(m, sample, args.methods)
         name, kind = ("van_der_pol_mcmc", "our own MCMC") if args.mcmc else ("van_der_pol", "independent draws")
+        name += args.name
         title = f"van der Pol, 31 rungs of m draws, log evidence {LOG_EVIDENCE}: {kind}"
         emit(name, title, rows, final=m == args.sizes[-1], replications=args.replications)
     return None
