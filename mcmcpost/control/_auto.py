@@ -6,6 +6,7 @@ import numpy as np
 
 from mcmcpost._types import Status
 from mcmcpost.control._control_functional import SemiExact
+from mcmcpost.control._estimate import ROUNDING
 from mcmcpost.control._method import (
     AbstractControlVariate,
     ControlFit,
@@ -61,7 +62,8 @@ class Auto(AbstractControlVariate):
             fit = method.crossfit(problem)
             honest = judged_variance(problem, fit)
             tried[method.label] = {"variance_ratio": _ratio(problem, fit.control), **fit.info}
-            better = np.isfinite(honest) & (honest * NEED < lowest)
+            # Below rounding nothing is better: which of two exact fits has the smaller residual is chance.
+            better = np.isfinite(honest) & (honest * NEED < lowest) & (lowest > ROUNDING**2)
             best = merge_fits(best, fit, better)
             lowest = np.where(better, honest, lowest)
         return best._replace(info={"tried": tried})
