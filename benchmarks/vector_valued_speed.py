@@ -95,7 +95,7 @@ def many_tasks(solver: str) -> dict:
         values = np.concatenate([np.cos(x) + 0.1 * x**3, np.exp(0.3 * x)], axis=-1)
         tasks[f"rung {i}"] = (mp.from_arrays(x, -precision * x, values=values, allow_bad_scores=True), None)
     truths = np.array([[np.exp(-1 / (2 * p)), np.exp(0.045 / p)] for p in 0.2 + np.arange(31) / 30])
-    method = mp.VectorValued(guard=False, solver=mp.ConjugateGradients(1e-4, 100, 300) if solver == "cg" else None)
+    method = mp.VectorValued(guard=False, solver=mp.ConjugateGradients(1e-4, 100, 600) if solver == "cg" else None)
     first = _seconds(lambda: mp.joint_expectation(tasks, method, allow_bad_scores=True))
     start = time.perf_counter()
     found = mp.joint_expectation(tasks, method, allow_bad_scores=True)
