@@ -28,7 +28,7 @@ from mcmcpost.control._method import (
 )
 from mcmcpost.control._problem import Problem
 from mcmcpost.control._task_tuning import ConvexTaskCovariance, TaskModel, TaskREML, floored, tune_tasks
-from mcmcpost.control._tuning import DEFAULT_NUGGET, GridREML, tune
+from mcmcpost.control._tuning import DEFAULT_NUGGET, MIN_ITERATIVE_NUGGET, GridREML, tune
 from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
@@ -44,11 +44,10 @@ MAX_ROWS = 7_000
 """Rows over all tasks up to which the joint system is factorised; beyond, conjugate gradients."""
 JOINT_RANK = 600
 MIN_JOINT_NUGGET = 1e-8
-"""Of joint conjugate gradients, tuned: with so rich a preconditioner they need two products there.
+"""Of joint conjugate gradients of that rank, tuned: 62 tasks of 100 draws then take two products.
 
-Starting from solutions of the tasks apart, of a larger nugget, of another kernel or of the full fit for its folds saves
-nothing: on 62 tasks of 100 draws (nugget 1e-6, rank 300) 23 products cold, 32 from the tasks, 24 down a path of
-nuggets, 18 from a nugget ten per cent off. The preconditioner has already taken what such a start knows.
+Starting from the tasks' own solutions or down a path of nuggets saves nothing: there, at a nugget of 1e-6 and rank 300,
+23 products cold, 32 from the tasks, 8 + 24 down the path. The preconditioner has already taken what a start knows.
 """
 SCALAR_MARGIN = 2.0
 """A task's own fit must lower the honest error variance by this factor, or the joint fit is kept."""
@@ -198,7 +197,7 @@ class VectorValued(AbstractControlVariate):
         data = _data(rows, design, joint.values[:, None], joint)
         solver = self.solver or (Cholesky() if len(joint.everyone) <= MAX_ROWS else ConjugateGradients(rank=JOINT_RANK))
         if isinstance(solver, ConjugateGradients) and self.nugget is None:
-            nugget = max(nugget, MIN_JOINT_NUGGET)
+            nugget = max(nugget, MIN_JOINT_NUGGET if solver.rank >= JOINT_RANK else MIN_ITERATIVE_NUGGET)
         level = jnp.asarray(nugget)
         if isinstance(solver, Cholesky):
             folds = (joint.train, joint.train_mask, joint.everyone, joint.everyone_mask)
