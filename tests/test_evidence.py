@@ -4,11 +4,14 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 import pytest
 from ladder_cases import RUNGS, GaussianPath, gaussian_path
+from matplotlib import pyplot
 from scipy.stats import chi2
 
+import mcmcpost as mp
 from mcmcpost._types import Status
 from mcmcpost.control import PlainMean, VectorValued, ZeroVariance
 from mcmcpost.evidence import (
@@ -292,9 +295,7 @@ def test_ladders_of_one_rung_are_refused() -> None:
 
 
 def test_tables_tree_and_plot(rng: np.random.Generator) -> None:
-    matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
-    import mcmcpost as mp
 
     tree = mp.ladder_from_arrays(*gaussian_path(1).ladder(rng, 100, RUNGS)[:5])
     tree.sample_stats.log_likelihood_total[0, 3, 4] = np.nan
@@ -311,7 +312,7 @@ def test_tables_tree_and_plot(rng: np.random.Generator) -> None:
     assert found.to_json_dict()["rungs"][4]["mean"] is None
     axes = mp.plot_evidence_path(found)
     assert {"pooled path", "rungs, controlled"} <= {text.get_text() for text in axes.get_legend().get_texts()}
-    matplotlib.pyplot.close("all")
+    pyplot.close("all")
 
 
 def test_a_prior_whose_mean_log_likelihood_is_minus_infinity(rng: np.random.Generator) -> None:
