@@ -6,19 +6,19 @@ from importlib.metadata import (
 
 from mcmcpost._public import (
     METHODS,
-    bridge_evidence,
     expectation,
     joint_expectation,
     kernel_stein_discrepancy,
-    laplace_evidence,
     quantile,
     stein_weights,
     summary,
 )
 from mcmcpost._public_evidence import (
     EvidenceWarning,
+    bridge_evidence,
     compare_evidence,
     ladder_from_arrays,
+    laplace_evidence,
     log_evidence,
 )
 from mcmcpost._types import (

@@ -1,9 +1,8 @@
 """The public functions: trees in, estimates out. Composition only; the mathematics is in the layers below."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from mcmcpost._checks import fault, in_float64
@@ -26,8 +25,7 @@ from mcmcpost.control import (
     solve_stein_weights,
     standard_coordinates,
 )
-from mcmcpost.evidence import EvidenceEstimate, bridge_sampling, controlled_bridge, laplace_importance
-from mcmcpost.io import check_tree, estimate_to_dataframe, integrand_values, read_target, read_trace
+from mcmcpost.io import check_tree, estimate_to_dataframe, integrand_values, read_trace
 from mcmcpost.kernels import AbstractKernel, InverseMultiquadric
 from mcmcpost.scores import ScoreCheck, ScoreError
 from mcmcpost.stein import kernel_stein_discrepancy as stein_discrepancy
@@ -236,90 +234,6 @@ def kernel_stein_discrepancy(
     """
     trace = read_trace(tree)
     return float(in_float64(_discrepancy)(trace, kernel, None if weights is None else weights.values.reshape(-1)))
-
-
-def bridge_evidence(
-    tree: "xarray.DataTree",
-    model: Callable[..., Any] | None = None,
-    /,
-    *args: Any,
-    logdensity_fn: Callable[[jax.Array], jax.Array] | None = None,
-    key: jax.Array,
-    proposal: str | None = None,
-    degree: int | None = 0,
-    num_proposals: int | None = None,
-    **kwargs: Any,
-) -> EvidenceEstimate:
-    """Estimate the log evidence from posterior draws by bridge sampling.
-
-    The earlier half of each chain fits a normal proposal to bridge from the later half, then the halves change places.
-    A cross-check of `log_evidence` on one trace, good where the posterior is near a normal, or symmetric (see
-    `mcmcpost.evidence.bridge_sampling`).
-
-    Parameters
-    ----------
-    tree : a trace; ``sample_stats.unconstrained_draw`` where it is there, else the latent sites transformed.
-    model : a NumPyro program; `args` and `kwargs` are its arguments. Its priors must be proper.
-    logdensity_fn : log density of one unconstrained draw instead, log-Jacobian included. What it leaves out of the
-        normalised likelihood and prior is missing from the evidence, too; of an improper prior it cannot know.
-    key : of the proposals.
-    proposal : ``"warp3"``, the default, which removes skewness at twice the evaluations, or ``"normal"``.
-    degree : zero for the plain bridge. Otherwise the path from the normal to the posterior is integrated with
-        zero-variance control variates of this degree, None for the best by its error up to three: much more precise
-        where the posterior is smooth and near a normal, with one gradient for each draw and seconds to minutes of
-        linear algebra (see `mcmcpost.evidence.controlled_bridge`).
-    num_proposals : for each half of the draws; by default, and always with control variates, as many as its draws.
-
-    Returns
-    -------
-    EvidenceEstimate : value, mcse, status.
-
-    Raises
-    ------
-    ValueError : an improper prior; a log density that is NaN, or not finite at a draw; a constant coordinate.
-    """
-    where = "bridge_evidence"
-    if proposal not in (None, "warp3", "normal"):
-        raise ValueError(fault(where, '`proposal` "warp3" or "normal"', repr(proposal), "Use warp3."))
-    if degree is not None and degree < 0:
-        raise ValueError(fault(where, "`degree` of zero or more, or None", degree, "Use 0 for the plain bridge."))
-    if degree != 0 and (proposal == "warp3" or num_proposals is not None):
-        got = 'proposal="warp3"' if proposal == "warp3" else f"num_proposals={num_proposals}"
-        raise ValueError(fault(where, "a normal and as many proposals as draws with `degree`", got, "Leave it out."))
-    target = read_target(where, tree, model, args, kwargs, logdensity_fn)
-    if degree != 0:
-        return in_float64(controlled_bridge)(
-            target.draws, target.logdensity, key=key, names=target.names, degree=degree
-        )
-    return in_float64(bridge_sampling)(
-        target.draws,
-        target.logdensity,
-        key=key,
-        names=target.names,
-        symmetric=proposal != "normal",
-        num_proposals=num_proposals,
-    )
-
-
-def laplace_evidence(
-    tree: "xarray.DataTree",
-    model: Callable[..., Any] | None = None,
-    /,
-    *args: Any,
-    logdensity_fn: Callable[[jax.Array], jax.Array] | None = None,
-    key: jax.Array,
-    num_proposals: int = 20_000,
-    **kwargs: Any,
-) -> EvidenceEstimate:
-    """Estimate the log evidence by importance sampling from the Laplace approximation, to about twenty dimensions.
-
-    Arguments are those of `bridge_evidence`; the draws only start the search for the mode, so that the estimate is an
-    independent check of theirs (see `mcmcpost.evidence.laplace_importance`).
-    """
-    target = read_target("laplace_evidence", tree, model, args, kwargs, logdensity_fn)
-    return in_float64(laplace_importance)(
-        target.draws, target.logdensity, key=key, names=target.names, num_proposals=num_proposals
-    )
 
 
 def _discrepancy(trace: Trace, kernel: AbstractKernel | None, weights: np.ndarray | None) -> Any:

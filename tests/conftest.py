@@ -1,13 +1,17 @@
 """Shared fixtures. Keys come from the test's own name, so that no test moves another's numbers."""
 
 import os
+import sys
 import zlib
+from collections.abc import Callable
+from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads spin against XLA's and the other workers'
 
 import jax
 import numpy as np
 import pytest
+from cli_cases import Done
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_enable_x64", True)
@@ -29,3 +33,23 @@ def key(seed: int) -> jax.Array:
 @pytest.fixture
 def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Done]:
+    """Run the program in this process, from an empty folder, without the user's compilation cache."""
+    from mcmcpost import cli
+
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setattr(cli, "cache_directory", lambda: None)
+    monkeypatch.delenv("MCMCPOST_DEBUG", raising=False)
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["mcmcpost", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        return Done(stop.value.code, captured.out, captured.err)
+
+    return run

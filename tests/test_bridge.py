@@ -308,7 +308,7 @@ def test_a_bare_log_density_is_taken_as_it_is(rng, key):
 @pytest.mark.parametrize("model", [improper, masked])
 @pytest.mark.parametrize("function", [mp.bridge_evidence, mp.laplace_evidence])
 def test_an_improper_prior_has_no_evidence(model, function, rng, key):
-    with pytest.raises(ValueError, match=r"improper prior on mu.*no evidence"):
+    with pytest.raises(ValueError, match=r"mu.*no evidence"):
         function(tree_of(mu=rng.normal(size=(2, 50))), model, np.zeros(3), key=key)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cli_cases import refused
 
 import mcmcpost
 from mcmcpost import cli
@@ -36,29 +37,6 @@ QUICK = ["--method", "zv2"]  # the kernels of auto take a minute to compile; .ci
 COLUMNS = ["mean", "sd", "mcse", "mean_cv", "mcse_cv", "gain", "method", "status"]
 
 
-class Done:
-    def __init__(self, code, out, err):
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Run the program in this process, from an empty folder, without the user's compilation cache."""
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
-    monkeypatch.setattr(cli, "cache_directory", lambda: None)
-    monkeypatch.delenv("MCMCPOST_DEBUG", raising=False)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["mcmcpost", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        captured = capsys.readouterr()
-        return Done(stop.value.code, captured.out, captured.err)
-
-    return run
-
-
 @pytest.fixture
 def model(tmp_path):
     path = tmp_path / "gaussian.py"
@@ -73,17 +51,6 @@ def trace(tmp_path, rng):
     path = tmp_path / "exact.nc"
     mcmcpost.save_tree(mcmcpost.from_arrays(draws, -draws, names=("a", "b[0]")), path)
     return path
-
-
-def refused(done, *words):
-    """Whether the run ended in one line on stderr, with these words, and nothing on stdout."""
-    return (
-        done.code == 2
-        and done.out == ""
-        and done.err.startswith("mcmcpost: error: ")
-        and done.err.count("\n") == 1
-        and all(word in done.err for word in words)
-    )
 
 
 @pytest.mark.slow

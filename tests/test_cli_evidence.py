@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from cli_cases import refused
 from ladder_cases import RUNGS, gaussian_path
 from scipy.stats import norm
-from test_cli import refused, run  # noqa: F401  (a fixture)
 
 import mcmcpost
 
@@ -35,7 +35,7 @@ def ladder(tmp_path, rng):
 
 
 @pytest.mark.slow
-def test_a_model_file_ends_in_its_evidence(run, tmp_path):  # noqa: F811
+def test_a_model_file_ends_in_its_evidence(run, tmp_path):
     model = tmp_path / "conjugate.py"
     model.write_text(CONJUGATE)
     done = run("evidence", model, *SHORT, "--method", "zv2", "-o", "ladder.nc")
@@ -48,7 +48,7 @@ def test_a_model_file_ends_in_its_evidence(run, tmp_path):  # noqa: F811
     assert refused(run("evidence", model, "-o", "ladder.nc"), "which exists")
 
 
-def test_saved_ladders_are_compared(run, ladder, tmp_path):  # noqa: F811
+def test_saved_ladders_are_compared(run, ladder, tmp_path):
     path, truth = ladder
     other = tmp_path / "other.nc"
     other.write_bytes(path.read_bytes())
@@ -59,7 +59,7 @@ def test_saved_ladders_are_compared(run, ladder, tmp_path):  # noqa: F811
     assert "probability" in run("evidence", path, other, "--method", "zv2").out
 
 
-def test_bad_input_is_one_line(run, ladder, tmp_path):  # noqa: F811
+def test_bad_input_is_one_line(run, ladder, tmp_path):
     path, _ = ladder
     assert refused(run("evidence", path, "--draws", "10"), "belong to a model file")
     assert refused(run("evidence", path, path), "distinct sources")

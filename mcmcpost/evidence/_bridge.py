@@ -15,7 +15,7 @@ from mcmcpost._mcse import mcse_mean
 from mcmcpost._types import Status
 from mcmcpost.evidence._proposal import Normal, evaluate, fit_normal
 from mcmcpost.evidence._record import EvidenceEstimate
-from mcmcpost.scores import disagreeing
+from mcmcpost.scores import disagreeing, effective_size
 
 MIN_PARTICIPANTS = 10.0
 """Below so many effective draws in the overlap of posterior and proposal the estimate is not one."""
@@ -195,7 +195,7 @@ def _bridge_half(
     if symmetric:
         log_ratio = np.logaddexp(log_ratio, values[len(standard) :]) - np.log(2.0)
     log_ratio = log_ratio - normal.log_density(standard)
-    return solve_bridge(log_ratio[: c * n].reshape(c, n), log_ratio[c * n :], effective_size(use))
+    return solve_bridge(log_ratio[: c * n].reshape(c, n), log_ratio[c * n :], median_ess(use))
 
 
 def check_inside(values: Float[np.ndarray, " n"]) -> None:
@@ -212,10 +212,9 @@ def check_inside(values: Float[np.ndarray, " n"]) -> None:
         )
 
 
-def effective_size(draws: Float[np.ndarray, "c n d"]) -> float:
-    """Return the median over coordinates of the effective sample size, at most the number of draws."""
-    ess = draws.var(axis=(0, 1), ddof=1) / mcse_mean(draws) ** 2
-    return float(np.clip(np.median(ess), 1.0, draws.shape[0] * draws.shape[1]))
+def median_ess(draws: Float[np.ndarray, "c n d"]) -> float:
+    """Return the median over coordinates of the effective sample size, at least one."""
+    return float(max(np.median(effective_size(draws, draws.std(axis=(0, 1), ddof=1))), 1.0))
 
 
 def solve_bridge(at_draws: Float[np.ndarray, "c n"], at_proposals: Float[np.ndarray, " m"], ess: float) -> Bridge:

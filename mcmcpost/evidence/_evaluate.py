@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from mcmcpost.evidence._ladder import TemperedTarget
+from mcmcpost.scores import over_devices
 
-AXIS = "lanes"
 BLOCK = 512
 
 
@@ -61,7 +60,7 @@ def evaluate_at(target: TemperedTarget, draws: np.ndarray, *, forward_mode: bool
     block = devices * -(-len(flat) // (steps * devices))
     padded = np.concatenate([flat, np.repeat(flat[-1:], steps * block - len(flat), axis=0)])
     compiled = _compile(target, forward_mode)
-    parts = [jax.tree.map(np.asarray, compiled(place(rows))) for rows in padded.reshape(steps, block, d)]
+    parts = [jax.tree.map(np.asarray, compiled(over_devices(rows))) for rows in padded.reshape(steps, block, d)]
     whole = jax.tree.map(lambda *arrays: np.concatenate(arrays)[: len(flat)], *parts)
     return jax.tree.map(lambda array: array.reshape(*lead, *array.shape[1:]), whole)
 
@@ -69,13 +68,3 @@ def evaluate_at(target: TemperedTarget, draws: np.ndarray, *, forward_mode: bool
 @lru_cache(maxsize=4)
 def _compile(target: TemperedTarget, forward_mode: bool) -> Callable[[Array], Evaluation]:
     return jax.jit(jax.vmap(lambda draw: evaluate(target, draw, forward_mode)))
-
-
-def place(array: Array | np.ndarray) -> Array:
-    """Return an array with their leading axis over all devices; its size must divide by their number."""
-    devices = jax.devices()
-    if len(devices) == 1:
-        return jnp.asarray(array)
-    # An Auto mesh partitions the vmapped function; shard_map would break diffrax's default adjoint.
-    mesh = jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
-    return jax.device_put(array, NamedSharding(mesh, PartitionSpec(AXIS)))

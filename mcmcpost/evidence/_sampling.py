@@ -13,10 +13,11 @@ from tqdm import tqdm
 from mcmcpost._checks import fault, in_float64
 from mcmcpost.evidence._advance import Plan, Program, make_program
 from mcmcpost.evidence._checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
-from mcmcpost.evidence._evaluate import Evaluation, evaluate_at, place
+from mcmcpost.evidence._evaluate import Evaluation, evaluate_at
 from mcmcpost.evidence._kernel import HamiltonianKernel, check_kernel
 from mcmcpost.evidence._ladder import Ladder, TemperedTarget, check_temperatures
 from mcmcpost.evidence._starts import Starts, choose_starts, prior_pool, sample_prior
+from mcmcpost.scores import over_devices
 
 POOL = 256
 """Prior draws at least, from which the starts are chosen."""
@@ -238,10 +239,10 @@ def _initial(program: Program, levels: np.ndarray, starts: Starts, key: jax.Arra
     lanes = rungs * chains
     padded = -(-lanes // jax.device_count()) * jax.device_count()
     lane = np.minimum(np.arange(padded), lanes - 1)
-    temperatures = place(jnp.asarray(np.repeat(levels, chains)[lane]))
-    draws = place(jnp.asarray(starts.draws.reshape(lanes, d)[lane]))
-    mass = place(jnp.asarray(np.repeat(starts.inverse_mass, chains, axis=0)[lane]))
-    state = program.init(place(jax.random.split(key, padded)), draws, temperatures, mass)
+    temperatures = over_devices(jnp.asarray(np.repeat(levels, chains)[lane]))
+    draws = over_devices(jnp.asarray(starts.draws.reshape(lanes, d)[lane]))
+    mass = over_devices(jnp.asarray(np.repeat(starts.inverse_mass, chains, axis=0)[lane]))
+    state = program.init(over_devices(jax.random.split(key, padded)), draws, temperatures, mass)
     return state, temperatures
 
 

@@ -95,11 +95,11 @@ def attach_scores(
     check_tree_type("attach_scores", tree)
     if model is not None and logdensity_fn is None:
         probed = probe_model("attach_scores", model, args, kwargs)
-        draws, names = probed.unconstrain(_posterior_sites(tree))
+        draws, names = probed.unconstrain(posterior_sites(tree))
         trace = make_trace(draws, batch_scores(probed.logdensity, draws, batch_size=batch_size), names)
         attrs = _versions()
     elif logdensity_fn is not None and not (model or args or kwargs):
-        stored, labels = _stored_draws(tree)
+        stored, labels = stored_draws(tree)
         trace = make_trace(stored, batch_scores(logdensity_fn, stored, batch_size=batch_size), labels)
         attrs = {"jax_version": version("jax")}
     else:
@@ -161,7 +161,8 @@ def _flatten(tree: Any) -> np.ndarray:
     return np.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], axis=-1)
 
 
-def _posterior_sites(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
+def posterior_sites(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
+    """Return the variables (chain, draw, ...) of the posterior group."""
     if "posterior" not in tree.children:
         raise ValueError(
             fault("attach_scores", "a posterior group", ", ".join(tree.children) or "no group", "Load a trace.")
@@ -173,10 +174,11 @@ def _posterior_sites(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
     }
 
 
-def _stored_draws(tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None]:
+def stored_draws(tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Return unconstrained draws (c, n, d) and labels: the stored ones, else the posterior group as it is."""
     if GROUP in tree.children and DRAWS in tree.children[GROUP].data_vars:
         return read_draws(tree)
-    sites = _posterior_sites(tree)
+    sites = posterior_sites(tree)
     names = tuple(name for key, value in sites.items() for name in element_names(key, value.shape[2:]))
     if not names:
         raise ValueError(

@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from mcmcpost._checks import fault
 from mcmcpost.io._convention import DRAWS, GROUP, check_tree_type, read_draws
-from mcmcpost.io._model import Model, probe_model
-from mcmcpost.io._numpyro import _posterior_sites, _stored_draws
+from mcmcpost.io._model import probe_model
+from mcmcpost.io._numpyro import posterior_sites, stored_draws
+from mcmcpost.io._tempered import check_evidence_exists
 
 if TYPE_CHECKING:
     import xarray
@@ -45,13 +44,13 @@ def read_target(
         raise ValueError(fault(where, "a posterior group or unconstrained draws", groups, "Load a trace."))
     if model is not None and logdensity_fn is None:
         probed = probe_model(where, model, args, kwargs)
-        refuse_improper(where, probed)
+        check_evidence_exists(probed)
         if stored and read_draws(tree)[1] == probed.names:
             return Target(read_draws(tree)[0], probed.names, probed.logdensity)
-        draws, names = probed.unconstrain(_posterior_sites(tree))
+        draws, names = probed.unconstrain(posterior_sites(tree))
         return Target(draws, names, probed.logdensity)
     if logdensity_fn is not None and not (model or args or kwargs):
-        draws, labels = _stored_draws(tree)
+        draws, labels = stored_draws(tree)
         return Target(draws, labels, logdensity_fn)
     raise ValueError(
         fault(
@@ -61,43 +60,3 @@ def read_target(
             f"Call {where}(tree, model, *args, key=key) or {where}(tree, logdensity_fn=f, key=key).",
         )
     )
-
-
-def refuse_improper(where: str, probed: Model) -> None:
-    """Refuse a model with a prior that does not integrate to one: flat, or masked out."""
-    from numpyro import handlers
-    from numpyro.infer import init_to_sample
-
-    improper: list[str] = []
-
-    def run() -> Array:
-        seeded = handlers.substitute(probed.model, substitute_fn=init_to_sample)
-        for name, site in handlers.trace(seeded).get_trace(*probed.args, **probed.kwargs).items():
-            if name in probed.sites and _is_improper(site["fn"]):
-                improper.append(name)
-        return jnp.zeros(())
-
-    with jax.enable_x64(True):
-        jax.eval_shape(run)
-    if improper:
-        raise ValueError(
-            fault(
-                where,
-                "proper priors",
-                f"an improper prior on {', '.join(improper)}",
-                "An improper prior has no evidence: use a proper one.",
-            )
-        )
-
-
-def _is_improper(distribution: Any) -> bool:
-    from numpyro.distributions import ImproperUniform
-    from numpyro.distributions.distribution import MaskedDistribution
-
-    while distribution is not None:
-        if isinstance(distribution, ImproperUniform):
-            return True
-        if isinstance(distribution, MaskedDistribution) and distribution._mask is False:
-            return True
-        distribution = getattr(distribution, "base_dist", None)
-    return False

@@ -31,7 +31,7 @@ def tempered_target(
     ValueError : a latent site is discrete, has an improper prior, or is scaled or masked; nothing is observed.
     """
     probed = probe_model(where, model, args, kwargs)
-    _check_evidence_exists(probed)
+    check_evidence_exists(probed)
     target = TemperedTarget(
         log_likelihood=lambda draw: _terms(probed, draw)[0],
         log_prior=lambda draw: _terms(probed, draw)[1],
@@ -90,7 +90,7 @@ def _prior_draw(probed: Model, model: Callable[..., Any], key: jax.Array) -> Arr
     return jnp.concatenate([jnp.ravel(part) for part in parts]).astype(jnp.result_type(float))
 
 
-def _check_evidence_exists(probed: Model) -> None:
+def check_evidence_exists(probed: Model) -> None:
     """Refuse priors that are improper or not normalised, and a model without a likelihood."""
     from numpyro import handlers
     from numpyro.infer import init_to_sample
@@ -118,7 +118,7 @@ def _check_evidence_exists(probed: Model) -> None:
             fault(
                 probed.where,
                 "a normalised prior for every latent site",
-                f"an improper one for {', '.join(improper)}",
+                f"an improper prior on {', '.join(improper)}",
                 "An improper prior has no evidence: give a proper one, as Normal(0, 10).",
             )
         )

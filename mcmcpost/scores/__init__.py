@@ -1,7 +1,17 @@
 """Scores: gradients of a log density at stored draws, and the gate that tests them against those draws."""
 
-from mcmcpost.scores._batch import batch_scores
+from mcmcpost.scores._batch import batch_scores, over_devices
 from mcmcpost.scores._convergence import disagreeing
 from mcmcpost.scores._gate import ScoreCheck, ScoreError, ScoreWarning, check_scores
+from mcmcpost.scores._moments import effective_size
 
-__all__ = ["ScoreCheck", "ScoreError", "ScoreWarning", "batch_scores", "check_scores", "disagreeing"]
+__all__ = [
+    "ScoreCheck",
+    "ScoreError",
+    "ScoreWarning",
+    "batch_scores",
+    "check_scores",
+    "disagreeing",
+    "effective_size",
+    "over_devices",
+]

@@ -56,7 +56,7 @@ def batch_scores(
         # Blocks of one shape compile once; equal ones leave little to pad.
         block = len(devices) * -(-share // steps)
         padded = np.concatenate([flat, np.repeat(flat[-1:], steps * block - len(flat), axis=0)])
-        score_block = _compile(logdensity_fn, devices)
+        score_block = _compile(logdensity_fn)
         # tqdm takes None for "only on a terminal".
         blocks = tqdm(padded.reshape(steps, block, -1), desc="scores", disable=None if progress else True, leave=False)
         scores = np.concatenate([np.asarray(score_block(rows)) for rows in blocks])
@@ -77,16 +77,21 @@ def _check_scalar(logdensity_fn: Callable[[Array], Array], draw: Float[np.ndarra
 
 
 def _compile(
-    logdensity_fn: Callable[[Array], Array], devices: list[jax.Device]
+    logdensity_fn: Callable[[Array], Array],
 ) -> Callable[[Float[np.ndarray, "m d"]], Float[Array, "m d"]]:
     def score(draw: Array) -> Array:
         value, gradient = jax.value_and_grad(logdensity_fn)(draw)
         return jnp.where(jnp.isfinite(value), gradient, jnp.nan)
 
     compiled = jax.jit(jax.vmap(score))
+    return lambda rows: compiled(over_devices(rows))
+
+
+def over_devices(array: Array | np.ndarray) -> Array:
+    """Return an array with its leading axis over all devices; its size must divide by their number."""
+    devices = jax.devices()
     if len(devices) == 1:
-        return compiled
+        return jnp.asarray(array)
     # An Auto mesh partitions the vmapped function; shard_map would break diffrax's default adjoint.
     mesh = jax.make_mesh((len(devices),), (_AXIS,), axis_types=(AxisType.Auto,), devices=devices)
-    rows_of = NamedSharding(mesh, PartitionSpec(_AXIS))
-    return lambda rows: compiled(jax.device_put(rows, rows_of))
+    return jax.device_put(array, NamedSharding(mesh, PartitionSpec(_AXIS)))
