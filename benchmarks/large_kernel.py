@@ -93,7 +93,7 @@ def _run(target: str, m: int, solver: str, what: str, seed: int, max_steps: int)
     x, scores, f, truth = (_gaussian if target == "gaussian" else _bananas)(m, seed)
     draws, scores, values = (a.reshape(4, m // 4, -1) for a in (x, scores, f))
     tree = mp.from_arrays(draws, scores)
-    solve = mp.Cholesky() if solver == "dense" else mp.ConjugateGradients(rtol=1e-3, max_steps=max_steps, rank=300)
+    solve = mp.Cholesky() if solver == "dense" else mp.ConjugateGradients(rtol=1e-3, budget=max_steps, rank=300)
     method, moments = mp.ControlFunctional(solver=solve), None
     if target == "bananas":
         method = mp.ControlFunctional(kernel=InverseMultiquadric(4.0), nugget=NUGGET, solver=solve)

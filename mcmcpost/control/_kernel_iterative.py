@@ -52,7 +52,7 @@ class _MaskedSystem(eqx.Module):
             self.spread(right),
             precondition=self.precondition,
             rtol=solver.rtol,
-            max_steps=solver.max_steps,
+            max_steps=int(solver.budget),
         )
         blocks = jnp.moveaxis(solution.value.reshape(*self.masks.shape, -1), 1, 0)
         return blocks, solution.num_steps, jnp.all(solution.converged)
