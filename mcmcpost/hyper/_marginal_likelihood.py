@@ -75,8 +75,11 @@ def maximise_exact_likelihood(
     scale: AbstractScale,
     learning_rate: float | None = None,
     max_steps: int = 100,
+    trail: list[np.ndarray] | None = None,
 ) -> LikelihoodFit:
     """Maximise by Cholesky with the analytic gradient: L-BFGS, or Adam where a learning rate is given.
+
+    trail : a list to which every point on the walked scale is added.
 
     Raises
     ------
@@ -90,6 +93,8 @@ def maximise_exact_likelihood(
     def loss(walked: Any) -> tuple[Any, Any]:
         value, slope = _exact_loss(template, scale, *data, jnp.asarray(walked))
         values.append(-float(value))
+        if trail is not None:
+            trail.append(np.asarray(walked))
         return value, slope
 
     if learning_rate is not None:
