@@ -1,6 +1,6 @@
 """Hyper-parameters of Stein kernels by restricted marginal likelihood: on a grid, or by L-BFGS."""
 
-from mcmcpost.hyper._fit import Tuned, maximise_restricted_likelihood
+from mcmcpost.hyper._fit import Tuned, is_positive, maximise_restricted_likelihood
 from mcmcpost.hyper._grid import GRID_NUGGETS, GRID_SPREADS, GridChoice, median_squared_distance, search_grid
 from mcmcpost.hyper._likelihood import (
     RestrictedLikelihood,
@@ -16,6 +16,7 @@ __all__ = [
     "RestrictedLikelihood",
     "TasksTuned",
     "Tuned",
+    "is_positive",
     "maximise_restricted_likelihood",
     "maximise_task_likelihood",
     "median_squared_distance",
