@@ -30,7 +30,7 @@ from mcmcpost.gp import (
 from mcmcpost.gp._actions import DenseActions, SparseActions, balanced_blocks
 from mcmcpost.gp._computation_aware_posterior import condition, joint_covariance, predict
 from mcmcpost.gp._iterative_posterior import iterate
-from mcmcpost.gp._policies import Planned
+from mcmcpost.gp._policies import ActionTask, Planned
 from mcmcpost.kernels import Matern32, Scaled, gram
 from mcmcpost.linsolve import conjugate_gradients
 
@@ -122,7 +122,7 @@ def test_variance_is_never_below_the_exact_one_and_falls_with_nested_actions(rng
 def test_one_action_at_a_time_is_the_batch(policy, key, rng):
     case, n, i = make_case(rng, 23), 23, 6
     X, y, Z = map(jnp.asarray, case)
-    chooser = POLICIES[policy].start(y, i, key=key)
+    chooser = POLICIES[policy].start(ActionTask(X, y, i, key))
     state = iterate(KERNEL, SIGMA2, X, y, chooser, i, tile=100)
     actions = chooser.actions if isinstance(chooser, Planned) else DenseActions(state.directions)
     projection = condition(KERNEL, SIGMA2, X, y, actions)
@@ -142,7 +142,7 @@ def test_residual_actions_give_the_iterates_of_conjugate_gradients(i, key, rng):
     case = make_case(rng, 40)
     X, y = jnp.asarray(case.X), jnp.asarray(case.y)
     K = gram(KERNEL, X) + NOISE * jnp.eye(40)
-    chooser = ResidualActions().start(y, i, key=key)
+    chooser = ResidualActions().start(ActionTask(X, y, i, key))
     state = iterate(KERNEL, SIGMA2, X, y, chooser, i)
     solved = conjugate_gradients(lambda v: K @ v, y[:, None], precondition=lambda r: r, rtol=0.0, max_steps=i)
     np.testing.assert_allclose(state.weights, solved.value[:, 0], rtol=1e-9, atol=1e-11)

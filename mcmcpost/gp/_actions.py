@@ -151,6 +151,25 @@ def balanced_blocks(n: int, num_actions: int) -> tuple[Int[np.ndarray, "i k"], B
     return np.minimum(place, starts[1:, None] - 1), place < starts[1:, None]
 
 
+def near_order(X: Float[np.ndarray, "n d"], width: int) -> Int[np.ndarray, " n"]:
+    """Return an order of the rows in which neighbours are near: halves at the medians of widest coordinates.
+
+    Coordinates are in units of their standard deviations; groups of at most `width` rows stay as they come.
+    """
+    spread = X.std(axis=0)
+    scaled = X / np.where(spread > 0, spread, 1)
+
+    def split(rows: Int[np.ndarray, " m"]) -> list[np.ndarray]:
+        if len(rows) <= width:
+            return [rows]
+        widest = np.argmax(scaled[rows].std(axis=0))
+        ordered = rows[np.argsort(scaled[rows, widest], kind="stable")]
+        middle = len(rows) // 2
+        return split(ordered[:middle]) + split(ordered[middle:])
+
+    return np.concatenate(split(np.arange(len(X))))
+
+
 def _by_row_blocks(
     function: Callable[[Float[Array, "b d"]], Float[Array, "b i"]], Z: Float[Array, "o d"], columns: int, tile: int
 ) -> Float[Array, "o i"]:

@@ -14,12 +14,13 @@ from mcmcpost.gp._data import Training, check_training, default_kernel
 from mcmcpost.gp._elbo import AbstractObjective, EvidenceBound
 from mcmcpost.gp._iterative_posterior import AbstractChooser, iterate
 from mcmcpost.gp._model import NOISE_BOUNDS, Model, train
-from mcmcpost.gp._policies import AbstractPolicy, BlockActions, Planned
+from mcmcpost.gp._policies import AbstractPolicy, ActionTask, BlockActions, Planned
 from mcmcpost.gp._training import LBFGS, AbstractOptimiser, TrainingRecord, join_records, share
 from mcmcpost.kernels import AbstractKernel
 
 NUM_ACTIONS = 256
-NOISE = 0.1
+NOISE = 0.5
+"""Where training starts: Adam gets further from here than from 0.1, L-BFGS as far."""
 ROUNDS = 5
 """Times that actions which depend on the hyper-parameters are found anew in training."""
 
@@ -83,7 +84,7 @@ def _fit(
     policy, objective, optimiser = gp.policy or BlockActions(), gp.objective or EvidenceBound(), gp.optimiser or LBFGS()
     X, outputs = jnp.asarray(training.X), jnp.asarray(training.outputs)
     num_actions = min(gp.num_actions, len(outputs))
-    chooser = policy.start(outputs, num_actions, key=key)
+    chooser = policy.start(ActionTask(X, outputs, num_actions, key))
     model = Model(kernel, jnp.asarray(gp.noise), None)
     if isinstance(chooser, Planned):
         model = model._replace(actions=chooser.actions)

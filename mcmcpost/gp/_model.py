@@ -53,7 +53,7 @@ def train(
     bounds = np.full((x.size, 2), [-np.inf, np.inf])
     bounds[: logs.size] = np.asarray(logs)[:, None] + np.array([-RANGE, RANGE])
     if hyper:
-        bounds[logs.size - 1] = np.log(NOISE_BOUNDS)
+        bounds[logs.size - 1] = np.log(NOISE_BOUNDS[0]), np.inf
 
     def loss(x: Float[np.ndarray, " h"]) -> tuple[float, Float[np.ndarray, " h"]]:
         value, slope = _value_and_slope(objective, restore(jnp.asarray(x)), held, X, outputs)

@@ -1,6 +1,7 @@
 """Which actions a computation-aware process takes, as an object."""
 
 import abc
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from mcmcpost._checks import fault
-from mcmcpost.gp._actions import AbstractActions, DenseActions, SparseActions, balanced_blocks
+from mcmcpost.gp._actions import AbstractActions, DenseActions, SparseActions, balanced_blocks, near_order
 from mcmcpost.gp._iterative_posterior import AbstractChooser, IterationState
 
 
@@ -29,6 +30,18 @@ class Residual(AbstractChooser):
         return state.residual
 
 
+class ActionTask(NamedTuple):
+    """What a policy may look at.
+
+    X : (n, d). outputs : (n,), of mean zero. num_actions : at most n. key : None where the user gave none.
+    """
+
+    X: Float[Array, "n d"]
+    outputs: Float[Array, " n"]
+    num_actions: int
+    key: PRNGKeyArray | None
+
+
 class AbstractPolicy(eqx.Module):
     """Where actions come from."""
 
@@ -38,30 +51,31 @@ class AbstractPolicy(eqx.Module):
         """Whether the entries of the actions are optimised with the hyper-parameters."""
 
     @abc.abstractmethod
-    def start(self, outputs: Float[Array, " n"], num_actions: int, *, key: PRNGKeyArray | None) -> AbstractChooser:
-        """Return a `Planned` batch, or what chooses each action from the state of the iteration.
-
-        outputs : (n,), of mean zero. num_actions : at most n. key : where the policy is random.
-        """
+    def start(self, task: ActionTask) -> AbstractChooser:
+        """Return a `Planned` batch, or what chooses each action from the state of the iteration."""
 
 
 class BlockActions(AbstractPolicy):
     """Block-sparse actions, one for each of i balanced blocks of rows, their n entries learned (CaGP-Opt).
 
-    Wenger et al. (2024), section 4.2. Blocks of n and of n not divisible by i alike keep every row.
+    Wenger et al. (2024), section 4.2. They start as the sums of their blocks. Near rows share a block: an action then
+    starts as a local mean instead of one over all the inputs.
 
-    learn : whether the entries are optimised; if not, each action is the mean of its block.
+    learn : whether the entries are optimised. near : whether blocks are of near rows, instead of consecutive ones.
     """
 
     learn: bool = True
+    near: bool = True
 
     @property
     def learned(self) -> bool:
         return self.learn
 
-    def start(self, outputs: Float[Array, " n"], num_actions: int, *, key: PRNGKeyArray | None) -> AbstractChooser:  # noqa: ARG002
-        rows, mask = balanced_blocks(len(outputs), num_actions)
-        return Planned(SparseActions(jnp.where(mask, jnp.ones_like(outputs)[rows], 0), rows, mask))
+    def start(self, task: ActionTask) -> AbstractChooser:
+        rows, mask = balanced_blocks(len(task.outputs), task.num_actions)
+        if self.near:
+            rows = near_order(np.asarray(task.X), rows.shape[1])[rows]
+        return Planned(SparseActions(jnp.asarray(mask, task.outputs.dtype), rows, mask))
 
 
 class ResidualActions(AbstractPolicy):
@@ -74,7 +88,7 @@ class ResidualActions(AbstractPolicy):
     def learned(self) -> bool:
         return False
 
-    def start(self, outputs: Float[Array, " n"], num_actions: int, *, key: PRNGKeyArray | None) -> AbstractChooser:  # noqa: ARG002
+    def start(self, task: ActionTask) -> AbstractChooser:  # noqa: ARG002
         return Residual()
 
 
@@ -85,10 +99,10 @@ class UnitActions(AbstractPolicy):
     def learned(self) -> bool:
         return False
 
-    def start(self, outputs: Float[Array, " n"], num_actions: int, *, key: PRNGKeyArray | None) -> AbstractChooser:  # noqa: ARG002
-        rows = (np.arange(num_actions) * len(outputs)) // num_actions
-        ones = jnp.ones((num_actions, 1), outputs.dtype)
-        return Planned(SparseActions(ones, rows[:, None], np.ones((num_actions, 1), bool)))
+    def start(self, task: ActionTask) -> AbstractChooser:
+        rows = (np.arange(task.num_actions) * len(task.outputs)) // task.num_actions
+        used = np.ones((task.num_actions, 1), bool)
+        return Planned(SparseActions(jnp.asarray(used, task.outputs.dtype), rows[:, None], used))
 
 
 class RandomActions(AbstractPolicy):
@@ -98,10 +112,11 @@ class RandomActions(AbstractPolicy):
     def learned(self) -> bool:
         return False
 
-    def start(self, outputs: Float[Array, " n"], num_actions: int, *, key: PRNGKeyArray | None) -> AbstractChooser:
-        if key is None:
+    def start(self, task: ActionTask) -> AbstractChooser:
+        if task.key is None:
             raise ValueError(fault("RandomActions", "a `key`", None, "Pass key=jax.random.key(0) to fit."))
-        return Planned(DenseActions(jax.random.normal(key, (len(outputs), num_actions), outputs.dtype)))
+        shape = len(task.outputs), task.num_actions
+        return Planned(DenseActions(jax.random.normal(task.key, shape, task.outputs.dtype)))
 
 
 class GivenActions(AbstractPolicy):
@@ -117,9 +132,9 @@ class GivenActions(AbstractPolicy):
     def learned(self) -> bool:
         return self.learn
 
-    def start(self, outputs: Float[Array, " n"], num_actions: int, *, key: PRNGKeyArray | None) -> AbstractChooser:  # noqa: ARG002
-        matrix = np.asarray(self.matrix)
-        if matrix.shape[0] != len(outputs) or matrix.shape[1] < num_actions or not np.isfinite(matrix).all():
-            expected = f"a finite matrix ({len(outputs)}, at least {num_actions})"
+    def start(self, task: ActionTask) -> AbstractChooser:
+        matrix, n, i = np.asarray(self.matrix), len(task.outputs), task.num_actions
+        if matrix.shape[0] != n or matrix.shape[1] < i or not np.isfinite(matrix).all():
+            expected = f"a finite matrix ({n}, at least {i})"
             raise ValueError(fault("GivenActions", expected, matrix.shape, "One row for each row of X."))
-        return Planned(DenseActions(jnp.asarray(matrix[:, :num_actions], outputs.dtype)))
+        return Planned(DenseActions(jnp.asarray(matrix[:, :i], task.outputs.dtype)))

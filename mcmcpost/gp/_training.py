@@ -20,9 +20,6 @@ from mcmcpost._checks import fault
 EXPLOSION = 0.1
 """Adam takes back a step to more than this above the lowest loss, in nats per datum: measured blow-ups reach 1.5."""
 MOST_HALVINGS = 30
-INFINITE = 1e25
-"""Stands for +∞ in the line search, which backs away from it."""
-
 type Loss = Callable[[Float[np.ndarray, " h"]], tuple[float, Float[np.ndarray, " h"]]]
 """Parameters (h,) ↦ value in nats and gradient."""
 
@@ -107,7 +104,9 @@ def share(optimiser: AbstractOptimiser, rounds: int) -> AbstractOptimiser:
 
 
 class LBFGS(AbstractOptimiser):
-    """SciPy's L-BFGS-B.
+    """SciPy's L-BFGS-B; where the loss is not finite its line search sees a bowl about the best point so far.
+
+    With both bounds finite for every parameter SciPy's first step may run to a corner of the box: leave one open.
 
     max_steps : iterations, with at most twice as many evaluations. max_seconds : checked after each iteration.
     """
@@ -124,7 +123,10 @@ class LBFGS(AbstractOptimiser):
 
         def at(x: np.ndarray) -> tuple[float, np.ndarray]:
             value, slope = watch(x)
-            return (value, slope) if np.isfinite(value) else (INFINITE, np.zeros_like(x))
+            if np.isfinite(value):
+                return value, slope
+            away, height = x - watch.best, 1 + abs(watch.lowest)  # a bowl about the best point sends the search back
+            return watch.lowest + height * (1 + away @ away), 2 * height * away
 
         def stop(_: np.ndarray) -> None:
             nonlocal steps
