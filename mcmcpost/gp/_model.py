@@ -17,6 +17,9 @@ RANGE = 7.0
 """Log parameters stay within this of their start, a factor of 1,100."""
 NOISE_BOUNDS = (1e-6, 1e2)
 """In units of outputs of variance one."""
+ACTION_UNIT = 10.0
+"""Of L-BFGS, relative to the entries' root mean square: on 1,500 rows of pol with 64 actions the loss per datum after 60
+steps is .33 with 1, .23 with 3, .205 with 10 to 100."""
 
 
 class Model(NamedTuple):
@@ -50,7 +53,9 @@ def train(
         value, _ = _value_and_slope(objective, begin, held, X, outputs)
         return model, TrainingRecord(TrainingStatus.FIXED, float(value), np.asarray(value)[None], 0, 0, 0.0)
     logs = ravel_pytree(begin._replace(actions=None))[0]
-    bounds = np.full((x.size, 2), [-np.inf, np.inf])
+    units, bounds = np.ones(x.size), np.full((x.size, 2), [-np.inf, np.inf])
+    if actions:
+        units[logs.size :] = ACTION_UNIT * (np.sqrt(np.mean(np.asarray(x)[logs.size :] ** 2)) or 1.0)
     bounds[: logs.size] = np.asarray(logs)[:, None] + np.array([-RANGE, RANGE])
     if hyper:
         bounds[logs.size - 1] = np.log(NOISE_BOUNDS[0]), np.inf
@@ -59,7 +64,7 @@ def train(
         value, slope = _value_and_slope(objective, restore(jnp.asarray(x)), held, X, outputs)
         return float(value), np.asarray(ravel_pytree(slope)[0])
 
-    best, record = optimiser.minimise(TrainingProblem(loss, np.asarray(x), bounds, len(outputs)))
+    best, record = optimiser.minimise(TrainingProblem(loss, np.asarray(x), bounds, units, len(outputs)))
     return _exponentials(restore(jnp.asarray(best)), held), record
 
 

@@ -28,11 +28,13 @@ class TrainingProblem(NamedTuple):
     """A loss, where to start, a box, and how many data the loss counts.
 
     start : (h,). bounds : (h, 2).
+    units : (h,), in which L-BFGS measures each parameter, as its first steps are steepest descent.
     """
 
     loss: Loss
     start: Float[np.ndarray, " h"]
     bounds: Float[np.ndarray, "h 2"]
+    units: Float[np.ndarray, " h"]
     size: int
 
 
@@ -121,12 +123,13 @@ class LBFGS(AbstractOptimiser):
         watch = _Watch(problem.loss, problem.start)
         steps = 0
 
-        def at(x: np.ndarray) -> tuple[float, np.ndarray]:
+        def at(z: np.ndarray) -> tuple[float, np.ndarray]:
+            x = z * problem.units
             value, slope = watch(x)
             if np.isfinite(value):
-                return value, slope
+                return value, slope * problem.units
             away, height = x - watch.best, 1 + abs(watch.lowest)  # a bowl about the best point sends the search back
-            return watch.lowest + height * (1 + away @ away), 2 * height * away
+            return watch.lowest + height * (1 + away @ away), 2 * height * away * problem.units
 
         def stop(_: np.ndarray) -> None:
             nonlocal steps
@@ -135,7 +138,7 @@ class LBFGS(AbstractOptimiser):
                 raise StopIteration
 
         options = {"maxiter": self.max_steps, "maxfun": 2 * self.max_steps, "maxcor": 20}
-        start, bounds = problem.start, problem.bounds
+        start, bounds = problem.start / problem.units, problem.bounds / problem.units[:, None]
         result = minimize(at, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=stop)
         stopped = {0: TrainingStatus.CONVERGED, 1: TrainingStatus.OUT_OF_STEPS, 2: TrainingStatus.STALLED}
         late = watch.seconds > self.max_seconds
