@@ -55,6 +55,18 @@ def test_blocks_are_balanced_and_keep_every_row(n, i):
     assert sizes.max() - sizes.min() <= 1
 
 
+def test_blocks_of_near_rows_keep_every_row_and_are_nearer_than_consecutive_ones(rng):
+    X = jnp.asarray(rng.normal(size=(203, 2)))
+    task = ActionTask(X, jnp.zeros(203), 20, None)
+    spread = {}
+    for near in (False, True):
+        actions = BlockActions(near=near).start(task).actions
+        rows, mask = np.asarray(actions.rows), np.asarray(actions.mask)
+        assert sorted(rows[mask]) == list(range(203))
+        spread[near] = np.mean([np.var(X[r[m]], axis=0).sum() for r, m in zip(rows, mask, strict=True)])
+    assert spread[True] < 0.3 * spread[False]
+
+
 @pytest.mark.parametrize("i", [0, 8])
 def test_more_blocks_than_rows_or_none_are_refused(i):
     with pytest.raises(ValueError, match="between 1 and 7 actions"):
