@@ -1,7 +1,7 @@
 """Hyper-parameters by marginal likelihood: of Stein kernels (restricted, on a grid or by L-BFGS) and of processes."""
 
 from mcmcpost.hyper._estimators import AbstractEstimator, Pathwise, Standard
-from mcmcpost.hyper._fit import Tuned, maximise_restricted_likelihood
+from mcmcpost.hyper._fit import Tuned, is_positive, maximise_restricted_likelihood
 from mcmcpost.hyper._grid import GRID_NUGGETS, GRID_SPREADS, GridChoice, median_squared_distance, search_grid
 from mcmcpost.hyper._likelihood import (
     RestrictedLikelihood,
@@ -39,6 +39,7 @@ __all__ = [
     "Tuned",
     "estimate_gradient",
     "has_random_features",
+    "is_positive",
     "log_marginal_likelihood",
     "maximise_exact_likelihood",
     "maximise_likelihood_by_solves",

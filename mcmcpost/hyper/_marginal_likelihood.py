@@ -102,6 +102,7 @@ def maximise_exact_likelihood(
     else:
         positive = np.asarray(scale.positive(jnp.asarray(start)))
         bounds = np.stack([scale.walked(positive / RANGE), scale.walked(positive * RANGE)], axis=1)
+        bounds[-1, 1] = np.inf  # SciPy's first step is a whole gradient where every bound is finite
         best = minimise_from([Start(loss, start, np.ones(len(start), bool), bounds)], max_steps=max_steps)
         if best is None:
             raise ValueError(
