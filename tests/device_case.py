@@ -1,0 +1,35 @@
+"""A solve to run in processes with different devices: prints its solution as JSON."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def main(processes: int, rank: int, port: int) -> None:
+    jax.config.update("jax_enable_x64", True)
+    if processes > 1:
+        jax.distributed.initialize(f"localhost:{port}", processes, rank)
+    from mcmcpost.kernels import InverseMultiquadric, Matern32
+    from mcmcpost.linops import Regularised, device_mesh, kernel_operator
+    from mcmcpost.linsolve import ConjugateGradients, solve
+    from mcmcpost.stein import stein_operator
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(1_100, 3)), rng.normal(size=(1_100, 2))
+    mesh = device_mesh()
+    found = {"devices": 1 if mesh is None else mesh.size}
+    for name, operator in (
+        ("matern", kernel_operator(Matern32(1.0), X, block=128)),
+        ("stein", stein_operator(InverseMultiquadric(1.0), X, -X, block=128)),
+    ):
+        solution = solve(Regularised(operator, jnp.asarray(0.5)), jnp.asarray(y), ConjugateGradients(1e-12, 200, 30))
+        value = np.asarray(solution.value.addressable_data(0))
+        found[name] = [value[:5].tolist(), float(np.abs(value).sum())]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
