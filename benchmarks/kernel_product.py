@@ -1,0 +1,116 @@
+"""Throughput of a Matérn-3/2 kernel product on one core, as ratios of one run, and on all devices.
+
+    python -m benchmarks.kernel_product
+    python -m benchmarks.kernel_product --peers /path/to/python        # with torch, pykeops and gpytorch
+    JAX_NUM_CPU_DEVICES=2 python -m benchmarks.kernel_product --devices
+
+CPU seconds of the fastest of three calls, so that a shared machine matters little; ``--devices`` takes wall seconds of
+one device and of all of them. ``sgemm`` is the product with a dense matrix of the same size, in the same precision.
+Targets (TARGETS.md section 5): 2.6 times the broadcast product in fp64, 8 times KeOps and GPyTorch in fp32, .9 of gemm
+at 65 right-hand sides; two devices 1.7 times one.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks._table import emit
+from mcmcpost.kernels import Matern32
+from mcmcpost.linops import KernelTile, TileOperator, kernel_operator
+
+CASES = ((8, 1), (26, 65))
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", type=int, default=8_192)
+    parser.add_argument("--peers", default=None, help="an interpreter with torch, pykeops and gpytorch")
+    parser.add_argument("--devices", action="store_true", help="one device against all of them")
+    args = parser.parse_args()
+    rows = [row for d, k in CASES for row in (devices if args.devices else single)(args, d, k)]
+    name = "kernel_product_devices" if args.devices else "kernel_product"
+    emit(name, "kernel products, Matérn-3/2", rows, size=args.size, devices=jax.device_count())
+
+
+def data(n: int, d: int, k: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    return jnp.asarray(rng.normal(size=(n, d)), dtype), jnp.asarray(rng.normal(size=(n, k)), dtype)
+
+
+def one_device(x: jax.Array) -> TileOperator:
+    return TileOperator(KernelTile(Matern32(jnp.ones((), x.dtype))), x, jnp.ones(len(x), x.dtype))
+
+
+@jax.jit
+def broadcast(x: jax.Array, v: jax.Array) -> jax.Array:
+    """The product as one would write it: all differences of 64 rows at a time, broadcast."""
+
+    def block(rows: jax.Array) -> jax.Array:
+        r = jnp.sqrt(3 * jnp.sum((rows[:, None] - x[None]) ** 2, -1))
+        return ((1 + r) * jnp.exp(-r)) @ v
+
+    return jax.lax.map(block, x.reshape(-1, 64, x.shape[1])).reshape(len(x), -1)
+
+
+def fastest(call: Callable[[], jax.Array], clock: Callable[[], float]) -> float:
+    call().block_until_ready()
+    best = np.inf
+    for _ in range(5):
+        start = clock()
+        call().block_until_ready()
+        best = min(best, clock() - start)
+    return best
+
+
+def single(args: argparse.Namespace, d: int, k: int) -> list[dict[str, Any]]:
+    n, rows, peers = args.size, [], {}
+    if args.peers:
+        command = [args.peers, "-m", "benchmarks._product_peers", str(n), str(d), str(k)]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        peers = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+        if done.returncode:
+            print(done.stderr)
+    for name, dtype in (("fp64", np.float64), ("fp32", np.float32)):
+        x, v = data(n, d, k, dtype)
+        dense = jnp.asarray(np.random.default_rng(1).normal(size=(n, n)), dtype)
+        operator = one_device(x)
+        seconds = {
+            "ours": fastest(lambda operator=operator, v=v: operator.matmul(v), time.process_time),
+            "broadcast": fastest(lambda x=x, v=v: broadcast(x, v), time.process_time),
+            "gemm": fastest(lambda dense=dense, v=v: dense @ v, time.process_time),
+        } | {peer.split()[0]: value for peer, value in peers.items() if peer.endswith(name)}
+        for who, value in seconds.items():
+            rows.append(
+                {
+                    "d": d,
+                    "right-hand sides": k,
+                    "precision": name,
+                    "who": who,
+                    "cpu s": value,
+                    "million entries/s": n * n / value / 1e6,
+                    "who / ours": value / seconds["ours"],
+                }
+            )
+    return rows
+
+
+def devices(args: argparse.Namespace, d: int, k: int) -> list[dict[str, Any]]:
+    x, v = data(args.size, d, k, np.float64)
+    alone, shared = one_device(x), kernel_operator(Matern32(1.0), x)
+    gap = float(jnp.abs(alone.matmul(v) - shared.matmul(v)).max())
+    one = fastest(lambda: alone.matmul(v), time.perf_counter)
+    every = fastest(lambda: shared.matmul(v), time.perf_counter)
+    return [{"d": d, "right-hand sides": k, "one s": one, "all s": every, "one / all": one / every, "difference": gap}]
+
+
+if __name__ == "__main__":
+    main()
