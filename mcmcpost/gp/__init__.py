@@ -1,5 +1,46 @@
 """Gaussian-process regression on kernel systems of any size."""
 
 from mcmcpost.gp._data import Prediction
+from mcmcpost.gp._gradient_gp import FittedGradientGP, GradientGP, GradientPrediction, GradientSample
+from mcmcpost.gp._gradient_gram import GradientGram, cross_matmul, gradient_gram
+from mcmcpost.gp._gradient_likelihood import gradient_log_likelihood
+from mcmcpost.gp._gradient_posterior import posterior_hessian, posterior_mean
+from mcmcpost.gp._gradient_solvers import (
+    AbstractGradientSolver,
+    Automatic,
+    DenseCholesky,
+    GradientCG,
+    GradientSolution,
+    ProjectedCholesky,
+    QuadraticClosedForm,
+    Woodbury,
+    solve_system,
+)
+from mcmcpost.gp._low_rank import DiagonalPlusLowRank
+from mcmcpost.gp._scalar_profile import ScalarProfile, scalar_profile
 
-__all__ = ["Prediction"]
+__all__ = [
+    "AbstractGradientSolver",
+    "Automatic",
+    "DenseCholesky",
+    "DiagonalPlusLowRank",
+    "FittedGradientGP",
+    "GradientCG",
+    "GradientGP",
+    "GradientGram",
+    "GradientPrediction",
+    "GradientSample",
+    "GradientSolution",
+    "Prediction",
+    "ProjectedCholesky",
+    "QuadraticClosedForm",
+    "ScalarProfile",
+    "Woodbury",
+    "cross_matmul",
+    "gradient_gram",
+    "gradient_log_likelihood",
+    "posterior_hessian",
+    "posterior_mean",
+    "scalar_profile",
+    "solve_system",
+]
