@@ -25,7 +25,7 @@ from mcmcpost.gp import (
     scalar_profile,
     solve_system,
 )
-from mcmcpost.gp import _gradient_solvers as solvers
+from mcmcpost.gp import _gradient_solution as solvers
 from mcmcpost.kernels import (
     ExponentialDotProduct,
     Matern32,

@@ -1,21 +1,14 @@
 """Gaussian-process regression on kernel systems of any size."""
 
 from mcmcpost.gp._data import Prediction
-from mcmcpost.gp._gradient_gp import FittedGradientGP, GradientGP, GradientPrediction, GradientSample
+from mcmcpost.gp._fitted_gradient_gp import FittedGradientGP, GradientPrediction, GradientSample
+from mcmcpost.gp._gradient_direct import DenseCholesky, ProjectedCholesky, QuadraticClosedForm, Woodbury
+from mcmcpost.gp._gradient_gp import GradientGP
 from mcmcpost.gp._gradient_gram import GradientGram, cross_matmul, gradient_gram
 from mcmcpost.gp._gradient_likelihood import gradient_log_likelihood
 from mcmcpost.gp._gradient_posterior import posterior_hessian, posterior_mean
-from mcmcpost.gp._gradient_solvers import (
-    AbstractGradientSolver,
-    Automatic,
-    DenseCholesky,
-    GradientCG,
-    GradientSolution,
-    ProjectedCholesky,
-    QuadraticClosedForm,
-    Woodbury,
-    solve_system,
-)
+from mcmcpost.gp._gradient_solution import AbstractGradientSolver, GradientSolution
+from mcmcpost.gp._gradient_solvers import Automatic, GradientCG, solve_system
 from mcmcpost.gp._low_rank import DiagonalPlusLowRank
 from mcmcpost.gp._scalar_profile import ScalarProfile, scalar_profile
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from mcmcpost.gp._gradient_factor import factor_solve, outside_matrix, projected_factor
 from mcmcpost.gp._gradient_gram import gradient_gram
-from mcmcpost.gp._gradient_solvers import check_memory, projected_dimension
+from mcmcpost.gp._gradient_solution import check_memory, projected_dimension
 from mcmcpost.gp._scalar_profile import scalar_profile
 from mcmcpost.hyper import Start, is_positive, minimise_from, pack, unpack
 from mcmcpost.kernels import AbstractKernel
