@@ -34,3 +34,11 @@ class DiagonalPlusLowRank(NamedTuple):
         factor = np.asarray(self.factor)
         inside = np.asarray(self.core) @ (np.swapaxes(factor, -1, -2) @ v[..., None])
         return np.asarray(self.diagonal) * v + (factor @ inside)[..., 0]
+
+    def solve(self, v: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
+        """Return the inverse of one matrix times v (d,), O(dk² + k³); its diagonal part must not vanish."""
+        factor, core = np.asarray(self.factor), np.asarray(self.core)
+        level = np.asarray(self.diagonal)
+        thin = factor / level[:, None]
+        inside = np.eye(core.shape[0]) + core @ (factor.T @ thin)
+        return v / level - thin @ np.linalg.solve(inside, core @ (thin.T @ v))
