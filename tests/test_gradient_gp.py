@@ -82,6 +82,10 @@ def test_values_join_the_gradients_and_carry_their_constant(rng):
     np.testing.assert_allclose(prediction.gradient, mean[:, 1:], rtol=1e-8)
     np.testing.assert_allclose(prediction.value_variance, np.diag(covariance)[:: 1 + d], rtol=1e-8)
     np.testing.assert_allclose(moved.predict(new).value, prediction.value + 100.0, rtol=1e-9)
+    value, gradient = fitted.value_and_gradient()(jnp.asarray(new[0], jnp.float32))
+    assert gradient.dtype == jnp.float32
+    np.testing.assert_allclose(value, prediction.value[0], rtol=1e-4)
+    np.testing.assert_allclose(gradient, prediction.gradient[0], rtol=1e-3, atol=1e-4)
 
 
 def test_samples_have_the_posterior_moments(rng, key):
@@ -106,6 +110,9 @@ def test_the_prior_mean_is_added_with_its_derivatives(rng):
     np.testing.assert_allclose(prediction.value, jax.vmap(bowl)(new), rtol=1e-9)
     np.testing.assert_allclose(prediction.gradient, jax.vmap(jax.grad(bowl))(new), rtol=1e-9)
     np.testing.assert_allclose(prediction.hessian.dense(), jax.vmap(jax.hessian(bowl))(new), rtol=1e-8, atol=1e-9)
+    value, gradient = jax.jit(jax.vmap(fitted.value_and_gradient()))(jnp.asarray(new))
+    np.testing.assert_allclose(value, prediction.value, rtol=1e-12)
+    np.testing.assert_allclose(gradient, prediction.gradient, rtol=1e-12)
 
 
 def test_tuning_raises_the_likelihood_and_learns_a_smooth_function(rng):

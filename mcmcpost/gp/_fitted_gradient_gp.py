@@ -131,6 +131,23 @@ class FittedGradientGP:
             gradient = gradient + jax.vmap(jax.grad(self.mean))(jnp.asarray(inputs))[None]
         return GradientSample(value, gradient)
 
+    def value_and_gradient(self) -> Callable[[Array], tuple[Array, Array]]:
+        """Return x (d,) ↦ posterior mean of value and gradient, to be traced by JAX, in the dtype of x."""
+        points = (self.X - self.origin[None]) * self.root[None]
+
+        def evaluate(x: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, " d"]]:
+            u, weights, origin, root = (
+                jnp.asarray(part, x.dtype) for part in (points, self.solution.value, self.origin, self.root)
+            )
+            mean = posterior_mean(self.profile, u, weights, ((x - origin) * root)[None])[0]
+            value, gradient = mean[0] + jnp.asarray(self.constant, x.dtype), mean[1:] * root
+            if self.mean is None:
+                return value, gradient
+            prior, slope = jax.value_and_grad(self.mean)(x)
+            return value + prior, gradient + slope
+
+        return evaluate
+
     @in_float64
     def log_marginal_likelihood(self) -> float:
         """Return log p(data | kernel, noise), nats.
