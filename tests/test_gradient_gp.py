@@ -115,6 +115,7 @@ def test_the_prior_mean_is_added_with_its_derivatives(rng):
     np.testing.assert_allclose(gradient, prediction.gradient, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_tuning_raises_the_likelihood_and_learns_a_smooth_function(rng):
     X, new = rng.uniform(-2, 2, size=(40, 2)), rng.uniform(-1.5, 1.5, size=(20, 2))
     slopes = np.asarray(jax.vmap(jax.grad(bowl))(X))

@@ -87,8 +87,8 @@ class GradientCG(AbstractGradientSolver):
 class Automatic(AbstractGradientSolver):
     """Choose by the order n·q of the projected system, q = min(d, n − 1), and by what conditioning shows.
 
-    1. Order at most `dense_order`, three times that where n > d: `ProjectedCholesky`, which is dense Cholesky where
-       n > d. More points than dimensions are worse conditioned.
+    1. Order at most `dense_order`, eight times that where n > 2d: `ProjectedCholesky`, which is dense Cholesky where
+       n > d. Many more points than dimensions are badly conditioned.
     2. Beyond, `GradientCG`, in the span of the points, preconditioned where they are clustered. While Cholesky would
        fit in memory its budget is nq²/30 products, about the time of that factorisation, and `solve_system` factorises
        if they were not enough: an ill-conditioned system costs at most about twice the better solver.
@@ -104,7 +104,7 @@ class Automatic(AbstractGradientSolver):
     def choose(self, stationary: bool, n: int, d: int, *, with_values: bool) -> AbstractGradientSolver:
         """Return the solver for n points in d dimensions."""
         q = projected_dimension(stationary, n, d) + with_values
-        if n * q <= self.dense_order * (3 if n > d else 1):
+        if n * q <= self.dense_order * (8 if n > 2 * d else 1):
             return ProjectedCholesky()
         return GradientCG(self.rtol, min(self.max_steps, n * q * q // 30) if fits(n * q) else self.max_steps)
 
