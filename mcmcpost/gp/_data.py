@@ -44,7 +44,7 @@ def check_training(where: str, X: object, y: object) -> Training:
     if len(targets) != len(inputs) or len(targets) < 2:
         got = f"{len(inputs)} rows of X and {len(targets)} values"
         raise ValueError(fault(where, "one value of `y` for each of at least two rows of `X`", got, "Match them."))
-    _refuse_rows(where, "y", ~np.isfinite(targets))
+    refuse_rows(where, "y", ~np.isfinite(targets))
     centre, scale = float(targets.mean()), float(targets.std())
     scale = scale if scale > np.finfo(float).eps * abs(centre) else 1.0  # constant outputs: nothing to scale
     return Training(inputs, (targets - centre) / scale, centre, scale)
@@ -59,7 +59,7 @@ def check_inputs(where: str, X: object, d: int | None) -> Float[np.ndarray, "m d
         )
     if not inputs.size:
         raise ValueError(fault(where, "`X` with at least one row and column", inputs.shape, "Give some inputs."))
-    _refuse_rows(where, "X", ~np.isfinite(inputs).all(axis=1))
+    refuse_rows(where, "X", ~np.isfinite(inputs).all(axis=1))
     return inputs
 
 
@@ -73,7 +73,8 @@ def default_kernel(X: Float[np.ndarray, "m d"]) -> AbstractKernel:
     return Scaled(1.0, Matern32(np.where(spread > tiny, spread, 1.0)))
 
 
-def _refuse_rows(where: str, name: str, bad: np.ndarray) -> None:
+def refuse_rows(where: str, name: str, bad: np.ndarray) -> None:
+    """Refuse data that are not finite, and say in which rows; `bad` (m,) marks them."""
     if bad.any():
         rows = np.flatnonzero(bad)
         shown = ", ".join(map(str, rows[:5])) + ("…" if len(rows) > 5 else "")

@@ -1,0 +1,156 @@
+"""Search directions inferred by a gradient Gaussian process: Hessian inference and optimum inference."""
+
+import abc
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from mcmcpost._checks import fault
+from mcmcpost.gp import (
+    DiagonalPlusLowRank,
+    GradientGram,
+    ProjectedCholesky,
+    ScalarProfile,
+    gradient_gram,
+    posterior_hessian,
+    posterior_mean,
+    scalar_profile,
+)
+from mcmcpost.kernels import AbstractKernel, Matern52
+from mcmcpost.optimize._memory import Memory, apply, held, hessian, inverse_hessian, recent, scaled_identity, secants
+
+NUGGET = 1e-10
+"""Relative to κ's largest slope: evaluations are exact, the factorisation is not."""
+FLOOR = 1e-3
+"""Eigenvalues of an inferred Hessian are kept above this multiple of its prior scale."""
+
+
+class AbstractMethod(eqx.Module):
+    """Turns a memory into a descent direction.
+
+    memory : pairs of step and gradient change that are kept, as in L-BFGS.
+    kernel : a stationary one; its lengthscale is in units of the last step (of the last gradient change for `GPX`).
+        None is Matern52(0.8).
+    window : how many of the pairs the process sees; older ones are left to the quasi-Newton matrix.
+    quasi_newton : whether the prior mean is the L-BFGS matrix of the memory, so that the process learns only what that
+        leaves unexplained; otherwise it is γI, as published but for γ.
+    """
+
+    memory: int = 10
+    window: int = 2
+    kernel: AbstractKernel | None = None
+    quasi_newton: bool = True
+
+    def __check_init__(self) -> None:
+        name = type(self).__name__
+        if self.memory < 1 or self.window < 1:
+            got = f"{self.memory} and {self.window}"
+            raise ValueError(fault(name, "`memory` and `window` of at least one pair", got, "Keep two or more."))
+        if not self.profile().stationary:
+            kind = type(self.kernel).__name__
+            raise ValueError(fault(name, "a stationary `kernel`", kind, "Use `solve_linear` for quadratics."))
+
+    def profile(self) -> ScalarProfile:
+        """Return the kernel's profile."""
+        return scalar_profile(type(self).__name__, Matern52(0.8) if self.kernel is None else self.kernel)
+
+    @abc.abstractmethod
+    def direction(self, memory: Memory) -> Float[Array, " d"]:
+        """Return a descent direction at the newest point; the steepest one while there are no pairs."""
+
+
+class GPH(AbstractMethod):
+    """Hessian inference: d = −|H̄|⁻¹g with the posterior mean H̄ of the Hessian at the current point.
+
+    H̄ is diagonal plus low rank (the corrected (12) of the paper), so its eigenvalues come from a small problem; their
+    absolute values, floored, make d a descent direction wherever H̄ is indefinite.
+
+    Source: de Roos, Gessner and Hennig (ICML 2021), section 4.1.1 and Algorithm 1.
+    """
+
+    def direction(self, memory: Memory) -> Float[Array, " d"]:
+        pairs = secants(memory)
+        d = memory.points.shape[1]
+        prior = hessian(pairs) if self.quasi_newton else scaled_identity(1 / pairs.scale, d)
+        memory = recent(memory, self.window)
+        steps, changes = _differences(memory)
+        unit = _last(steps)
+        gram, white = _white_gram(self.profile(), memory, steps / unit)
+        weights = _weights(gram, memory, (changes - apply(prior, steps)) * (unit / white))
+        here = jnp.zeros((1, d), steps.dtype)
+        learned = posterior_hessian(self.profile(), gram.points, weights, here)
+        change = (white / unit) ** 2
+        k = prior.core.shape[0]
+        factor = jnp.concatenate([prior.factor, learned.factor[0]], axis=1)
+        core = jnp.zeros((factor.shape[1],) * 2, factor.dtype).at[:k, :k].set(prior.core)
+        core = core.at[k:, k:].set(change * learned.core[0])
+        whole = DiagonalPlusLowRank(prior.diagonal + change * learned.diagonal[0], factor, core)
+        return -_absolute_solve(whole, memory.gradients[-1], FLOOR / pairs.scale)
+
+
+class GPX(AbstractMethod):
+    """Optimum inference: the process maps gradients to points, and d points to where it sees a zero gradient.
+
+    Where that is no descent direction, the prior mean's is taken: −γg or the L-BFGS direction.
+
+    Source: de Roos, Gessner and Hennig (ICML 2021), section 4.1.2, (13) with its signs corrected, and Algorithm 1.
+    """
+
+    def direction(self, memory: Memory) -> Float[Array, " d"]:
+        pairs = secants(memory)
+        g = memory.gradients[-1]
+        prior = inverse_hessian(pairs) if self.quasi_newton else scaled_identity(pairs.scale, g.shape[0])
+        memory = recent(memory, self.window)
+        steps, changes = _differences(memory)
+        unit = _last(changes)
+        gram, white = _white_gram(self.profile(), memory, changes / unit)
+        weights = _weights(gram, memory, steps - apply(prior, changes))
+        goal = -g[None] / unit * white
+        learned = posterior_mean(self.profile(), gram.points, weights, goal)[0, 1:]
+        safe = -apply(prior, g[None])[0]
+        d = safe + learned
+        downhill = jnp.sum(d * g) < -FLOOR * jnp.linalg.norm(d) * jnp.linalg.norm(g)
+        return jnp.where(downhill & jnp.all(jnp.isfinite(d)), d, safe)
+
+
+def _differences(memory: Memory) -> tuple[Float[Array, "m d"], Float[Array, "m d"]]:
+    """Return points and gradients relative to the newest, zero where nothing is held."""
+    rows = held(memory)[:, None]
+    points, gradients = memory.points - memory.points[-1:], memory.gradients - memory.gradients[-1:]
+    return jnp.where(rows, points, 0), jnp.where(rows, gradients, 0)
+
+
+def _last(differences: Float[Array, "m d"]) -> Float[Array, ""]:
+    size = jnp.linalg.norm(differences[-2])
+    return jnp.where(size > 0, size, 1)
+
+
+def _white_gram(
+    profile: ScalarProfile, memory: Memory, inputs: Float[Array, "m d"]
+) -> tuple[GradientGram, Float[Array, ""]]:
+    """Return the system at the inputs, in which rows that hold nothing stand apart, and the white scale 1/ℓ."""
+    white = profile.root(inputs)[0]
+    gram = gradient_gram(profile, inputs * white, jnp.zeros((), inputs.dtype))
+    both = held(memory)[:, None] & held(memory)[None, :]
+    slope = gram.terms.first[-1, -1]
+    terms = gram.terms._replace(
+        first=jnp.where(both, gram.terms.first, slope * jnp.eye(len(inputs), dtype=inputs.dtype)),
+        second=jnp.where(both, gram.terms.second, 0),
+    )
+    return GradientGram(gram.points, terms, NUGGET * slope, gram.stationary, gram.with_values), white
+
+
+def _weights(gram: GradientGram, memory: Memory, right: Float[Array, "m d"]) -> Float[Array, "m d"]:
+    return ProjectedCholesky().solve(gram, jnp.where(held(memory)[:, None], right, 0)).value
+
+
+def _absolute_solve(matrix: DiagonalPlusLowRank, g: Float[Array, " d"], floor: Float[Array, ""]) -> Float[Array, " d"]:
+    """Return |H|⁻¹g for H of a constant diagonal, eigenvalues at least `floor` in size."""
+    basis, triangle = jnp.linalg.qr(matrix.factor)
+    level = matrix.diagonal[0]
+    values, vectors = jnp.linalg.eigh(triangle @ matrix.core @ triangle.T)
+    within = basis @ vectors
+    along = within.T @ g
+    outside = (g - within @ along) / jnp.maximum(jnp.abs(level), floor)
+    return within @ (along / jnp.maximum(jnp.abs(level + values), floor)) + outside
