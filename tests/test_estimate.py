@@ -208,3 +208,14 @@ def test_a_residual_at_rounding_is_not_exact_while_the_constant_is_in_doubt(rng)
     for nugget in (1e-12, 1e-9, 1e-6):
         result = estimate(trace, values, SemiExact(2, mcmcpost.control._tuning.SquaredExponential(3.0), nugget))
         assert abs(result.mean[0] - np.exp(0.045)) < 4.5 * result.mcse[0]
+
+
+@pytest.mark.parametrize("distinct", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["plain", "zv1", "cf_given", "vector_valued"])
+def test_folds_that_hold_only_repeats_are_dropped(distinct, name, rng):
+    """A chain that stands still at its end leaves folds without a state of their own."""
+    draws = rng.normal(size=(1, 6, 1))
+    draws[:, distinct:] = draws[:, distinct - 1 : distinct]
+    found = estimate(make_trace(draws, -draws), draws, METHODS[name], num_folds=6)
+    assert np.isfinite(found.mean).all()
+    assert set(found.status) <= {Status.PLAIN, Status.TOO_FEW_DRAWS, Status.CONTROLLED, Status.EXACT}

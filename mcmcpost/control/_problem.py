@@ -94,7 +94,7 @@ def make_problem(
 
     first_visit = np.full(m, -1)
     first_visit[states.inverse[::-1]] = np.arange(len(flat))[::-1]
-    fold = draw_folds(values.shape[0], values.shape[1], num_folds)[first_visit]
+    fold = _occupied(draw_folds(values.shape[0], values.shape[1], num_folds)[first_visit])
     held_out, held_out_mask = ragged([np.flatnonzero(fold == k) for k in range(fold.max() + 1)])
     train, train_mask = ragged([np.flatnonzero(fold != k) for k in range(fold.max() + 1)])
     everyone, everyone_mask = ragged([np.arange(m)])
@@ -162,6 +162,12 @@ def draw_folds(num_chains: int, num_draws: int, num_folds: int | None = None) ->
     return (np.arange(num_chains)[:, None] * blocks + block[None, :]).reshape(-1)
 
 
+def _occupied(fold: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+    """Return the folds of the states renumbered without those that only hold repeats; at least two if m > 1."""
+    kept = np.unique(fold, return_inverse=True)[1]
+    return kept if kept.max() > 0 else np.arange(len(fold)) * 2 // len(fold)
+
+
 def pad_rows(array: np.ndarray) -> np.ndarray:
     """Return the array with rows of zeros up to a multiple of `PAD`."""
     extra = -len(array) % PAD
@@ -170,8 +176,7 @@ def pad_rows(array: np.ndarray) -> np.ndarray:
 
 def ragged(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return row lists of different lengths as one padded array (k, b) and the mask of its real entries."""
-    parts = [part for part in parts if len(part)]
-    width = -(-max(len(part) for part in parts) // PAD) * PAD
+    width = max(PAD, -(-max(len(part) for part in parts) // PAD) * PAD)
     rows = np.zeros((len(parts), width), int)
     mask = np.zeros((len(parts), width), bool)
     for k, part in enumerate(parts):
