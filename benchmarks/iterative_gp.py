@@ -145,10 +145,10 @@ def fits(name: str, split: int, data: Split, args: argparse.Namespace) -> Iterat
                 "log likelihood": float(density.mean()),
                 "log likelihood se": float(density.std() / np.sqrt(len(density))),
                 "paper log likelihood": paper[1],
-                "epochs": gp.fitted.info["epochs"],
+                "epochs": gp.info["epochs"],
                 "s / step": seconds / args.steps,
                 "cpu s / step": cpu / args.steps,
-                "outcome": gp.fitted.info["outcome"],
+                "outcome": gp.info["outcome"],
             }
 
 

@@ -50,10 +50,8 @@ from mcmcpost.gp._gradient_solvers import (
     GradientCG,
     solve_system,
 )
-from mcmcpost.gp._iterative import (
-    Fitted,
-    IterativeGP,
-)
+from mcmcpost.gp._iterative import IterativeGP
+from mcmcpost.gp._iterative_fitted import FittedIterativeGP
 from mcmcpost.gp._low_rank import (
     DiagonalPlusLowRank,
 )
@@ -91,9 +89,9 @@ __all__ = [
     "DenseCholesky",
     "DiagonalPlusLowRank",
     "EvidenceBound",
-    "Fitted",
     "FittedComputationAwareGP",
     "FittedGradientGP",
+    "FittedIterativeGP",
     "GivenActions",
     "GradientCG",
     "GradientGP",
