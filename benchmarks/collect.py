@@ -21,8 +21,16 @@ ORDER = (
     "lotka_volterra",
     "van_der_pol",
     "evidence",
+    "stored_ladders",
     "bridge",
     "ladder_sampling",
+    "kernel_product",
+    "iterative_gp",
+    "computation_aware",
+    "stein_weights",
+    "gradient_gram",
+    "gp_optimizers",
+    "surrogate_hmc",
 )
 HEAD = """# Results
 
