@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="What happens after MCMC: Stein control variates with honest errors.",
+    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input or usage, in one line.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -254,6 +254,19 @@ def report(
             _print_json(facts)
         else:
             print(report_line(facts))
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Print what mcmcpost runs on: devices, precision, versions, and which optional packages are here."""
+    with _program():
+        from mcmcpost._cli_doctor import doctor_text, examine
+
+        facts = examine()
+        if as_json:
+            _print_json(facts)
+        else:
+            print(doctor_text(facts))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``mcmcpost report``: files, JSON, exit codes, and one-line errors."""
+"""``mcmcpost report`` and ``mcmcpost doctor``: files, JSON, exit codes, and one-line errors."""
 
 import json
 
@@ -9,6 +9,9 @@ from html_cases import Reading
 from ladder_cases import RUNGS, gaussian_path
 
 import mcmcpost
+from mcmcpost import cli
+from mcmcpost._cli_doctor import SETTING, doctor_text, examine
+from mcmcpost._versions import version_of
 
 QUICK = ["--method", "zv2"]
 
@@ -103,6 +106,51 @@ def test_a_ladder_has_its_evidence_in_the_report(run, tmp_path, rng):
     assert abs(found["evidence"]["log_evidence"] - float(path.log_evidence(np.ones(1))[0])) < 1e-6
     assert found["quantities"][0]["status"] == "exact"
     assert "Model evidence" in Reading((tmp_path / "cwd" / "report.html").read_text()).texts("h2")
+
+
+def test_doctor_says_what_there_is(run):
+    done = run("doctor")
+    assert done.code == 0
+    lines = dict(line.split(None, 1) for line in done.out.splitlines())
+    assert lines["precision"] == "float64"
+    assert lines["mcmcpost"] == mcmcpost.__version__
+    assert {"python", "jax", "numpyro", "diffrax", "arviz", "devices", "cores"} <= set(lines)
+    facts = json.loads(run("doctor", "--json").out)
+    assert facts["versions"]["jax"] == version_of("jax")
+    assert facts["cpu_devices"] >= 1
+    assert facts["devices"][0].startswith(f"{facts['backend']}:")
+    assert facts["optional"]["matplotlib"] == version_of("matplotlib")
+
+
+def test_doctor_gives_hints(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setattr("mcmcpost._cli_doctor.version_of", lambda _: None)
+    monkeypatch.setattr("jax.devices", lambda *_: __import__("jax").local_devices()[:1])
+    facts = examine()
+    assert any(f"{SETTING}=3" in hint for hint in facts["hints"])
+    assert any("mcmcpost[report]" in hint for hint in facts["hints"])
+    text = doctor_text(facts)
+    assert "not installed (traces of PyMC)" in text
+    assert text.count("\nhint: ") == 2
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
+    assert not any(SETTING in hint for hint in examine()["hints"])
+
+
+def test_exit_codes_and_completion_are_in_the_help(run):
+    text = " ".join(run("--help").out.split())
+    assert "Exit codes: 0 done; 1 a fault of mcmcpost" in text
+    assert "2 bad input or usage" in text
+    assert "--install-completion" in text
+    assert {"report", "doctor"} <= set(text.split())
+
+
+def test_a_shell_is_offered_completion(monkeypatch, capsys):
+    monkeypatch.setenv("_MCMCPOST_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "mcmcpost re")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    with pytest.raises(SystemExit):
+        cli.app(prog_name="mcmcpost")
+    assert capsys.readouterr().out.split() == ["reduce", "report"]
 
 
 def test_an_import_that_fails_by_itself_keeps_its_traceback():

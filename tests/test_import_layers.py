@@ -24,7 +24,7 @@ LAYERS = (
     ("_public_evidence",),
     ("_public_report",),
     ("__init__",),
-    ("_cli_evidence", "_cli_report"),
+    ("_cli_evidence", "_cli_report", "_cli_doctor"),
     ("cli",),
 )
 ROW = {name: row for row, names in enumerate(LAYERS) for name in names}
