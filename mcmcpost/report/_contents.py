@@ -99,7 +99,7 @@ def evidence_rows(part: EvidencePart) -> list[dict[str, str]]:
     return [
         {
             "method": str(row.Index),
-            "value": digits_of(row.log_evidence, row.mcse),
+            "value": digits_of(row.log_evidence, np.hypot(row.mcse, np.nan_to_num(row.discretisation_error))),
             "mcse": significant(row.mcse, 2),
             "discretisation": "–" if np.isnan(row.discretisation_error) else significant(row.discretisation_error, 2),
             "status": row.status,

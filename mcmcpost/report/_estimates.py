@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+ROOM = 1.4
+"""Length of the axis of gains in lengths of the longest bar: words follow the bars."""
+
+
 def plot_controlled_forest(estimate: Estimate, ax: "Axes | None" = None) -> "Axes":
     """Plot plain and controlled means with ± two standard errors, one row per quantity.
 
@@ -42,7 +46,7 @@ def plot_controlled_forest(estimate: Estimate, ax: "Axes | None" = None) -> "Axe
             centre, rows + shift, xerr=2 * error, ls="", ms=4, lw=1.2, color=color, marker=marker, label=label
         )
     name_rows(axes, estimate.names)
-    axes.set_xlabel("difference from the controlled mean (posterior standard deviations), ± 2 standard errors")
+    axes.set_xlabel("difference from the controlled mean (posterior sd), ± 2 mcse")
     legend_above(axes)
     return axes
 
@@ -75,8 +79,8 @@ def plot_gain(estimate: Estimate, ax: "Axes | None" = None) -> "Axes":
         end = max(gain, 1.0) if np.isfinite(gain) else 1.0
         axes.annotate(text, (end, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize="small")
     axes.axvline(1.0, color=PLAIN, lw=1)
-    lowest = min(shown[np.isfinite(shown)], default=1.0)
-    axes.set_xlim(min(0.9, 0.9 * lowest), 4 * max(longest, *shown[np.isfinite(shown)], 2.0))
+    seen = shown[np.isfinite(shown)]
+    axes.set_xlim(0.9 * min(1.0, min(seen, default=1.0)), max(10.0, max(seen, default=1.0)) ** ROOM)
     name_rows(axes, estimate.names)
     axes.set_xlabel("gain: factor of draws saved")
     return axes

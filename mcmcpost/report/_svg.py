@@ -8,7 +8,14 @@ from xml.etree import ElementTree
 
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "mcmcpost", "font.size": 10.0, "axes.spines.top": False}
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mcmcpost",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+LEAST, MOST = 4.3, 6.9
+"""Width on the screen of an inch of figure, in the page's type size: a narrow screen scrolls, a wide one stops."""
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
@@ -40,6 +47,7 @@ def draw(key: str, title: str, description: str, size: tuple[float, float], plot
     root = ElementTree.fromstring(buffer.getvalue())
     _detach(root, key)
     _describe(root, key, title, description)
+    root.set("style", f"min-width: {LEAST * size[0]:.1f}rem; max-width: {MOST * size[0]:.1f}rem")
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
     return Drawing(key, title, description, ElementTree.tostring(root, encoding="unicode"))
