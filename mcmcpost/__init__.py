@@ -22,6 +22,9 @@ from mcmcpost._public_evidence import (
     laplace_evidence,
     log_evidence,
 )
+from mcmcpost._public_report import (
+    html_report,
+)
 from mcmcpost._types import (
     Status,
 )
@@ -86,7 +89,14 @@ from mcmcpost.linsolve import (
     Cholesky,
     ConjugateGradients,
 )
-from mcmcpost.report import plot_evidence_path
+from mcmcpost.report import (
+    plot_controlled_forest,
+    plot_evidence_path,
+    plot_gain,
+    plot_residual_autocorrelation,
+    plot_score_check,
+    plot_task_correlation,
+)
 from mcmcpost.scores import (
     ScoreCheck,
     ScoreError,
@@ -161,6 +171,7 @@ __all__ = [
     "from_arrays",
     "from_numpyro",
     "geometric_ladder",
+    "html_report",
     "joint_expectation",
     "kernel_stein_discrepancy",
     "ladder_from_arrays",
@@ -168,7 +179,12 @@ __all__ = [
     "laplace_evidence",
     "load_tree",
     "log_evidence",
+    "plot_controlled_forest",
     "plot_evidence_path",
+    "plot_gain",
+    "plot_residual_autocorrelation",
+    "plot_score_check",
+    "plot_task_correlation",
     "power_ladder",
     "quantile",
     "sample_power_posteriors",

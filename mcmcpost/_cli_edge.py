@@ -17,7 +17,7 @@ def is_user_error(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return True
     trace = error.__traceback__
-    if not isinstance(error, ValueError | TypeError) or trace is None:
+    if not isinstance(error, ValueError | TypeError | ImportError) or trace is None:
         return False
     while trace.tb_next is not None:
         trace = trace.tb_next

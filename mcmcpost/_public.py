@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from mcmcpost._checks import fault, in_float64
 from mcmcpost.control import (
@@ -91,10 +92,8 @@ def expectation(
         control variate would then be biased by more than its error says, so plain means are returned, whatever the
         method; `allow_bad_scores` overrides.
     """
-    trace, names, values, choice, bad = _prepare(tree, integrands, method, allow_bad_scores)
-    return in_float64(estimate_expectations)(
-        trace, names, values, choice, num_folds=folds, moments=standardize, bad_scores=bad, fallback=fallback
-    )
+    asked = prepare(tree, integrands, method, allow_bad_scores)
+    return estimate_prepared(asked, standardize=standardize, folds=folds, fallback=fallback)
 
 
 def joint_expectation(
@@ -192,8 +191,10 @@ def quantile(
     levels = np.atleast_1d(np.asarray(probabilities, float))
     if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels < 1)).all():
         raise ValueError(fault("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, 0.5."))
-    trace, names, values, choice, bad = _prepare(tree, integrands, method, allow_bad_scores)
-    return in_float64(estimate_quantiles)(trace, names, values, levels, choice, num_folds=folds, bad_scores=bad)
+    asked = prepare(tree, integrands, method, allow_bad_scores)
+    return in_float64(estimate_quantiles)(
+        asked.trace, asked.names, asked.values, levels, asked.method, num_folds=folds, bad_scores=asked.bad_scores
+    )
 
 
 def stein_weights(
@@ -288,9 +289,21 @@ def _discrepancy(trace: Trace, kernel: AbstractKernel | None, weights: np.ndarra
     return stein_discrepancy(kernel or _default_discrepancy_kernel(trace), *_standardised(trace), weights=weights)
 
 
-def _prepare(
+class Prepared(NamedTuple):
+    """A question about a trace, resolved: what the gate found, and the method that it leaves."""
+
+    check: ScoreCheck
+    trace: Trace
+    names: tuple[str, ...]
+    values: Float[np.ndarray, "c n p"]
+    method: AbstractControlVariate
+    bad_scores: bool
+
+
+def prepare(
     tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, allow_bad_scores: bool
-) -> tuple[Trace, tuple[str, ...], np.ndarray, AbstractControlVariate, bool]:
+) -> Prepared:
+    """Return the arrays and the method of a question, after the score gate."""
     choice = resolve_method(method)
     check = check_tree(tree, allow_bad_scores)
     trace = read_trace(tree)
@@ -299,7 +312,27 @@ def _prepare(
     if failed and not allow_bad_scores:
         choice = PlainMean()
     bad = failed and not (check.pattern in NO_GAIN and isinstance(choice, PlainMean))
-    return trace, names, values, choice, bad
+    return Prepared(check, trace, names, values, choice, bad)
+
+
+def estimate_prepared(
+    asked: Prepared,
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    fallback: bool = True,
+) -> Estimate:
+    """Answer a prepared question; arguments as in `expectation`."""
+    return in_float64(estimate_expectations)(
+        asked.trace,
+        asked.names,
+        asked.values,
+        asked.method,
+        num_folds=folds,
+        moments=standardize,
+        bad_scores=asked.bad_scores,
+        fallback=fallback,
+    )
 
 
 def _identity_fails(check: ScoreCheck) -> bool:

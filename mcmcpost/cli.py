@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="What happens after MCMC: Stein control variates with honest errors.",
+    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input or usage, in one line.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -56,6 +56,10 @@ Seed = Annotated[int | None, typer.Option(help="Seed of the sampler [default: 0]
 Options = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="NAME=VALUE", help="Argument of the model file's data(), as priors=stan."),
+]
+Expect = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=EXPRESSION", help="Add an expectation, as 'p=alpha > 0.5'. Repeatable."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="New file, .nc or .zarr; nothing is overwritten.")]
@@ -123,10 +127,7 @@ def sample(
 def reduce(
     source: Annotated[Path, typer.Argument(metavar="TRACE_OR_MODEL", help="A trace (.nc, .zarr) or a model file.")],
     output: Output = None,
-    expect: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=EXPRESSION", help="Add an expectation, as 'p=alpha > 0.5'. Repeatable."),
-    ] = None,
+    expect: Expect = None,
     method: Annotated[MethodName, typer.Option(help="Control variate.")] = MethodName.AUTO,
     quantile: Annotated[
         list[float] | None, typer.Option(help="Add this quantile of every quantity. Repeatable.")
@@ -228,6 +229,44 @@ def evidence(
         else:
             texts = [evidence_text(name, e) for name, e in found.items()]
             print("\n\n".join([*texts, *([comparison_text(comparison)] if comparison is not None else [])]))
+
+
+@app.command()
+def report(
+    trace: Annotated[Path, typer.Argument(help="A trace with scores, or a ladder (.nc, .zarr).")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New file, .html.")],
+    expect: Expect = None,
+    method: Annotated[MethodName, typer.Option(help="Control variate.")] = MethodName.AUTO,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
+    as_json: AsJson = False,
+    allow_bad_scores: Annotated[bool, typer.Option(help="Go on where the scores fail the gate.")] = False,
+) -> None:
+    """Write one self-contained HTML file about a trace: estimates, errors, scores, convergence."""
+    with _program():
+        from mcmcpost._cli_report import report_facts, report_line
+        from mcmcpost.io._expressions import parse_expression
+
+        expressions = dict(map(parse_expression, _distinct(expect or [])))
+        facts = report_facts(
+            trace, output, expressions, method.value, overwrite=force, allow_bad_scores=allow_bad_scores
+        )
+        if as_json:
+            _print_json(facts)
+        else:
+            print(report_line(facts))
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Print what mcmcpost runs on: devices, precision, versions, and which optional packages are here."""
+    with _program():
+        from mcmcpost._cli_doctor import doctor_text, examine
+
+        facts = examine()
+        if as_json:
+            _print_json(facts)
+        else:
+            print(doctor_text(facts))
 
 
 @contextmanager

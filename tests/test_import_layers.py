@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mcmcpost"
 
 LAYERS = (
-    ("_types", "_checks", "_mcse", "_cli_edge"),
+    ("_types", "_checks", "_mcse", "_versions", "_cli_edge"),
     ("trace", "scores", "kernels", "linops"),
     ("stein", "linsolve"),
     ("hyper",),
@@ -22,15 +22,16 @@ LAYERS = (
     ("io", "report"),
     ("_public",),
     ("_public_evidence",),
+    ("_public_report",),
     ("__init__",),
-    ("_cli_evidence",),
+    ("_cli_evidence", "_cli_report", "_cli_doctor"),
     ("cli",),
 )
 ROW = {name: row for row, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {("linops", "kernels"), ("scores", "trace")}
 TREES = ("xarray", "arviz", "arviz_base", "arviz_stats", "arviz_plots")
 NOT_OURS = ("models", "benchmarks", "notebooks", "tests")
-HEAVY = (*TREES, "numpyro", "diffrax", "matplotlib", "typer")
+HEAVY = (*TREES, "numpyro", "diffrax", "matplotlib", "jinja2", "typer")
 
 
 class Import(NamedTuple):

@@ -6,6 +6,9 @@ from mcmcpost.io._arrays import (
 from mcmcpost.io._convention import (
     read_trace,
 )
+from mcmcpost.io._convergence import (
+    check_convergence,
+)
 from mcmcpost.io._estimate import (
     estimate_to_datatree,
 )
@@ -33,7 +36,9 @@ from mcmcpost.io._joint import (
     joint_estimate_to_datatree,
 )
 from mcmcpost.io._ladder import (
+    is_ladder,
     ladder_to_datatree,
+    posterior_rung,
     read_ladder,
 )
 from mcmcpost.io._ladder_traces import (
@@ -69,6 +74,7 @@ __all__ = [
     "adaptive_ladder",
     "add_rungs",
     "attach_scores",
+    "check_convergence",
     "check_tree",
     "comparison_to_dataframe",
     "estimate_to_dataframe",
@@ -83,10 +89,12 @@ __all__ = [
     "from_numpyro",
     "gate",
     "integrand_values",
+    "is_ladder",
     "joint_estimate_to_datatree",
     "ladder_from_traces",
     "ladder_to_datatree",
     "load_tree",
+    "posterior_rung",
     "read_ladder",
     "read_target",
     "read_trace",

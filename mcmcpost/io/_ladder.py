@@ -8,7 +8,8 @@ import numpy as np
 
 from mcmcpost._checks import fault
 from mcmcpost.evidence import Ladder, LadderStats, make_ladder
-from mcmcpost.io._convention import ATTRS, DRAWS, GROUP, PARAMETER, check_tree_type
+from mcmcpost.io._convention import ATTRS, DRAWS, GROUP, PARAMETER, check_tree_type, with_trace
+from mcmcpost.trace import make_trace
 
 if TYPE_CHECKING:
     import xarray
@@ -115,6 +116,26 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
         oriented("read_ladder", stats[PRIOR_SLOPE], 4).values,
         coordinate_labels(draws),
     )
+
+
+def is_ladder(tree: "xarray.DataTree") -> bool:
+    """Return whether the sampler statistics of `tree` are stacked over temperatures."""
+    check_tree_type("is_ladder", tree)
+    return GROUP in tree.children and TEMPERATURE in tree.children[GROUP].dims
+
+
+def posterior_rung(tree: "xarray.DataTree") -> "xarray.DataTree":
+    """Return the trace of a ladder's last rung, the posterior: its score is the sum of the two gradients."""
+    ladder = read_ladder(tree)
+    scores = ladder.gradient_log_likelihood[:, :, -1] + ladder.gradient_log_prior[:, :, -1]
+    last = {
+        name: node.to_dataset().isel({TEMPERATURE: -1}, missing_dims="ignore").drop_vars(TEMPERATURE, errors="ignore")
+        for name, node in tree.children.items()
+        if name in (GROUP, "posterior")
+    }
+    rung = type(tree).from_dict(last)
+    rung.attrs = dict(tree.attrs)
+    return with_trace(rung, make_trace(ladder.draws[:, :, -1], scores, ladder.names), {})
 
 
 def ladder_statistics(where: str, tree: "xarray.DataTree") -> "xarray.Dataset":

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mcmcpost.evidence import Evidence
+from mcmcpost.report._canvas import CONTROLLED, PLAIN, axes_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,15 +26,13 @@ def plot_evidence_path(evidence: Evidence, ax: "Axes | None" = None) -> "Axes":
     -------
     Axes
     """
-    from matplotlib import pyplot
-
-    axes = pyplot.subplots(figsize=(7, 4), layout="constrained")[1] if ax is None else ax
+    axes = axes_for("plot_evidence_path", ax, (7.0, 4.0))
     if evidence.rungs is not None:
         s = evidence.temperatures[evidence.used] ** (1 / POWER)
         rungs = evidence.rungs
         series = (
-            (-0.004, rungs.mean_plain, rungs.mean_error_plain, "0.6", "s", "rungs, plain"),
-            (0.004, rungs.mean, rungs.mean_error, "C0", "o", "rungs, controlled"),
+            (-0.004, rungs.mean_plain, rungs.mean_error_plain, PLAIN, "s", "rungs, plain"),
+            (0.004, rungs.mean, rungs.mean_error, CONTROLLED, "o", "rungs, controlled"),
         )
         for shift, mean, error, color, marker, label in series:
             axes.errorbar(s + shift, mean, 2 * error, ls="", ms=4, lw=1, color=color, marker=marker, label=label)
