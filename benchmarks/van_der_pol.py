@@ -162,7 +162,9 @@ def table(m: int, ladders: Iterator[Any], methods: list[str]) -> list[dict[str, 
 
 
 def record(found: dict[str, list[tuple[float, float]]], name: str, evidence: mp.Evidence, method: str) -> None:
-    estimate = next(e for e in evidence.estimates if e.method == method)
+    estimate = next((e for e in evidence.estimates if e.method == method), None)
+    if estimate is None:  # a rule that the rungs left do not allow; R says how many replications a row has
+        return
     missed = estimate.info.get("discretisation_error", 0.0)
     found.setdefault(name, []).append((estimate.value, float(np.hypot(estimate.mcse, missed))))
 
