@@ -81,7 +81,7 @@ def _gaussian(m: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, fl
     return x, -x, x[:, 0] + x[:, 0] * x[:, 1] + np.exp(x[:, 2] / 2), float(np.exp(1 / 8))
 
 
-def _bananas(m: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+def bananas(m: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     z, e = generator("large bananas", seed).standard_normal((2, m, 4))
     x = np.concatenate([z, BEND * (z * z - 1) + e], 1)
     scores = np.concatenate([2 * BEND * z * e - z, -e], 1)
@@ -90,10 +90,10 @@ def _bananas(m: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, flo
 
 
 def _run(target: str, m: int, solver: str, what: str, seed: int, max_steps: int) -> dict:
-    x, scores, f, truth = (_gaussian if target == "gaussian" else _bananas)(m, seed)
+    x, scores, f, truth = (_gaussian if target == "gaussian" else bananas)(m, seed)
     draws, scores, values = (a.reshape(4, m // 4, -1) for a in (x, scores, f))
     tree = mp.from_arrays(draws, scores)
-    solve = mp.Cholesky() if solver == "dense" else mp.ConjugateGradients(rtol=1e-3, max_steps=max_steps, rank=300)
+    solve = mp.Cholesky() if solver == "dense" else mp.ConjugateGradients(rtol=1e-3, budget=max_steps, rank=300)
     method, moments = mp.ControlFunctional(solver=solve), None
     if target == "bananas":
         method = mp.ControlFunctional(kernel=InverseMultiquadric(4.0), nugget=NUGGET, solver=solve)

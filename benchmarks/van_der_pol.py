@@ -104,6 +104,7 @@ def _chains(replications: int) -> Any:
         num_samples=max(SIZES),
         num_chains=replications,
         init=model_file.init(),
+        kernel=mp.HamiltonianKernel(num_steps=4, forward_mode=True),
     )
 
 

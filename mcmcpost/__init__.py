@@ -10,6 +10,7 @@ from mcmcpost._public import (
     joint_expectation,
     kernel_stein_discrepancy,
     quantile,
+    stein_thinning,
     stein_weights,
     summary,
 )
@@ -172,6 +173,7 @@ __all__ = [
     "quantile",
     "sample_power_posteriors",
     "save_tree",
+    "stein_thinning",
     "stein_weights",
     "summary",
 ]

@@ -66,7 +66,7 @@ def test_the_matrix_free_fit_is_the_dense_one(problem, degree):
     rows = [jnp.asarray(a) for a in (problem.train, problem.train_mask, problem.everyone, problem.everyone_mask)]
     data = kernel_data(problem, design)
     dense = crossfit_dense(SteinTile(KERNEL), jnp.asarray(NUGGET), data, *rows)
-    solver = ConjugateGradients(rtol=1e-11, max_steps=400, rank=30)
+    solver = ConjugateGradients(rtol=1e-11, budget=400, rank=30)
     free = crossfit_iterative(SteinTile(KERNEL), jnp.asarray(NUGGET), solver, data)
     assert bool(free.converged)
     np.testing.assert_allclose(free.mean, dense.mean, rtol=1e-6)
@@ -78,7 +78,7 @@ def test_the_matrix_free_fit_never_forms_the_matrix(rng):
     problem = make_problem(trace, trace.draws)
     design = polynomial_basis(problem, exponents_of_degree(2, 0)).design
     data = kernel_data(problem, design)
-    solver = ConjugateGradients(rtol=1e-3, max_steps=5, rank=20)
+    solver = ConjugateGradients(rtol=1e-3, budget=5, rank=20)
     jaxpr = jax.make_jaxpr(lambda a: crossfit_iterative(SteinTile(KERNEL), jnp.asarray(1e-3), solver, a))(data)
 
     def sizes(inner):

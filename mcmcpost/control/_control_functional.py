@@ -1,5 +1,6 @@
 """Kernel control variates: control functionals and their semi-exact form."""
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -43,6 +44,7 @@ class ControlFunctional(AbstractControlVariate):
     tuning : `REML(...)` or `GridREML(...)`; with a kernel that is given, its parameters are the first start. By default
         `REML()` where no kernel is given.
     solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 6,000 distinct states.
+    budget : products with the kernel matrix; asks for conjugate gradients, and overrides the budget of those given.
     max_states : fit on at most so many evenly spaced states, by Cholesky, and average the held-out residuals of all
         draws; by default all states are fitted.
     """
@@ -51,6 +53,7 @@ class ControlFunctional(AbstractControlVariate):
     nugget: float | None = None
     tuning: REML | GridREML | None = None
     solver: Cholesky | ConjugateGradients | None = None
+    budget: int | None = None
     max_states: int | None = None
 
     def __check_init__(self) -> None:
@@ -74,7 +77,8 @@ class SemiExact(AbstractControlVariate):
     Parameters
     ----------
     degree : total degree of the unpenalised polynomial. Needs at least three training states per feature.
-    kernel, nugget, tuning, solver, max_states : as for `ControlFunctional`, but tuned by `GridREML()` by default.
+    kernel, nugget, tuning, solver, budget, max_states : as for `ControlFunctional`, but tuned by `GridREML()`
+        by default.
     """
 
     degree: int = 2
@@ -82,6 +86,7 @@ class SemiExact(AbstractControlVariate):
     nugget: float | None = None
     tuning: REML | GridREML | None = None
     solver: Cholesky | ConjugateGradients | None = None
+    budget: int | None = None
     max_states: int | None = None
 
     def __check_init__(self) -> None:
@@ -104,7 +109,9 @@ def _check(choice: ControlFunctional | SemiExact) -> None:
         raise ValueError(fault(where, "no `kernel` with GridREML, which has its own", choice.kernel, "Use REML()."))
     if choice.nugget is not None and not 0 < choice.nugget < np.inf:
         raise ValueError(fault(where, "a positive `nugget`", choice.nugget, "It is relative: 1e-8 to 1."))
-    if choice.max_states is not None and isinstance(choice.solver, ConjugateGradients):
+    if choice.budget is not None and (not choice.budget > 0 or isinstance(choice.solver, Cholesky)):
+        raise ValueError(fault(where, "a positive `budget`, and no Cholesky()", choice.budget, "It counts products."))
+    if choice.max_states is not None and (choice.budget is not None or isinstance(choice.solver, ConjugateGradients)):
         raise ValueError(fault(where, "no `max_states` with ConjugateGradients", choice.max_states, "Use Cholesky()."))
     if choice.max_states is not None and choice.max_states < MIN_TRAIN:
         raise ValueError(fault(where, f"`max_states` of at least {MIN_TRAIN}", choice.max_states, "Fit on more."))
@@ -122,7 +129,7 @@ def _crossfit(
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label, {"num_features": size - 1})
     fitted = int(problem.everyone_mask.sum())
     thinned = fitted < problem.num_states
-    solver = choice.solver or (Cholesky() if thinned or fitted <= DENSE_LIMIT else ConjugateGradients())
+    solver = choose_solver(choice, 0 if thinned else fitted, ConjugateGradients())
     settings = tune(problem, basis, choice.kernel, choice.nugget, tuning, solver)
 
     p = problem.values.shape[1]
@@ -155,6 +162,16 @@ def _crossfit(
         info["fits"].append(setting.describe() | {"nugget_used": reached, "num_products": int(fit.num_steps)})
     features = np.full(p, size - 1)
     return ControlFit(mean, control, doubt, jackknife, features, tuple(status), (choice.label,) * p, info)
+
+
+def choose_solver(
+    choice: ControlFunctional | SemiExact, num_states: int, iterative: ConjugateGradients
+) -> Cholesky | ConjugateGradients:
+    """Return the solver asked for, or `Cholesky` up to 6,000 states and `iterative` beyond or with a budget."""
+    solver = choice.solver or (Cholesky() if num_states <= DENSE_LIMIT and choice.budget is None else iterative)
+    if choice.budget is None or isinstance(solver, Cholesky):
+        return solver
+    return dataclasses.replace(solver, budget=choice.budget)
 
 
 def _solve(part: Problem, design: np.ndarray, setting: Setting, solver: Cholesky | ConjugateGradients) -> KernelFit:

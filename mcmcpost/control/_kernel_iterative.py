@@ -7,7 +7,7 @@ from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from mcmcpost.control._kernel import KernelData, KernelFit, amplitude
-from mcmcpost.linops import Tile, TileOperator, pivoted_cholesky, tile_diagonal
+from mcmcpost.linops import Tile, TileOperator, device_mesh, pivoted_cholesky, tile_diagonal
 from mcmcpost.linsolve import ConjugateGradients, conjugate_gradients
 
 
@@ -45,14 +45,36 @@ class _MaskedSystem(eqx.Module):
         back = self.low_rank @ jnp.moveaxis(solved, 0, 1).reshape(rank, -1)
         return scaled - self.masked(back) / self.noise
 
-    def solve(self, right: Float[Array, "m r"], solver: ConjugateGradients) -> tuple[Array, Array, Array]:
-        """Solve every block for `right`; return (k, m, r) solutions, the products used, and whether all converged."""
+    def solve(
+        self,
+        right: Float[Array, "m r"],
+        solver: ConjugateGradients,
+        basis: Float[Array, "m q"],
+        num_constants: int,
+        initial: Float[Array, "m w"] | None = None,
+    ) -> tuple[Array, Array, Array]:
+        """Solve every block for `right`, which starts with `basis`.
+
+        Return (k, m, r) solutions, the products used, and whether all converged.
+        """
+        size = basis.shape[1]
+
+        def variance(value: Array, residual: Array) -> Array:
+            """The sum over blocks and constants of e₁ᵀ(HᵀX)⁻¹e₁, which falls with every product (from zero)."""
+            del residual
+            images = jnp.moveaxis(value.reshape(*self.masks.shape, -1), 1, 0)[:, :, :size]
+            covariance = jnp.linalg.inv(jnp.einsum("mq,kmr->kqr", basis, images))
+            return jnp.sum(jnp.diagonal(covariance, axis1=1, axis2=2)[:, :num_constants])
+
         solution = conjugate_gradients(
             self.product,
             self.spread(right),
             precondition=self.precondition,
             rtol=solver.rtol,
-            max_steps=solver.max_steps,
+            max_steps=int(solver.budget),
+            initial=initial,
+            enough=variance if solver.gain else None,
+            gain=solver.gain,
         )
         blocks = jnp.moveaxis(solution.value.reshape(*self.masks.shape, -1), 1, 0)
         return blocks, solution.num_steps, jnp.all(solution.converged)
@@ -67,7 +89,7 @@ def _masked_system(
     rank: int,
 ) -> _MaskedSystem:
     real = (counts > 0).astype(counts.dtype)
-    operator = TileOperator(tile, rows, tile_diagonal(tile, rows))
+    operator = TileOperator(tile, rows, tile_diagonal(tile, rows), mesh=device_mesh())
     scale = jnp.sum(operator.diagonal() * real) / jnp.sum(real)
     noise = (nugget / jnp.where(counts > 0, counts, 1.0))[:, None]
     low_rank = pivoted_cholesky(operator, min(rank, counts.shape[0])) / jnp.sqrt(scale)
@@ -98,7 +120,7 @@ def crossfit_iterative(
     outside = outside.at[jnp.arange(folds)[:, None], data.held_out].multiply(1.0 - inside)
     masks = jnp.concatenate([jnp.ones((1, m), basis.dtype), outside]).T
     system = _masked_system(tile, nugget, data.rows, data.counts, masks, solver.rank)
-    solved, steps, converged = system.solve(jnp.concatenate([basis, values], axis=1), solver)
+    solved, steps, converged = system.solve(jnp.concatenate([basis, values], axis=1), solver, basis, c)
 
     def least_squares(block: Float[Array, "m r"]) -> tuple[Array, Array, Array]:
         images, duals = block[:, :size], block[:, size:]
@@ -135,14 +157,20 @@ def solve_iterative(
     rows: PyTree,
     basis: Float[Array, "m q"],
     counts: Float[Array, " m"],
+    initial: Float[Array, " m"] | None = None,
 ) -> tuple[Float[Array, " m"], Float[Array, ""], Int[Array, ""], Bool[Array, ""]]:
     """Return the rule w = X(HᵀX)⁻¹e₁ with X ≈ A⁻¹H, its model variance wᵀAw, the products used, and convergence.
 
     The rule integrates constants exactly however early the solve stopped, and wᵀAw is the variance of the rule that
-    is returned, unfinished or not (MATH.md section 5).
+    is returned, unfinished or not (MATH.md section 5). `initial` is a rule to start from, where the basis is the
+    constant alone: its best multiple, at one product.
     """
     system = _masked_system(tile, nugget, rows, counts, jnp.ones((len(counts), 1), counts.dtype), solver.rank)
-    solved, steps, converged = system.solve(basis, solver)
+    start = None
+    if initial is not None:
+        rule = initial[:, None]
+        start = rule * jnp.sum(basis * rule) / jnp.sum(rule * system.product(rule))
+    solved, steps, converged = system.solve(basis, solver, basis, 1, start)
     images = solved[0]
     first = jnp.zeros(basis.shape[1], basis.dtype).at[0].set(1.0)
     rule = images @ jnp.linalg.solve((basis.T @ images).T, first)

@@ -6,22 +6,39 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from mcmcpost._checks import fault
 from mcmcpost._types import Status
 from mcmcpost.control._basis import exponents_of_degree, polynomial_basis
-from mcmcpost.control._control_functional import DENSE_LIMIT, ControlFunctional, SemiExact
+from mcmcpost.control._control_functional import ControlFunctional, SemiExact, choose_solver
 from mcmcpost.control._kernel import mean_diagonal, normalised_gram
 from mcmcpost.control._kernel_iterative import solve_iterative
-from mcmcpost.control._problem import make_problem
+from mcmcpost.control._problem import Problem, make_problem
 from mcmcpost.control._tuning import REML, GridREML, tune
 from mcmcpost.control._zero_variance import DRAWS_PER_FEATURE
 from mcmcpost.linops import Tile
 from mcmcpost.linsolve import Cholesky, ConjugateGradients, factorise
 from mcmcpost.stein import SteinTile
 from mcmcpost.trace import Trace
+
+AMPLITUDE_STATES = 1_000
+"""Evenly spaced states whose dense system gives the amplitude of an integrand."""
+GAIN = 1e-3
+"""Fraction by which a product must lower the variance of the rule, where no solver is given."""
+
+
+class AmplitudeSubset(NamedTuple):
+    """A dense system on some states.
+
+    draws : (s,) positions among the draws of all chains. lower : (s, s) Cholesky factor of A. basis : (s, q).
+    """
+
+    draws: Int[np.ndarray, " s"]
+    lower: Float[np.ndarray, "s s"]
+    basis: Float[np.ndarray, "s q"]
 
 
 class SteinWeights(NamedTuple):
@@ -32,26 +49,47 @@ class SteinWeights(NamedTuple):
         model; never a substitute for the cross-fitted error, as integrands need not lie in the kernel's space.
     status : ``controlled``, ``nugget_raised`` or ``not_converged``.
     info : JSON-able facts: kernel, nugget, cost.
+    subset : where `model_error` takes amplitudes from.
     """
 
     values: Float[np.ndarray, "c n"]
     variance_factor: float
     status: Status
     info: dict[str, Any]
+    subset: AmplitudeSubset
 
     def mean(self, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
         """Return Σ w f over chains and draws, for values (c, n) or (c, n, ...)."""
+        return np.tensordot(self.values, self._checked("mean", values), axes=2)
+
+    def model_error(self, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
+        """Return √(a·wᵀAw), the kernel model's own error of each mean, computational uncertainty included.
+
+        The amplitude a of an integrand is its restricted maximum likelihood on at most 1,000 evenly spaced states: the
+        lower bound that an unfinished solve gives is overconfident (MATH.md section 5). An integrand outside the
+        kernel's space has a larger error than this says; `expectation` reports the one that holds.
+        """
+        array = self._checked("model_error", values)
+        rows = array.reshape(-1, *array.shape[2:])[self.subset.draws]
+        flat = rows.reshape(len(rows), -1)
+        basis = scipy.linalg.solve_triangular(self.subset.lower, self.subset.basis, lower=True)
+        white = scipy.linalg.solve_triangular(self.subset.lower, flat, lower=True)
+        residual = white - basis @ np.linalg.lstsq(basis, white)[0]
+        amplitude = np.sum(residual**2, axis=0) / (len(flat) - basis.shape[1])
+        return np.sqrt(amplitude * self.variance_factor).reshape(rows.shape[1:])
+
+    def _checked(self, name: str, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "c n *p"]:
         array = np.asarray(values, float)
         if array.shape[:2] != self.values.shape:
             raise ValueError(
                 fault(
-                    "SteinWeights.mean",
+                    f"SteinWeights.{name}",
                     f"values with leading shape {self.values.shape}",
                     array.shape,
                     "Weights belong to one trace; evaluate the integrand at its draws.",
                 )
             )
-        return np.tensordot(self.values, array, axes=2)
+        return array
 
 
 def solve_stein_weights(
@@ -60,11 +98,13 @@ def solve_stein_weights(
     method: ControlFunctional | SemiExact,
     *,
     moments: tuple[Any, Any] | None = None,
+    initial: SteinWeights | None = None,
 ) -> SteinWeights:
     """Return w = A⁻¹H(HᵀA⁻¹H)⁻¹e₁, which is A⁻¹1/(1ᵀA⁻¹1) for a control functional (MATH.md section 5).
 
     The `values` (c, n, p) tune the kernel where the method leaves it open, all in one group; the weights do not depend
-    on them otherwise. Copies of a state share its weight.
+    on them otherwise. Copies of a state share its weight. `initial` are weights of the same draws under a kernel or a
+    temperature nearby, from which conjugate gradients start.
     """
     if method.max_states is not None:
         cure = "Thin the trace, or use ConjugateGradients."
@@ -84,7 +124,8 @@ def solve_stein_weights(
                 "Use a lower degree, ControlFunctional(), or more draws.",
             )
         )
-    solver = method.solver or (Cholesky() if problem.num_states <= DENSE_LIMIT else ConjugateGradients())
+    solver = choose_solver(method, problem.num_states, ConjugateGradients(gain=GAIN))
+    start = None if initial is None else _start(initial, problem, basis.design.shape[1], trace.draws.shape[:2])
     tuning: REML | GridREML | None = method.tuning
     if tuning is None and method.kernel is None:
         tuning = GridREML(max_groups=1)
@@ -104,14 +145,43 @@ def solve_stein_weights(
             if method.nugget is not None and float(used) > method.nugget * 1.001:
                 status = Status.NUGGET_RAISED
         case ConjugateGradients():
-            rule, factor, products, converged = solve_iterative(tile, nugget, solver, *data)
+            rule, factor, products, converged = solve_iterative(tile, nugget, solver, *data, start)
             steps, used = int(products), nugget
             if not bool(converged):
                 status = Status.NOT_CONVERGED
     per_state = np.asarray(rule) / np.maximum(problem.counts, 1.0)
     weights = per_state[problem.inverse].reshape(trace.draws.shape[:2])
     info = setting.describe() | {"method": method.label, "nugget_used": float(used), "num_products": steps}
-    return SteinWeights(weights, float(factor), status, info)
+    subset = _amplitude_subset(tile, float(used), problem, basis.design)
+    return SteinWeights(weights, float(factor), status, info, subset)
+
+
+def _start(initial: SteinWeights, problem: Problem, size: int, shape: tuple[int, int]) -> Float[Array, " m"]:
+    """Return the weight of each state under `initial`."""
+    if size > 1 or initial.values.shape != shape:
+        raise ValueError(
+            fault(
+                "stein_weights",
+                f"`initial` weights of shape {shape}, and a ControlFunctional",
+                f"{initial.values.shape} with {size - 1} polynomial features",
+                "Weights of other draws, and features, give no first guess.",
+            )
+        )
+    return jnp.zeros(len(problem.counts)).at[problem.inverse].add(initial.values.reshape(-1))
+
+
+def _amplitude_subset(tile: Tile, nugget: float, problem: Problem, design: np.ndarray) -> AmplitudeSubset:
+    """Return the dense system on evenly spaced states, on the scale of all of them."""
+    size = min(AMPLITUDE_STATES, problem.num_states)
+    states = np.linspace(0, problem.num_states - 1, size).astype(int)
+    first = np.empty(len(problem.counts), int)
+    first[problem.inverse[::-1]] = np.arange(len(problem.inverse))[::-1]
+    counts = jnp.asarray(problem.counts)
+    scale = mean_diagonal(tile, (jnp.asarray(problem.draws), jnp.asarray(problem.scores)), counts)
+    rows = jnp.asarray(problem.draws[states]), jnp.asarray(problem.scores[states])
+    gram, noise = normalised_gram(tile, rows, counts[states], scale)
+    factor = factorise(gram, noise, jnp.asarray(nugget))
+    return AmplitudeSubset(first[states], np.asarray(factor.lower), design[states])
 
 
 @eqx.filter_jit

@@ -7,12 +7,25 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
 from mcmcpost._checks import fault
 
 type Tile = Callable[[Any, Any], Float[Array, "a b"]]
 type Matrix = Float[Array | np.ndarray, "n k"]
+
+DEVICES = "devices"
+"""The one axis of a mesh."""
+
+
+def device_mesh() -> Mesh | None:
+    """Return a mesh over every device of every process, or None where there is one device only.
+
+    A CPU is one device, and a product uses one core of it; ``JAX_NUM_CPU_DEVICES=2`` before JAX starts makes it two.
+    """
+    devices = jax.devices()
+    return Mesh(np.array(devices), (DEVICES,)) if len(devices) > 1 else None
 
 
 class TileOperator(eqx.Module):
@@ -28,6 +41,7 @@ class TileOperator(eqx.Module):
     rows : pytree of arrays of leading axis n.
     diagonal : (n,), exact; replaces the tile's own rounding where row and column are the same index.
     block : rows and columns of a tile.
+    mesh : devices that share the tiles of a product (`device_mesh()`), each with a copy of the rows; None for one.
 
     Raises
     ------
@@ -39,9 +53,16 @@ class TileOperator(eqx.Module):
     rows: PyTree
     exact_diagonal: Float[Array | np.ndarray, " n"]
     block: int = eqx.field(static=True)
+    mesh: Mesh | None = eqx.field(static=True)
 
     def __init__(
-        self, tile: Tile, rows: PyTree, diagonal: Float[Array | np.ndarray, " n"], *, block: int = 512
+        self,
+        tile: Tile,
+        rows: PyTree,
+        diagonal: Float[Array | np.ndarray, " n"],
+        *,
+        block: int = 512,
+        mesh: Mesh | None = None,
     ) -> None:
         lengths = {leaf.shape[0] for leaf in jax.tree.leaves(rows)} | {diagonal.shape[0]}
         if len(lengths) != 1 or 0 in lengths:
@@ -53,7 +74,7 @@ class TileOperator(eqx.Module):
                     "Give every leaf one entry per row.",
                 )
             )
-        self.tile, self.rows, self.exact_diagonal, self.block = tile, rows, diagonal, block
+        self.tile, self.rows, self.exact_diagonal, self.block, self.mesh = tile, rows, diagonal, block, mesh
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -90,24 +111,33 @@ class TileOperator(eqx.Module):
         diagonal = _fold(jnp.asarray(self.exact_diagonal), n, blocks, block)
         right = right.reshape(blocks, block, -1)
         left = jnp.swapaxes(right, 1, 2)  # Vᵀ, so that the mirrored product needs no transposed tile: twice as fast
-        first, second = np.triu_indices(blocks)
 
-        @jax.checkpoint
-        def tile(i: Array, j: Array) -> Array:
-            same = jnp.eye(block, dtype=bool) & (i == j)
-            return jnp.where(same, diagonal[i][:, None], self.tile(_take(rows, i), _take(rows, j)))
+        def total(operands: tuple, pairs: Int[Array, "p 2"]) -> Array:
+            tile, rows, diagonal, right, left = operands
 
-        def step(totals: tuple[Array, Array], pair: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
-            upper, lower = totals
-            i, j = pair
-            values = tile(i, j)
-            mirror = jnp.where(i == j, 0, 1).astype(right.dtype)
-            upper = upper.at[i].add(_matmul(values, right[j]))
-            return (upper, lower.at[j].add(_matmul(mirror * left[i], values))), None
+            @jax.checkpoint
+            def values(i: Array, j: Array) -> Array:
+                same = jnp.eye(block, dtype=bool) & (i == j)
+                return jnp.where(same, diagonal[i][:, None], tile(_take(rows, i), _take(rows, j)))
 
-        start = jnp.zeros_like(right), jnp.zeros_like(left)
-        (upper, lower), _ = jax.lax.scan(step, start, (jnp.asarray(first), jnp.asarray(second)))
-        return (upper + jnp.swapaxes(lower, 1, 2)).reshape(blocks * block, -1)[:n]
+            def step(totals: tuple[Array, Array], pair: Array) -> tuple[tuple[Array, Array], None]:
+                upper, lower = totals
+                i, j = jnp.maximum(pair[0], 0), jnp.maximum(pair[1], 0)
+                entries = values(i, j)
+                direct = jnp.where(pair[0] < 0, 0, 1).astype(right.dtype)
+                mirror = jnp.where((pair[0] < 0) | (i == j), 0, 1).astype(right.dtype)
+                upper = upper.at[i].add(_matmul(entries, direct * right[j]))
+                return (upper, lower.at[j].add(_matmul(mirror * left[i], entries))), None
+
+            (upper, lower), _ = jax.lax.scan(step, (jnp.zeros_like(right), jnp.zeros_like(left)), pairs)
+            return upper + jnp.swapaxes(lower, 1, 2)
+
+        pairs = np.stack(np.triu_indices(blocks), axis=1)
+        operands = (self.tile, rows, diagonal, right, left)
+        product = (
+            total(operands, jnp.asarray(pairs)) if self.mesh is None else _shared(self.mesh, total, operands, pairs)
+        )
+        return product.reshape(blocks * block, -1)[:n]
 
     @eqx.filter_jit
     def cross_matmul(self, other_rows: PyTree, V: Matrix) -> Float[Array, "o k"]:
@@ -137,6 +167,26 @@ class TileOperator(eqx.Module):
     def _blocks(self) -> tuple[int, int, int]:
         n = self.shape[0]
         return n, *_split(n, self.block)
+
+
+def _shared(mesh: Mesh, total: Callable[[Any, Array], Array], operands: Any, pairs: np.ndarray) -> Array:
+    """Return the sum of `total` over the devices, each with its share of the pairs; −1 fills the last shares."""
+    short = -len(pairs) % mesh.size
+    # Dealt like cards: tiles on the diagonal cost as much as others, and come at regular distances.
+    dealt = np.concatenate([pairs, np.full((short, 2), -1)]).reshape(-1, mesh.size, 2).swapaxes(0, 1).reshape(-1, 2)
+    arrays, static = eqx.partition(operands, eqx.is_array_like)
+
+    def share(arrays: Any, pairs: Array) -> Array:
+        return jax.lax.psum(total(eqx.combine(arrays, static), pairs), DEVICES)
+
+    spread = jax.shard_map(
+        share,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(DEVICES)),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    return spread(arrays, jnp.asarray(dealt))
 
 
 @eqx.filter_jit

@@ -2,13 +2,20 @@
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
+from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float
+
+from mcmcpost.linsolve._solution import Outcome, Solution
 
 LADDER_STEP = 10.0
 LADDER_LENGTH = 8
+
+
+class Cholesky(eqx.Module):
+    """Factorise the dense matrix; where it is not positive definite, raise its nugget tenfold until it is."""
 
 
 class Factor(NamedTuple):
@@ -59,6 +66,24 @@ def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Floa
 
     lower, level, _ = jax.lax.while_loop(failed, climb, (attempt(nugget), nugget, 0))
     return Factor(lower, level, level > nugget)
+
+
+def solve_dense(matrix: Float[Array, "n n"], right: Float[Array, "n k"]) -> Solution:
+    """Solve by Cholesky; a matrix singular in its precision gets the smallest multiple of I that lets it be factored.
+
+    `Outcome.JITTERED` says so; the residual is that of the matrix as given.
+    """
+    n = matrix.shape[0]
+    floor = 10 * jnp.finfo(matrix.dtype).eps * jnp.mean(jnp.diagonal(matrix))
+    plain = jnp.linalg.cholesky(matrix)
+    sound = ~jnp.isnan(plain[-1, -1])
+    lower = jax.lax.cond(sound, lambda: plain, lambda: factorise(matrix, jnp.ones(n, matrix.dtype), floor).lower)
+    value = cho_solve((lower, True), right)
+    residual = right - matrix @ value
+    norms = jnp.linalg.norm(right, axis=0)
+    outcome = jnp.where(sound, Outcome.CONVERGED, jnp.where(jnp.isnan(lower[-1, -1]), Outcome.BROKEN, Outcome.JITTERED))
+    relative = jnp.linalg.norm(residual, axis=0) / jnp.where(norms > 0, norms, 1)
+    return Solution(value, residual, relative, outcome, jnp.ones((), int), jnp.ones((), matrix.dtype))
 
 
 def generalised_least_squares(

@@ -11,12 +11,14 @@ from mcmcpost.stein._matrix_valued import (
 )
 from mcmcpost.stein._polynomial import num_polynomial_features, polynomial_exponents, polynomial_features
 from mcmcpost.stein._second_order import SecondOrderSteinTile, second_order_stein_diagonal, second_order_stein_gram
+from mcmcpost.stein._thinning import Thinned, stein_thin
 
 __all__ = [
     "Coregionalisation",
     "MatrixSteinTile",
     "SecondOrderSteinTile",
     "SteinTile",
+    "Thinned",
     "check_covariance",
     "kernel_stein_discrepancy",
     "matrix_stein_gram",
@@ -29,4 +31,5 @@ __all__ = [
     "stein_diagonal",
     "stein_gram",
     "stein_operator",
+    "stein_thin",
 ]

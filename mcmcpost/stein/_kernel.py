@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from mcmcpost._checks import fault
 from mcmcpost.kernels import AbstractKernel, Field, Scaled, SquaredExponential, Sum, Weighted, contract, product, spread
-from mcmcpost.linops import TileOperator, tile_diagonal, tile_gram
+from mcmcpost.linops import TileOperator, device_mesh, tile_diagonal, tile_gram
 
 _FLUSH = -80.0  # smaller values are set to zero: subnormal numbers would slow factorisations a hundredfold
 
@@ -124,4 +124,5 @@ def stein_gram(
 
 def stein_operator(kernel: AbstractKernel, X: Points, SX: Points, *, block: int = 512) -> TileOperator:
     """Return the Stein Gram matrix of X, SX (n, d) as an operator that multiplies in tiles and is never formed."""
-    return TileOperator(SteinTile(kernel), (X, SX), stein_diagonal(kernel, X, SX), block=block)
+    tile, diagonal = SteinTile(kernel), stein_diagonal(kernel, X, SX)
+    return TileOperator(tile, (X, SX), diagonal, block=block, mesh=device_mesh())

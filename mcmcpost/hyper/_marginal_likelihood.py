@@ -1,0 +1,241 @@
+"""The log marginal likelihood of a Gaussian process, exact by Cholesky, and its maximisation by solves."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.scipy.linalg import cho_solve
+from jaxtyping import Array, Float
+from tqdm import tqdm
+
+from mcmcpost.hyper._estimators import AbstractEstimator
+from mcmcpost.hyper._parameters import AbstractScale, Template
+from mcmcpost.hyper._search import Start, minimise_from
+from mcmcpost.kernels import AbstractKernel, gram
+from mcmcpost.linops import Regularised, bilinear_gradient, kernel_operator
+from mcmcpost.linsolve import Outcome, Solver, solve
+
+RANGE = 1e4
+"""L-BFGS keeps every parameter within this factor of its start."""
+
+
+class LikelihoodFit(NamedTuple):
+    """Hyper-parameters at the end of a search.
+
+    kernel, noise : the noise is a variance.
+    history : arrays with one entry per step: ``epochs``, ``residual``, ``probe_residual``, ``outcome``, ``parameters``
+        (steps, h) after the step for iterative fits; ``value`` (the log marginal likelihood) for exact ones.
+    solved : (n, 1 + s) last solutions, the next first guess; None after an exact fit.
+    """
+
+    kernel: AbstractKernel
+    noise: float
+    history: dict[str, np.ndarray]
+    solved: Float[np.ndarray, "n k"] | None
+
+
+def log_marginal_likelihood(
+    kernel: AbstractKernel, noise: Float[Array, ""] | float, X: Float[Array, "n d"], y: Float[Array, " n"]
+) -> Float[Array, ""]:
+    """Return log N(y; 0, K + noise·I) by Cholesky; −∞ where the matrix is not positive definite."""
+    n = X.shape[0]
+    lower = jnp.linalg.cholesky(gram(kernel, X) + noise * jnp.eye(n, dtype=X.dtype))
+    white = jax.scipy.linalg.solve_triangular(lower, y, lower=True)
+    value = -0.5 * white @ white - jnp.sum(jnp.log(jnp.diagonal(lower))) - 0.5 * n * jnp.log(2 * jnp.pi)
+    return jnp.where(jnp.isnan(value), -jnp.inf, value)
+
+
+@eqx.filter_jit
+def _exact_loss(template: Template, scale: AbstractScale, X: Array, y: Array, walked: Array) -> tuple[Array, Array]:
+    """Return −L and its gradient ½(H⁻¹ − vvᵀ)·∂H, by one factorisation and one inverse."""
+    n = X.shape[0]
+
+    def covariance(walked: Array) -> Array:
+        kernel, noise = template.build(scale.positive(walked))
+        return gram(kernel, X) + noise * jnp.eye(n, dtype=X.dtype)
+
+    H, pull_back = jax.vjp(covariance, jnp.asarray(walked))
+    lower = jnp.linalg.cholesky(H)
+    precision = cho_solve((lower, True), jnp.eye(n, dtype=X.dtype))
+    v = precision @ y
+    loss = 0.5 * y @ v + jnp.sum(jnp.log(jnp.diagonal(lower))) + 0.5 * n * jnp.log(2 * jnp.pi)
+    return loss, pull_back(0.5 * (precision - v[:, None] * v[None, :]))[0]
+
+
+def maximise_exact_likelihood(
+    kernel: AbstractKernel,
+    noise: float,
+    X: Float[np.ndarray, "n d"],
+    y: Float[np.ndarray, " n"],
+    *,
+    scale: AbstractScale,
+    learning_rate: float | None = None,
+    max_steps: int = 100,
+    trail: list[np.ndarray] | None = None,
+) -> LikelihoodFit:
+    """Maximise by Cholesky with the analytic gradient: L-BFGS, or Adam where a learning rate is given.
+
+    trail : a list to which every point on the walked scale is added.
+
+    Raises
+    ------
+    ValueError : no finite likelihood at the start.
+    """
+    template = Template(kernel)
+    start = scale.walked(template.vector(kernel, noise))
+    data = jnp.asarray(X), jnp.asarray(y)
+    values: list[float] = []
+
+    def loss(walked: Any) -> tuple[Any, Any]:
+        value, slope = _exact_loss(template, scale, *data, jnp.asarray(walked))
+        values.append(-float(value))
+        if trail is not None:
+            trail.append(np.asarray(walked))
+        return value, slope
+
+    if learning_rate is not None:
+        walked = _adam(lambda walked: loss(walked)[1], start, learning_rate, max_steps)
+    else:
+        positive = np.asarray(scale.positive(jnp.asarray(start)))
+        bounds = np.stack([scale.walked(positive / RANGE), scale.walked(positive * RANGE)], axis=1)
+        bounds[-1, 1] = np.inf  # SciPy's first step is a whole gradient where every bound is finite
+        best = minimise_from([Start(loss, start, np.ones(len(start), bool), bounds)], max_steps=max_steps)
+        if best is None:
+            raise ValueError(
+                "maximise_exact_likelihood: expected a positive definite covariance at the start, got none. "
+                "Start with more noise."
+            )
+        walked = best.x
+    fitted, level = template.build(scale.positive(jnp.asarray(walked)))
+    return LikelihoodFit(_to_numpy(fitted), float(level), {"value": np.array(values)}, None)
+
+
+class StepReport(NamedTuple):
+    """One step: the parameters before it, what its solve cost and reached."""
+
+    gradient: Float[Array, " h"]
+    solved: Float[Array, "n k"]
+    residual: Float[Array, ""]
+    probe_residual: Float[Array, ""]
+    epochs: Float[Array, ""]
+    outcome: Array
+
+
+@eqx.filter_jit
+def estimate_gradient(
+    template: Template,
+    scale: AbstractScale,
+    estimator: AbstractEstimator,
+    solver: Solver,
+    data: tuple[Array, Array],
+    walked: Float[Array, " h"],
+    initial: Float[Array, "n k"] | None,
+    keys: tuple[jax.Array, jax.Array],
+) -> StepReport:
+    """Return the estimated gradient of the log marginal likelihood on the walked scale, and what the solve cost.
+
+    keys : of the probes, the same at every step, and of the solver.
+    """
+    X, y = data
+    built, pull_back = jax.vjp(lambda walked: _free(template.build(scale.positive(walked))), walked)
+    kernel, noise = eqx.combine(built, template.build(scale.positive(walked)))
+    targets = estimator.targets(kernel, noise, X, keys[0])
+    solution = solve(
+        Regularised(kernel_operator(kernel, X), noise),
+        jnp.concatenate([y[:, None], targets], axis=1),
+        solver,
+        initial=initial,
+        probes=estimator.num_probes,
+        key=keys[1],
+    )
+    left, right = estimator.sides(solution.value, targets)
+    slope = bilinear_gradient(kernel, X, 0.5 * left, right), 0.5 * jnp.sum(left * right)
+    gradient = pull_back(slope)[0]
+    norms = solution.residual_norms
+    return StepReport(gradient, solution.value, norms[0], jnp.mean(norms[1:]), solution.epochs, solution.outcome)
+
+
+def maximise_likelihood_by_solves(
+    kernel: AbstractKernel,
+    noise: float,
+    X: Float[np.ndarray, "n d"],
+    y: Float[np.ndarray, " n"],
+    *,
+    estimator: AbstractEstimator,
+    solver: Solver,
+    scale: AbstractScale,
+    key: jax.Array,
+    learning_rate: float = 0.1,
+    num_steps: int = 100,
+    warm_start: bool = True,
+    progress: bool = False,
+    callback: Callable[[int, StepReport], None] | None = None,
+) -> LikelihoodFit:
+    """Climb the log marginal likelihood by Adam on estimated gradients (Lin et al. 2024, Algorithm 1).
+
+    Parameters
+    ----------
+    warm_start : start each solve at the last one's solutions; the probes are then those of one key throughout. Without
+        it every solve starts at zero, with fresh probes.
+    callback : called after every step with its number and report.
+
+    Raises
+    ------
+    FloatingPointError : a gradient that is not finite; says at which step.
+    """
+    template = Template(kernel)
+    data = jnp.asarray(X), jnp.asarray(y)
+    probe_key, solver_key = jax.random.split(key)
+    records: dict[str, list[Any]] = {name: [] for name in ("epochs", "residual", "probe_residual", "outcome")}
+    trail: list[np.ndarray] = []
+    last: list[Array | None] = [None]
+
+    with tqdm(total=num_steps, desc="marginal likelihood", disable=None if progress else True, leave=False) as bar:
+
+        def slope(walked: Array) -> Array:
+            step = len(trail)
+            fixed = probe_key if warm_start else jax.random.fold_in(probe_key, step)
+            keys = fixed, jax.random.fold_in(solver_key, step)
+            report = estimate_gradient(template, scale, estimator, solver, data, walked, last[0], keys)
+            if not bool(jnp.isfinite(report.gradient).all()):
+                raise FloatingPointError(
+                    f"maximise_likelihood_by_solves: expected a finite gradient at step {step}, got "
+                    f"{np.asarray(report.gradient)} ({Outcome(int(report.outcome)).name} solve). Start with more noise."
+                )
+            last[0] = report.solved if warm_start else None
+            for name in records:
+                records[name].append(np.asarray(getattr(report, name)))
+            trail.append(np.asarray(scale.positive(walked)))
+            if callback is not None:
+                callback(step, report)
+            bar.update()
+            return -report.gradient
+
+        start = scale.walked(template.vector(kernel, noise))
+        walked = _adam(slope, start, learning_rate, num_steps)
+    fitted, level = template.build(scale.positive(jnp.asarray(walked)))
+    history = {name: np.array(values) for name, values in records.items()} | {"parameters": np.array(trail)}
+    return LikelihoodFit(_to_numpy(fitted), float(level), history, None if last[0] is None else np.asarray(last[0]))
+
+
+def _adam(slope: Callable[[Array], Array], start: np.ndarray, learning_rate: float, num_steps: int) -> np.ndarray:
+    optimiser = optax.adam(learning_rate)
+    walked = jnp.asarray(start)
+    state = optimiser.init(walked)
+    for _ in range(num_steps):
+        change, state = optimiser.update(slope(walked), state)
+        walked = walked + change
+    return np.asarray(walked)
+
+
+def _free(built: tuple[AbstractKernel, Array]) -> tuple[AbstractKernel, Array]:
+    """Return what derivatives are taken of."""
+    return eqx.filter(built, eqx.is_inexact_array)
+
+
+def _to_numpy(kernel: AbstractKernel) -> AbstractKernel:
+    return jax.tree.map(np.asarray, kernel)

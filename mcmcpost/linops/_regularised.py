@@ -1,0 +1,98 @@
+"""A + diag(noise): the system that every solver sees."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import cho_factor, cho_solve
+from jaxtyping import Array, Float, Int
+
+from mcmcpost._checks import fault
+from mcmcpost.linops._operator import TileOperator
+from mcmcpost.linops._pivoted_cholesky import pivoted_cholesky
+
+
+class Regularised(eqx.Module):
+    """The symmetric positive definite A + diag(noise), never formed.
+
+    operator : A, (n, n).
+    noise : (n,) or scalar, positive.
+    """
+
+    operator: TileOperator
+    noise: Float[Array | np.ndarray, "..."]
+
+    def __check_init__(self) -> None:
+        if self.noise.ndim > 1 or (self.noise.ndim == 1 and self.noise.shape != self.operator.shape[:1]):
+            wanted = f"`noise` scalar or of shape {self.operator.shape[:1]}"
+            raise ValueError(fault("Regularised", wanted, self.noise.shape, "Give one variance per row."))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.operator.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.operator.dtype
+
+    @property
+    def row_noise(self) -> Float[Array, " n"]:
+        """The noise of every row (n,)."""
+        return jnp.broadcast_to(jnp.asarray(self.noise, self.dtype), self.shape[:1])
+
+    def matmul(self, V: Float[Array, "n k"]) -> Float[Array, "n k"]:
+        """Return (A + diag(noise)) V."""
+        return self.operator.matmul(V) + self.row_noise[:, None] * V
+
+    def rows_matmul(self, indices: Int[Array, " b"], V: Float[Array, "n k"]) -> Float[Array, "b k"]:
+        """Return rows `indices` of the matrix times V, b/n of a product."""
+        mine = jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], self.operator.rows)
+        return self.operator.cross_matmul(mine, V) + self.row_noise[indices][:, None] * V[indices]
+
+    def columns_matmul(self, indices: Int[Array, " b"], U: Float[Array, "b k"]) -> Float[Array, "n k"]:
+        """Return columns `indices` of the matrix times U, b/n of a product; repeated indices add."""
+        part = jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], self.operator.rows)
+        some = TileOperator(
+            self.operator.tile, part, self.operator.diagonal()[indices], block=self.operator.block
+        ).cross_matmul(self.operator.rows, U)
+        return some.at[indices].add(self.row_noise[indices][:, None] * U)
+
+    def block(self, indices: Int[Array, " b"]) -> Float[Array, "b b"]:
+        """Return the principal block of distinct `indices`."""
+        part = jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], self.operator.rows)
+        full = self.operator.tile(part, part)
+        return _with_diagonal(full, self.operator.diagonal()[indices] + self.row_noise[indices])
+
+    def dense(self) -> Float[Array, "n n"]:
+        """Return the whole matrix, for direct solvers."""
+        return _with_diagonal(self.operator.dense(), self.operator.diagonal() + self.row_noise)
+
+    def preconditioner(self, rank: int) -> "LowRankInverse":
+        """Return the inverse of LLᵀ + diag(noise), L of this rank the pivoted Cholesky factor of A."""
+        n, size = self.shape[0], min(rank, self.shape[0])
+        low_rank = pivoted_cholesky(self.operator, size) if size else jnp.zeros((n, 1), self.dtype)
+        return LowRankInverse.of(low_rank, self.row_noise)
+
+
+class LowRankInverse(eqx.Module):
+    """R ↦ (LLᵀ + diag(noise))⁻¹R by the Woodbury identity.
+
+    low_rank : L (n, r). noise : (n,). factor : Cholesky factor of I + Lᵀdiag(noise)⁻¹L.
+    """
+
+    low_rank: Float[Array, "n r"]
+    noise: Float[Array, " n"]
+    factor: Float[Array, "r r"]
+
+    @classmethod
+    def of(cls, low_rank: Float[Array, "n r"], noise: Float[Array, " n"]) -> "LowRankInverse":
+        inner = low_rank.T @ (low_rank / noise[:, None]) + jnp.eye(low_rank.shape[1], dtype=low_rank.dtype)
+        return cls(low_rank, noise, cho_factor(inner, lower=True)[0])
+
+    def __call__(self, R: Float[Array, "n k"]) -> Float[Array, "n k"]:
+        scaled = R / self.noise[:, None]
+        return scaled - self.low_rank @ cho_solve((self.factor, True), self.low_rank.T @ scaled) / self.noise[:, None]
+
+
+def _with_diagonal(matrix: Float[Array, "n n"], diagonal: Float[Array, " n"]) -> Float[Array, "n n"]:
+    return jnp.where(jnp.eye(len(diagonal), dtype=bool), diagonal[:, None], matrix)

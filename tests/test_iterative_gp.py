@@ -1,0 +1,238 @@
+"""Iterative Gaussian processes: gradients, fits, predictions and samples against dense algebra."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mcmcpost.gp import IterativeGP, SubsetStart
+from mcmcpost.hyper import (
+    Log,
+    Pathwise,
+    Softplus,
+    Standard,
+    Template,
+    estimate_gradient,
+    log_marginal_likelihood,
+    maximise_exact_likelihood,
+    maximise_likelihood_by_solves,
+    sample_prior,
+)
+from mcmcpost.kernels import (
+    InverseMultiquadric,
+    Matern32,
+    Matern52,
+    Polynomial,
+    RationalQuadratic,
+    Scaled,
+    SquaredExponential,
+    gram,
+)
+from mcmcpost.linsolve import AlternatingProjections, Cholesky, ConjugateGradients, StochasticGradientDescent
+
+N = 90
+CG = ConjugateGradients(1e-8, 200, 20)
+KERNEL = Scaled(1.3, Matern32(np.array([0.9, 1.6])))
+
+
+@pytest.fixture
+def data(rng):
+    X = rng.normal(size=(N, 2))
+    return X, 5.0 + 3.0 * np.sin(2 * X[:, 0]) + 0.5 * rng.normal(size=N)
+
+
+def standardised(y):
+    return (y - y.mean()) / y.std()
+
+
+def by_autodiff(template, scale, data, walked):
+    def value(walked):
+        return log_marginal_likelihood(*template.build(scale.positive(walked)), *map(jnp.asarray, data))
+
+    return jax.grad(value)(walked)
+
+
+@pytest.mark.parametrize("scale", [Softplus(), Log()])
+@pytest.mark.parametrize("estimator", [Standard(3_000), Pathwise(3_000, 4_000)])
+def test_estimated_gradients_are_unbiased(estimator, scale, data, key):
+    X, y = data[0], standardised(data[1])
+    template = Template(KERNEL)
+    walked = jnp.asarray(scale.walked(template.vector(KERNEL, 0.3)))
+    got = estimate_gradient(
+        template, scale, estimator, CG, (jnp.asarray(X), jnp.asarray(y)), walked, None, (key, key)
+    ).gradient
+    wanted = by_autodiff(template, scale, (X, y), walked)
+    # tr(H⁻¹∂H)/2 has standard deviation of order √(n/2)/√s; two per cent more for the random features
+    np.testing.assert_allclose(got, wanted, atol=4.5 * np.sqrt(N / 2 / 3_000) + 0.02 * N / 2)
+
+
+def test_pathwise_varies_less_than_standard(data, key):
+    X = jnp.asarray(data[0])
+
+    def covariance(lengthscale):
+        return gram(Matern32(lengthscale), X) + 0.05 * jnp.eye(N)
+
+    H, slope = covariance(1.0), jax.jacfwd(covariance)(1.0)
+    noise = jnp.asarray(0.05)
+    z = Standard(4_000).targets(Matern32(1.0), noise, X, key)
+    v = jnp.linalg.solve(H, Pathwise(4_000, 4_000).targets(Matern32(1.0), noise, X, key))
+    standard = np.sum(z * jnp.linalg.solve(H, slope @ z), axis=0)
+    pathwise = np.sum(v * (slope @ v), axis=0)
+    trace = np.trace(np.linalg.solve(H, slope))
+    assert abs(standard.mean() - trace) < 4.5 * standard.std() / np.sqrt(4_000)
+    assert abs(pathwise.mean() - trace) < 4.5 * pathwise.std() / np.sqrt(4_000) + 0.03 * abs(trace)
+    assert pathwise.std() < 0.95 * standard.std()
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        SquaredExponential(np.array([0.8, 1.5])),
+        Matern32(1.2),
+        Matern52(0.9),
+        RationalQuadratic(1.1, 1.7),
+        InverseMultiquadric(1.3, 0.7),
+        Scaled(2.0, Matern32(1.0)) + SquaredExponential(2.0),
+        Matern52(1.0) * Scaled(0.5, SquaredExponential(1.5)),
+    ],
+)
+def test_prior_samples_have_the_covariance_of_the_kernel(kernel, rng, key):
+    X = jnp.asarray(rng.normal(size=(6, 2)))
+    f = sample_prior(kernel, key, num_features=20_000, num_samples=4_000, like=X)(X)
+    wanted = np.asarray(gram(kernel, X))
+    # covariances of 4,000 samples have error of at most √2·k(0)/√4000; features of 10,000 frequencies √(1/10⁴)
+    np.testing.assert_allclose(f @ f.T / 4_000, wanted, atol=4.5 * wanted.max() * (np.sqrt(2 / 4_000) + 0.01))
+
+
+def test_a_kernel_without_features_says_so(key):
+    with pytest.raises(ValueError, match="stationary kernel"):
+        sample_prior(Polynomial(2), key, num_features=10, num_samples=1, like=jnp.zeros((1, 1)))
+
+
+def test_exact_likelihood_climbs_to_a_stationary_point(data):
+    X, y = data[0], standardised(data[1])
+    fit = maximise_exact_likelihood(KERNEL, 0.5, X, y, scale=Log(), max_steps=200)
+    assert fit.history["value"].max() > fit.history["value"][0] + 5
+    template = Template(fit.kernel)
+    walked = jnp.asarray(Log().walked(template.vector(fit.kernel, fit.noise)))
+    np.testing.assert_allclose(by_autodiff(template, Log(), (X, y), walked), 0, atol=2e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", [Standard(256), Pathwise(256, 4_000)])
+def test_solves_follow_the_exact_trajectory(estimator, data, key):
+    X, y = data[0], standardised(data[1])
+    setting = {"scale": Softplus(), "learning_rate": 0.1}
+    exact = maximise_exact_likelihood(KERNEL, 0.5, X, y, max_steps=25, **setting)
+    ours = maximise_likelihood_by_solves(
+        KERNEL, 0.5, X, y, estimator=estimator, solver=CG, key=key, num_steps=25, **setting
+    )
+    template = Template(exact.kernel)
+    got, wanted = (template.vector(fit.kernel, fit.noise) for fit in (ours, exact))
+    np.testing.assert_allclose(got, wanted, rtol=0.15)
+    assert ours.history["epochs"][1:].mean() < ours.history["epochs"][0]
+
+
+@pytest.mark.parametrize("solver", [Cholesky(), CG])
+def test_predictions_are_those_of_the_dense_posterior(solver, data, rng):
+    X, y = data
+    new = rng.normal(size=(7, 2))
+    gp = IterativeGP(KERNEL, 0.2, optimise=False, solver=solver, estimator=Pathwise(16)).fit(X, y)
+    cross, H = np.asarray(gram(KERNEL, new, X)), np.asarray(gram(KERNEL, X)) + 0.2 * np.eye(N)
+    mean = y.mean() + cross @ np.linalg.solve(H, y - y.mean())
+    variance = y.var() * (1.3 - np.sum(cross * np.linalg.solve(H, cross.T).T, axis=1))
+    got = gp.predict(new, noise=False, exact_variance=True)
+    np.testing.assert_allclose(got.mean, mean, rtol=1e-6)
+    np.testing.assert_allclose(got.variance, variance, rtol=1e-5)
+    noisy = gp.predict(new, exact_variance=True)
+    np.testing.assert_allclose(noisy.variance - got.variance, 0.2 * y.var(), rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_samples_have_the_posterior_mean_and_variance(data, rng):
+    X, y = data
+    new = rng.normal(size=(5, 2))
+    gp = IterativeGP(KERNEL, 0.2, optimise=False, solver=CG, estimator=Pathwise(2_000, 8_000)).fit(X, y)
+    exact = gp.predict(new, noise=False, exact_variance=True)
+    samples = gp.sample(new)
+    error = np.sqrt(exact.variance / 2_000)
+    assert (np.abs(samples.mean(axis=1) - exact.mean) < 4.5 * error + 0.02 * np.sqrt(exact.variance)).all()
+    np.testing.assert_allclose(samples.var(axis=1), exact.variance, rtol=4.5 * np.sqrt(2 / 2_000) + 0.05)
+    np.testing.assert_array_equal(samples, gp.sample(new))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "solver",
+    [
+        None,
+        ConjugateGradients(1e-2, 50, 20),
+        AlternatingProjections(1e-2, 200, 30),
+        StochasticGradientDescent(1e-2, 200, 30),
+    ],
+)
+def test_every_solver_fits_and_covers(solver, data, rng):
+    X, y = data
+    new = rng.normal(size=(400, 2))
+    truth = 5.0 + 3.0 * np.sin(2 * new[:, 0]) + 0.5 * rng.normal(size=400)
+    gp = IterativeGP(solver=solver, num_steps=40).fit(X, y)
+    mean, variance = gp.predict(new)
+    assert np.sqrt(np.mean((mean - truth) ** 2)) < 1.0 < y.std()
+    assert 0.8 < np.mean(np.abs(mean - truth) < 1.96 * np.sqrt(variance)) <= 1
+    assert gp.fitted.info["outcome"] == "converged"
+
+
+@pytest.mark.slow
+def test_a_subset_start_is_near_the_optimum(data, key):
+    X, y = data
+    full = IterativeGP(solver=Cholesky()).fit(X, y)
+    start = IterativeGP(solver=Cholesky(), num_steps=1, subset_start=SubsetStart(3, 60, 30)).fit(X, y, key=key)
+    assert abs(np.log(start.fitted.noise / full.fitted.noise)) < 1.0
+
+
+@pytest.mark.slow
+def test_duplicates_constant_columns_and_constant_outputs(rng):
+    X = np.repeat(rng.normal(size=(20, 2)), 3, axis=0)
+    X = np.column_stack([X, np.full(60, 7.0)])
+    gp = IterativeGP(noise=0.1, num_steps=5).fit(X, np.sin(X[:, 0]))
+    assert np.isfinite(gp.predict(X[:4])).all()
+    flat = IterativeGP(noise=0.1, num_steps=5).fit(X, np.full(60, 2.5))
+    np.testing.assert_allclose(flat.predict(X[:4]).mean, 2.5)
+
+
+def test_a_fit_changes_neither_the_process_nor_the_data(data):
+    X, y = data
+    before = X.copy(), y.copy()
+    gp = IterativeGP(KERNEL, 0.2, optimise=False)
+    fitted = gp.fit(X, y)
+    assert gp.fitted is None
+    assert fitted.fitted is not None
+    for old, new in zip(before, (X, y), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert eqx.tree_equal(gp.kernel, KERNEL)
+
+
+def test_bad_input_says_where_and_how(data):
+    X, y = data
+    gp = IterativeGP(KERNEL, 0.2, optimise=False)
+    with pytest.raises(ValueError, match=r"IterativeGP.predict.*Call fit first"):
+        gp.predict(X)
+    with pytest.raises(ValueError, match=r"IterativeGP.fit.*1 rows that are not: 3"):
+        gp.fit(np.where(np.arange(N)[:, None] == 3, np.nan, X), y)
+    with pytest.raises(ValueError, match=r"finite values of `y`"):
+        gp.fit(X, np.where(np.arange(N) == 5, np.inf, y))
+    with pytest.raises(ValueError, match="at least two rows"):
+        gp.fit(X[:1], y[:1])
+    with pytest.raises(ValueError, match="with 2 columns"):
+        gp.fit(X, y).predict(X[:, :1])
+    with pytest.raises(TypeError, match="real numeric"):
+        gp.fit(X, np.array(["a"] * N))
+    with pytest.raises(ValueError, match="positive `noise`"):
+        IterativeGP(noise=0)
+    with pytest.raises(ValueError, match="`num_steps` of at least 1"):
+        IterativeGP(num_steps=0)
+    with pytest.raises(ValueError, match="`num_probes` of at least 1"):
+        Standard(0)
+    with pytest.raises(ValueError, match="`size` of at least 1"):
+        SubsetStart(size=0)

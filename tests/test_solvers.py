@@ -1,0 +1,244 @@
+"""Every solver under every operator, eager, jitted, vectorised and differentiated, against dense algebra."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mcmcpost import linsolve
+from mcmcpost.kernels import Matern32, Scaled, SquaredExponential
+from mcmcpost.linops import Regularised, TileOperator, bilinear_gradient, kernel_operator
+from mcmcpost.linsolve import (
+    AbstractIterativeSolver,
+    AlternatingProjections,
+    Cholesky,
+    ConjugateGradients,
+    Outcome,
+    StochasticGradientDescent,
+    solve,
+    worst_residual,
+)
+from mcmcpost.stein import stein_operator
+
+N, K = 61, 3
+NOISE = 0.3
+RTOL = 1e-9
+SOLVERS = {
+    "cholesky": Cholesky(),
+    "cg": ConjugateGradients(RTOL, 500, 10),
+    "cg_plain": ConjugateGradients(RTOL, 500, 0),
+    "ap": AlternatingProjections(RTOL, 5_000, 16),
+    "sgd": StochasticGradientDescent(RTOL, 50_000, 16, momentum=0.7),
+}
+OPERATORS = ("matern", "stein")
+
+
+def kernel(lengthscale):
+    return Scaled(1.5, Matern32(lengthscale))
+
+
+def system(name, points, lengthscale=1.3, noise=NOISE):
+    if name == "matern":
+        return Regularised(kernel_operator(kernel(lengthscale), points, block=16), jnp.asarray(noise))
+    return Regularised(
+        stein_operator(SquaredExponential(lengthscale), points, -points, block=16), jnp.full(len(points), noise)
+    )
+
+
+@pytest.fixture
+def data(rng):
+    return jnp.asarray(rng.normal(size=(N, 2))), jnp.asarray(rng.normal(size=(N, K)))
+
+
+CASES = [
+    pytest.param(o, s, t, marks=() if o == "matern" and t == "eager" else pytest.mark.slow)
+    for t in ("eager", "jit", "vmap", "grad")
+    for s in SOLVERS
+    for o in OPERATORS
+]
+
+
+@pytest.mark.parametrize(("operator", "solver", "transform"), CASES)
+def test_every_solver_agrees_with_dense_algebra(operator, solver, transform, data, key):
+    points, right = data
+
+    def dense(lengthscale, b):
+        return jnp.linalg.solve(system(operator, points, lengthscale).dense(), b)
+
+    def ours(lengthscale, b):
+        return solve(system(operator, points, lengthscale), b, SOLVERS[solver], key=key).value
+
+    match transform:
+        case "eager":
+            got, wanted = ours(1.3, right), dense(1.3, right)
+        case "jit":
+            got, wanted = jax.jit(ours)(1.3, right), dense(1.3, right)
+        case "vmap":
+            widths = jnp.array([0.9, 1.7])
+            got = jax.vmap(ours, in_axes=(0, None))(widths, right)
+            wanted = jax.vmap(dense, in_axes=(0, None))(widths, right)
+        case "grad":
+            got = jax.grad(lambda *a: jnp.sum(jnp.sin(ours(*a))), (0, 1))(1.3, right)
+            wanted = jax.grad(lambda *a: jnp.sum(jnp.sin(dense(*a))), (0, 1))(1.3, right)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * np.abs(b).max())
+
+
+def test_every_solver_is_in_the_table():
+    classes = {c for c in vars(linsolve).values() if isinstance(c, type) and issubclass(c, AbstractIterativeSolver)}
+    assert classes - {AbstractIterativeSolver} | {Cholesky} == {type(s) for s in SOLVERS.values()}
+
+
+@pytest.mark.parametrize("solver", [s for s in SOLVERS if s != "cholesky"])
+def test_a_budget_ends_a_solve_with_the_residual_that_it_reached(solver, data, key):
+    points, right = data
+    a = system("matern", points)
+    short = eqx.tree_at(lambda s: s.budget, SOLVERS[solver], 2.0)
+    found = solve(a, right, short, key=key)
+    assert int(found.outcome) == Outcome.BUDGET
+    assert 2 <= float(found.epochs) <= 5
+    np.testing.assert_allclose(found.residual, right - a.dense() @ found.value, atol=1e-10)
+    wanted = np.linalg.norm(found.residual, axis=0) / np.linalg.norm(right, axis=0)
+    np.testing.assert_allclose(found.residual_norms, wanted)
+    assert wanted.max() > RTOL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", [s for s in SOLVERS if s != "cholesky"])
+def test_a_warm_start_nearby_needs_fewer_epochs(solver, data, key):
+    points, right = data
+    loose = eqx.tree_at(lambda s: s.rtol, SOLVERS[solver], 1e-4)
+    before = solve(system("matern", points, 1.3), right, loose, key=key)
+    cold = solve(system("matern", points, 1.3001), right, loose, key=key)
+    warm = solve(system("matern", points, 1.3001), right, loose, key=key, initial=before.value)
+    assert int(warm.outcome) == Outcome.CONVERGED
+    assert float(warm.epochs) < float(cold.epochs)
+    exact = np.linalg.solve(system("matern", points, 1.3001).dense(), right)
+    np.testing.assert_allclose(warm.value, exact, atol=1e-2 * np.abs(exact).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_tolerance_out_of_reach_in_float32_is_said(solver, data, key):
+    points, right = (array.astype(jnp.float32) for array in data)
+    a = system("matern", points, np.float32(4.0), np.float32(1e-3))
+    choice = SOLVERS[solver]
+    if solver == "sgd":
+        choice = StochasticGradientDescent(1e-9, 3_000, 16)
+    elif solver != "cholesky":
+        choice = eqx.tree_at(lambda s: (s.rtol, s.budget), choice, (1e-12, 4_000.0))
+    found = solve(a, right, choice, key=key)
+    assert found.value.dtype == jnp.float32
+    assert np.isfinite(found.value).all()
+    expected = (Outcome.CONVERGED,) if solver == "cholesky" else (Outcome.STAGNATED, Outcome.BUDGET)
+    assert int(found.outcome) in expected
+
+
+@pytest.mark.parametrize("solver", ["cg_plain", "ap"])
+def test_an_indefinite_matrix_is_broken_not_endless(solver, data, key):
+    points, right = data
+    a = Regularised(kernel_operator(kernel(1.3), points, block=16), jnp.asarray(-3.0))
+    found = solve(a, right, SOLVERS[solver], key=key)
+    assert int(found.outcome) in (Outcome.BROKEN, Outcome.BUDGET)
+    assert np.isfinite(found.value).all()
+
+
+def test_duplicates_without_noise_are_jittered_by_cholesky_and_said(data):
+    points, right = data
+    double = jnp.concatenate([points, points])
+    a = Regularised(kernel_operator(kernel(1.3), double), jnp.asarray(0.0))
+    found = solve(a, jnp.concatenate([right, right]), Cholesky())
+    assert int(found.outcome) == Outcome.JITTERED
+    np.testing.assert_allclose(found.residual_norms, 0, atol=1e-6)
+
+
+def test_zero_columns_are_solved_by_zero(data):
+    points, right = data
+    found = solve(system("matern", points), right.at[:, 1].set(0), SOLVERS["cg"])
+    assert int(found.outcome) == Outcome.CONVERGED
+    assert not np.asarray(found.value[:, 1]).any()
+
+
+def test_probes_count_by_their_mean():
+    norms = jnp.array([0.1, 0.5, 0.1])
+    assert float(worst_residual(norms, 0)) == 0.5
+    assert float(worst_residual(norms, 2)) == pytest.approx(0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 7, 203])
+def test_small_and_uneven_sizes(n, rng, key):
+    points, right = jnp.asarray(rng.normal(size=(n, 2))), jnp.asarray(rng.normal(size=(n, 1)))
+    a = system("matern", points, noise=1.0)
+    exact = np.linalg.solve(a.dense(), right)
+    choices = (ConjugateGradients(1e-8, 300, 20), AlternatingProjections(1e-8, 2_000, 20))
+    for choice in (*choices, StochasticGradientDescent(1e-8, 20_000, 20)):
+        np.testing.assert_allclose(solve(a, right, choice, key=key).value, exact, atol=1e-6)
+
+
+def test_operator_parts_agree_with_the_dense_matrix(data):
+    points, right = data
+    a = Regularised(kernel_operator(kernel(1.3), points, block=16), jnp.linspace(0.1, 1.0, N))
+    dense = np.asarray(a.dense())
+    rows = jnp.array([3, 60, 17])
+    np.testing.assert_allclose(a.matmul(right), dense @ right, atol=1e-12)
+    np.testing.assert_allclose(a.rows_matmul(rows, right), dense[rows] @ right, atol=1e-12)
+    np.testing.assert_allclose(a.columns_matmul(rows, right[:3]), dense[:, rows] @ right[:3], atol=1e-12)
+    np.testing.assert_allclose(a.block(rows), dense[rows][:, rows], atol=1e-14)
+    inverse = a.preconditioner(N)
+    np.testing.assert_allclose(inverse(right), np.linalg.solve(dense, right), atol=1e-9)
+
+
+def test_bilinear_gradient_is_that_of_the_dense_form(data, rng):
+    points, left = data
+    right = jnp.asarray(rng.normal(size=left.shape))
+    base = Scaled(jnp.asarray(1.5), Matern32(jnp.array([1.3, 0.8])))
+    got = bilinear_gradient(base, points, left, right, block=16)
+
+    def form(k):
+        return jnp.sum(left * (kernel_operator(k, points).dense() @ right))
+
+    wanted = eqx.filter_grad(form)(base)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rtol": 0.0}, r"`rtol` inside \(0, 1\)"),
+        ({"budget": 0}, "positive `budget`"),
+        ({"block_size": 0}, "`block_size` of at least 1"),
+    ],
+)
+def test_settings_that_cannot_run_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        AlternatingProjections(**change)
+    with pytest.raises(ValueError, match="`momentum` inside"):
+        StochasticGradientDescent(momentum=1.0)
+    with pytest.raises(ValueError, match="`rank` of at least 0"):
+        ConjugateGradients(rank=-1)
+
+
+def test_requests_that_do_not_fit_are_refused(data):
+    points, right = data
+    a = system("matern", points)
+    with pytest.raises(ValueError, match="a `key` for StochasticGradientDescent"):
+        solve(a, right, SOLVERS["sgd"])
+    with pytest.raises(ValueError, match="at least one column that is no probe"):
+        solve(a, right, SOLVERS["cg"], probes=K)
+    with pytest.raises(ValueError, match="no `initial` for Cholesky"):
+        solve(a, right, Cholesky(), initial=right)
+    with pytest.raises(ValueError, match="Give one guess per column"):
+        solve(a, right, SOLVERS["cg"], initial=right[:, :1])
+    with pytest.raises(ValueError, match="`noise` scalar or of shape"):
+        Regularised(a.operator, jnp.ones(3))
+
+
+def test_one_operator_on_many_devices_is_the_same(data):
+    points, right = data
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("devices",))
+    tile = kernel_operator(kernel(1.3), points, block=16)
+    shared = TileOperator(tile.tile, tile.rows, tile.exact_diagonal, block=16, mesh=mesh)
+    np.testing.assert_allclose(shared.matmul(right), tile.dense() @ right, atol=1e-12)

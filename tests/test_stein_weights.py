@@ -1,0 +1,116 @@
+"""Stein weights under a budget, their model error, warm starts, and Stein thinning."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from control_cases import estimate, gaussian_trace
+
+import mcmcpost as mp
+from mcmcpost.control import solve_stein_weights
+from mcmcpost.kernels import InverseMultiquadric
+from mcmcpost.stein import stein_gram, stein_thin
+
+KERNEL = InverseMultiquadric(2.0)
+NUGGET = 1e-3
+
+
+def method(**kwargs):
+    return mp.ControlFunctional(KERNEL, NUGGET, **kwargs)
+
+
+@pytest.fixture
+def trace(rng):
+    return gaussian_trace(rng, (2, 300, 3))
+
+
+def test_variance_falls_with_the_budget_to_the_exact_one(trace):
+    values = trace.draws
+    exact = solve_stein_weights(trace, values, method()).variance_factor
+    factors = []
+    for budget in (1, 2, 4, 8, 16, 400):
+        solver = mp.ConjugateGradients(1e-12, rank=5)
+        weights = solve_stein_weights(trace, values, method(solver=solver, budget=budget))
+        assert weights.values.sum() == pytest.approx(1)
+        assert weights.status == ("not_converged" if budget < 400 else weights.status)
+        factors.append(weights.variance_factor)
+    assert (np.diff(factors) <= 1e-12).all()
+    assert min(factors) >= exact * (1 - 1e-8)
+    assert factors[-1] == pytest.approx(exact, rel=1e-3)
+    assert factors[0] > 1.5 * exact
+
+
+def test_a_stop_on_the_variance_is_early_and_nearly_exact(trace):
+    exact = solve_stein_weights(trace, trace.draws, method())
+    solver = mp.ConjugateGradients(1e-12, 500, rank=5, gain=1e-3)
+    early = solve_stein_weights(trace, trace.draws, method(solver=solver))
+    late = solve_stein_weights(trace, trace.draws, method(solver=mp.ConjugateGradients(1e-12, 500, rank=5)))
+    assert early.status == "controlled"
+    assert early.info["num_products"] < late.info["num_products"]
+    assert exact.variance_factor <= early.variance_factor < 1.1 * exact.variance_factor
+
+
+def test_model_error_is_that_of_the_dense_posterior(trace):
+    values = trace.draws[..., :2] ** 2
+    weights = solve_stein_weights(trace, values, method(), moments=(0.0, 1.0))
+    X, S = trace.draws.reshape(600, 3), trace.scores.reshape(600, 3)
+    K = np.asarray(stein_gram(KERNEL, jnp.asarray(X), jnp.asarray(S)))
+    A = K / np.diag(K).mean() + NUGGET * np.eye(600)
+    one, f = np.ones(600), values.reshape(600, 2)
+    beta = one @ np.linalg.solve(A, f) / (one @ np.linalg.solve(A, one))
+    amplitude = np.sum((f - beta) * np.linalg.solve(A, f - beta), axis=0) / 599
+    wanted = np.sqrt(amplitude / (one @ np.linalg.solve(A, one)))
+    np.testing.assert_allclose(weights.model_error(values), wanted, rtol=1e-6)
+    np.testing.assert_allclose(weights.mean(values), beta, atol=1e-8)
+
+
+def test_weights_of_a_kernel_nearby_need_fewer_products(trace):
+    solver = mp.ConjugateGradients(1e-4, 500, rank=5)
+    before = solve_stein_weights(trace, trace.draws, method(solver=solver))
+    near = mp.ControlFunctional(InverseMultiquadric(2.02), NUGGET, solver=solver)
+    cold = solve_stein_weights(trace, trace.draws, near)
+    warm = solve_stein_weights(trace, trace.draws, near, initial=before)
+    assert warm.info["num_products"] < cold.info["num_products"]
+    np.testing.assert_allclose(warm.mean(trace.draws), cold.mean(trace.draws), atol=1e-4)
+
+
+def test_bad_requests_are_refused(trace):
+    weights = solve_stein_weights(trace, trace.draws, method())
+    features = mp.SemiExact(1, KERNEL, NUGGET, solver=mp.ConjugateGradients())
+    with pytest.raises(ValueError, match="give no first guess"):
+        solve_stein_weights(trace, trace.draws, features, initial=weights)
+    with pytest.raises(ValueError, match=r"SteinWeights.model_error.*leading shape"):
+        weights.model_error(np.ones((1, 5)))
+    with pytest.raises(ValueError, match="positive `budget`"):
+        method(budget=0)
+    with pytest.raises(ValueError, match="no Cholesky"):
+        method(budget=10, solver=mp.Cholesky())
+    with pytest.raises(ValueError, match="no `max_states` with ConjugateGradients"):
+        method(budget=10, max_states=100)
+
+
+def test_a_budgeted_control_functional_says_that_it_is_unfinished(trace):
+    unfinished = estimate(trace, trace.draws**2, method(budget=3))
+    assert set(unfinished.status) == {"not_converged"}
+
+
+def test_thinning_is_the_greedy_choice_of_its_definition(rng):
+    X = rng.normal(size=(40, 2))
+    K = np.asarray(stein_gram(KERNEL, jnp.asarray(X), jnp.asarray(-X)))
+    chosen: list[int] = []
+    for _ in range(12):
+        chosen.append(int(np.argmin(0.5 * np.diag(K) + K[:, chosen].sum(axis=1))))
+    found = stein_thin(KERNEL, X, -X, 12)
+    np.testing.assert_array_equal(found.indices, chosen)
+    wanted = [np.sqrt(K[np.ix_(chosen[:j], chosen[:j])].mean()) for j in range(1, 13)]
+    np.testing.assert_allclose(found.discrepancy, wanted)
+
+
+def test_thinning_drops_burn_in(rng):
+    draws = rng.normal(size=(2, 400, 2))
+    draws[:, :40] += 6.0
+    tree = mp.from_arrays(draws, -draws)
+    thinned = mp.stein_thinning(tree, 50, InverseMultiquadric(1.0), allow_bad_scores=True)
+    assert (thinned.draw >= 40).all()
+    assert set(thinned.chain) == {0, 1}
+    with pytest.raises(ValueError, match="`size` of at least 1"):
+        mp.stein_thinning(tree, 0, allow_bad_scores=True)
