@@ -95,6 +95,11 @@ from mcmcpost.scores import (
 from mcmcpost.stein import (
     Coregionalisation,
 )
+from mcmcpost.surrogate import (
+    PublishedSurrogate,
+    SubspaceSurrogate,
+    SurrogateHMC,
+)
 
 __version__ = version("mcmcpost")
 
@@ -138,6 +143,7 @@ __all__ = [
     "NeuralNetwork",
     "PlainMean",
     "PolynomialFamily",
+    "PublishedSurrogate",
     "Ridge",
     "ScoreCheck",
     "ScoreError",
@@ -146,6 +152,8 @@ __all__ = [
     "Status",
     "SteinWeights",
     "Stochastic",
+    "SubspaceSurrogate",
+    "SurrogateHMC",
     "TaskREML",
     "TrainedVectorValued",
     "VectorValued",
