@@ -279,6 +279,8 @@ def test_a_model_with_constrained_sites_gives_a_tree_with_true_scores(model_run)
     assert {"scale", "mean", "weights", "twice"} <= set(tree.posterior.data_vars)
     assert float(tree.posterior["scale"].min()) > 0
     assert {"num_true_gradients", "num_true_energies", "surrogate_used"} <= set(tree.sample_stats.data_vars)
+    # True scores were computed after sampling, and are counted apart.
+    assert tree.sample_stats.attrs["score_evaluations"] == "1000"
     bare = tree.copy(deep=True)
     bare["sample_stats"] = bare.sample_stats.to_dataset().drop_vars(["gradient", "unconstrained_draw"])
     attached = mp.attach_scores(bare, model, y)
