@@ -105,6 +105,11 @@ from mcmcpost.scores import (
 from mcmcpost.stein import (
     Coregionalisation,
 )
+from mcmcpost.surrogate import (
+    PublishedSurrogate,
+    SubspaceSurrogate,
+    SurrogateHMC,
+)
 
 __version__ = version("mcmcpost")
 
@@ -148,6 +153,7 @@ __all__ = [
     "NeuralNetwork",
     "PlainMean",
     "PolynomialFamily",
+    "PublishedSurrogate",
     "Ridge",
     "ScoreCheck",
     "ScoreError",
@@ -156,6 +162,8 @@ __all__ = [
     "Status",
     "SteinWeights",
     "Stochastic",
+    "SubspaceSurrogate",
+    "SurrogateHMC",
     "TaskREML",
     "TrainedVectorValued",
     "VectorValued",

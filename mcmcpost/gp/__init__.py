@@ -50,8 +50,12 @@ from mcmcpost.gp._gradient_solvers import (
     GradientCG,
     solve_system,
 )
-from mcmcpost.gp._iterative import IterativeGP
-from mcmcpost.gp._iterative_fitted import FittedIterativeGP
+from mcmcpost.gp._iterative import (
+    IterativeGP,
+)
+from mcmcpost.gp._iterative_fitted import (
+    FittedIterativeGP,
+)
 from mcmcpost.gp._low_rank import (
     DiagonalPlusLowRank,
 )

@@ -24,8 +24,9 @@ def from_numpyro(mcmc: "numpyro.infer.MCMC", *, allow_bad_scores: bool = False) 
     """Return the ArviZ tree of a NumPyro run with its unconstrained draws and scores, after the score gate.
 
     Run with ``extra_fields=("z_grad",)`` and the scores cost nothing: HMC and NUTS keep the gradient of the potential,
-    and score = −z_grad. Without it they are recomputed from the model and the arguments of the run. Coordinates are
-    labelled ``site[i]`` in the order of the program. With ``NUTS(potential_fn=...)`` the draws are taken as
+    and score = −z_grad. Without it, as after `SurrogateHMC`, they are recomputed from the model and the arguments of
+    the run, and the attribute `score_evaluations` says how many gradients that cost. Coordinates are labelled
+    ``site[i]`` in the order of the program. With ``NUTS(potential_fn=...)`` the draws are taken as
     unconstrained, in the order of the flattened parameters.
 
     Parameters
@@ -54,12 +55,14 @@ def from_numpyro(mcmc: "numpyro.infer.MCMC", *, allow_bad_scores: bool = False) 
     # Only HMC and its subclasses promise that z_grad is the gradient of the potential.
     kept = mcmc.get_extra_fields(group_by_chain=True) if isinstance(mcmc.sampler, numpyro.infer.HMC) else {}
     samples = mcmc.get_samples(group_by_chain=True)
+    z_grad = kept.get("z_grad")
     if mcmc.sampler.model is None:
-        trace = _potential_trace(mcmc, samples, kept.get("z_grad"))
+        trace = _potential_trace(mcmc, samples, z_grad)
     else:
-        trace = _model_trace(mcmc, samples, kept.get("z_grad"))
+        trace = _model_trace(mcmc, samples, z_grad)
     check = gate(trace, allow_bad_scores)
-    return with_trace(tree, trace, gate_attrs(check) | _versions())
+    evaluated = _evaluations(trace) if z_grad is None else {"score_evaluations": "0"}
+    return with_trace(tree, trace, gate_attrs(check) | _versions() | evaluated)
 
 
 def attach_scores(
@@ -112,7 +115,12 @@ def attach_scores(
             )
         )
     check = gate(trace, allow_bad_scores)
-    return with_trace(tree, trace, gate_attrs(check) | attrs)
+    return with_trace(tree, trace, gate_attrs(check) | attrs | _evaluations(trace))
+
+
+def _evaluations(trace: Trace) -> dict[str, str]:
+    """Return the record of gradients evaluated after sampling, one per draw."""
+    return {"score_evaluations": str(trace.draws.shape[0] * trace.draws.shape[1])}
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,171 @@
+"""One iteration of all chains: choose the kind of transition, move, adapt, record, and fit at the end of warm-up."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int
+
+from mcmcpost.surrogate._designs import AbstractSurrogate
+from mcmcpost.surrogate._fitted import FittedSurrogate, relative_error
+from mcmcpost.surrogate._history import History, Trajectory, pooled, record
+from mcmcpost.surrogate._moves import Metric, Outcome, Point, Target, hamiltonian_move, surrogate_move
+from mcmcpost.surrogate._settings import Settings
+from mcmcpost.surrogate._state import SurrogateState
+
+logger = logging.getLogger("mcmcpost")
+
+
+class Program(NamedTuple):
+    """What an iteration is made of.
+
+    nuts : NumPyro's NUTS of one chain, state ↦ state. adapt : its adaptation of one chain. target : on flat draws.
+    num_warmup : iterations of warm-up. fits : whether a surrogate is fitted at their end.
+    """
+
+    settings: Settings
+    nuts: Callable[[Any], Any]
+    adapt: Callable[..., Any]
+    target: Target
+    num_warmup: int
+    fits: bool
+
+
+class Fit(NamedTuple):
+    """A surrogate and its relative error on held-out trajectories."""
+
+    surrogate: FittedSurrogate
+    error: Float[Array, ""]
+
+
+def fit_history(surrogate: AbstractSurrogate, history: History) -> Fit:
+    """Fit a surrogate to what warm-up saw."""
+    rows = pooled(history)
+    fitted = surrogate.fit(rows.points, rows.gradients, rows.training)
+    return Fit(fitted, relative_error(fitted, rows.points, rows.gradients, rows.held_out))
+
+
+def advance(program: Program, state: SurrogateState) -> SurrogateState:
+    """Return the next state of a batch of chains."""
+    keys = jax.vmap(lambda key: jax.random.split(key, 3))(state.rng_key)
+    warm = state.i < program.num_warmup
+    point, outcome, path = _transition(program, state, keys, warm)
+    adapt = jax.lax.cond(warm, lambda: _adapted(program, state, point, outcome), lambda: state.adapt_state)
+    history = record(state.history, path, state.i, warm)
+    most = program.settings.max_gradient_error
+    fit = Fit(state.surrogate, state.gradient_error[0])
+    if program.fits:
+        last = state.i == program.num_warmup - 1
+        fit = jax.lax.cond(last, lambda: fit_history(program.settings.surrogate, history), lambda: fit)
+        jax.debug.callback(_report, last, fit.error, most)
+    error = jnp.broadcast_to(fit.error, state.gradient_error.shape)
+    count = state.i + 1 - jnp.where(warm, 0, program.num_warmup)
+    unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], state.z))[1]
+    return SurrogateState(
+        i=state.i + 1,
+        z=jax.vmap(unravel)(point.x),
+        potential_energy=point.energy,
+        true_gradient=point.gradient,
+        accept_prob=outcome.accept_prob,
+        mean_accept_prob=state.mean_accept_prob + (outcome.accept_prob - state.mean_accept_prob) / count,
+        diverging=outcome.diverging,
+        num_true_gradients=state.num_true_gradients + outcome.true_gradients,
+        num_true_energies=state.num_true_energies + outcome.true_energies,
+        num_surrogate_gradients=state.num_surrogate_gradients + outcome.surrogate_gradients,
+        surrogate_used=error <= most,
+        gradient_error=error,
+        adapt_state=adapt,
+        rng_key=keys[:, 0],
+        history=history,
+        surrogate=fit.surrogate,
+    )
+
+
+def _transition(
+    program: Program, state: SurrogateState, keys: Array, warm: Bool[Array, ""]
+) -> tuple[Point, Outcome, Trajectory]:
+    """Move all chains in one way: which, is one number, so that only that one is computed."""
+    settings, target, adapted = program.settings, program.target, state.adapt_state
+    point = Point(jax.vmap(lambda z: ravel_pytree(z)[0])(state.z), state.potential_energy, state.true_gradient)
+    metric = Metric(adapted.step_size, adapted.inverse_mass_matrix, adapted.mass_matrix_sqrt)
+    finer = metric._replace(step_size=metric.step_size / settings.refinement)
+    steps = settings.num_steps * settings.refinement
+    nothing = Trajectory(*(jnp.zeros_like(leaf[:, 0]) for leaf in state.history))
+    type Moved = tuple[Point, Outcome, Trajectory]
+
+    def truly() -> Moved:
+        known, extra = _with_gradient(target, point)
+        move = jax.vmap(lambda p, m, k: hamiltonian_move(target, p, m, k, settings.num_steps))
+        moved, outcome, path = move(known, metric, keys[:, 1])
+        return moved, _charge(outcome, extra), Trajectory(path.points, path.gradients, path.energies)
+
+    def by_nuts() -> Moved:
+        known, extra = _with_gradient(target, point)
+        moved, outcome = jax.vmap(lambda p, a, k: _nuts_move(program, p, a, k))(known, adapted, keys[:, 1])
+        return moved, _charge(outcome, extra), nothing
+
+    def surrogately() -> Moved:
+        move = jax.vmap(
+            lambda p, m, k: surrogate_move(target, state.surrogate, p, m, k, steps, settings.delayed_acceptance)
+        )
+        return *move(point, finer, keys[:, 1]), nothing
+
+    coin = jax.random.uniform(keys[0, 2]) < settings.true_gradient_probability
+    kind = jnp.where(warm, 0, jnp.where(state.surrogate_used[0], jnp.where(coin, 0, 2), 1))
+    return jax.lax.switch(kind, (truly, by_nuts, surrogately))
+
+
+def _with_gradient(target: Target, point: Point) -> tuple[Point, Int[Array, " c"]]:
+    """Return the points with their true gradients, and how many each chain had to evaluate."""
+    unknown = ~jnp.isfinite(point.gradient).all(1)
+    gradient = jax.lax.cond(unknown.any(), lambda: jax.vmap(target.evaluate)(point.x).gradient, lambda: point.gradient)
+    return point._replace(gradient=gradient), unknown.astype(int)
+
+
+def _charge(outcome: Outcome, extra: Int[Array, " c"]) -> Outcome:
+    return outcome._replace(true_gradients=outcome.true_gradients + extra)
+
+
+def _nuts_move(program: Program, point: Point, adapted: Any, key: Array) -> tuple[Point, Outcome]:
+    from numpyro.infer.hmc import HMCState
+
+    none, zero = jnp.zeros((), int), jnp.zeros_like(point.energy)
+    start = HMCState(
+        i=none + program.num_warmup,
+        z=point.x,
+        z_grad=point.gradient,
+        potential_energy=point.energy,
+        energy=point.energy,
+        r=None,
+        trajectory_length=None,
+        num_steps=none,
+        accept_prob=zero,
+        mean_accept_prob=zero,
+        diverging=jnp.asarray(False),
+        adapt_state=adapted,
+        rng_key=key,
+    )
+    new = program.nuts(start)
+    outcome = Outcome(new.accept_prob, new.diverging, new.num_steps, new.num_steps, none)
+    return Point(new.z, new.potential_energy, new.z_grad), outcome
+
+
+def _adapted(program: Program, state: SurrogateState, point: Point, outcome: Outcome) -> Any:
+    from numpyro.infer.hmc_util import IntegratorState
+
+    at = IntegratorState(z=point.x, r=None, potential_energy=point.energy, z_grad=point.gradient)
+    adapt = jax.vmap(program.adapt, in_axes=(None, 0, 0, 0))
+    return adapt(state.i, outcome.accept_prob, at, state.adapt_state)
+
+
+def _report(last: Any, error: Any, most: Any) -> None:
+    if last and not error <= most:
+        logger.warning(
+            "SurrogateHMC: the surrogate's gradient is wrong by %.3g on held-out trajectories, more than "
+            "max_gradient_error=%.3g: it is declined, and sampling is by NUTS with true gradients.",
+            error,
+            most,
+        )

@@ -1,0 +1,180 @@
+"""Markov moves of one chain: leapfrog by true gradients, by surrogate gradients, and delayed acceptance."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int
+
+from mcmcpost.surrogate._fitted import EnergyAndGradient, FittedSurrogate
+
+JITTER = 0.2
+"""Half-width of the uniform relative jitter of step sizes: a fixed length may resonate."""
+DIVERGENCE = 1000.0
+"""Energy error from which a trajectory counts as divergent, as in NumPyro."""
+
+
+class Target(NamedTuple):
+    """The true potential energy on the flat unconstrained space: alone, and with its gradient."""
+
+    energy: Callable[[Any], Array]
+    evaluate: Callable[[Any], EnergyAndGradient]
+
+
+def flat_target(potential: Callable[[Any], Any], z: Any) -> Target:
+    """Return the potential on flat draws; z : a batch of draws, a pytree of which the structure counts."""
+    unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), z))[1]
+
+    def energy(x: Float[Array, " d"]) -> Float[Array, ""]:
+        return potential(unravel(x))
+
+    return Target(energy, lambda x: EnergyAndGradient(*jax.value_and_grad(energy)(x)))
+
+
+class Point(NamedTuple):
+    """A state of the chain. gradient : true, NaN where it was never evaluated."""
+
+    x: Float[Array, " d"]
+    energy: Float[Array, ""]
+    gradient: Float[Array, " d"]
+
+
+class Metric(NamedTuple):
+    """Adapted step size and mass: inverse mass matrix and square root of the mass matrix, (d,) or (d, d)."""
+
+    step_size: Float[Array, ""]
+    inverse_mass: Float[Array, "..."]
+    mass_root: Float[Array, "..."]
+
+    def momentum(self, key: Array, d: int) -> Float[Array, " d"]:
+        """Draw a momentum."""
+        noise = jax.random.normal(key, (d,), self.step_size.dtype)
+        return self.mass_root * noise if self.mass_root.ndim == 1 else self.mass_root @ noise
+
+    def velocity(self, p: Float[Array, " d"]) -> Float[Array, " d"]:
+        """Return M⁻¹p."""
+        return self.inverse_mass * p if self.inverse_mass.ndim == 1 else self.inverse_mass @ p
+
+    def kinetic(self, p: Float[Array, " d"]) -> Float[Array, ""]:
+        """Return ½pᵀM⁻¹p."""
+        return 0.5 * p @ self.velocity(p)
+
+
+class Outcome(NamedTuple):
+    """What a move did and what it cost.
+
+    energies : true energies on which acceptance rests; that of a true trajectory came with its last gradient.
+    """
+
+    accept_prob: Float[Array, ""]
+    diverging: Bool[Array, ""]
+    true_gradients: Int[Array, ""]
+    true_energies: Int[Array, ""]
+    surrogate_gradients: Int[Array, ""]
+
+
+class Leapfrog(NamedTuple):
+    """End of a trajectory and all its points, of leading axis l."""
+
+    x: Float[Array, " d"]
+    p: Float[Array, " d"]
+    points: Float[Array, "l d"]
+    gradients: Float[Array, "l d"]
+    energies: Float[Array, " l"]
+
+
+def leapfrog(
+    evaluate: Callable[[Any], EnergyAndGradient],
+    metric: Metric,
+    x: Float[Array, " d"],
+    p: Float[Array, " d"],
+    gradient: Float[Array, " d"],
+    step_size: Float[Array, ""],
+    num_steps: int,
+) -> Leapfrog:
+    """Return the trajectory of (x, p), given the gradient at x."""
+
+    def step(carry: tuple, _: None) -> tuple[tuple, tuple]:
+        x, p, gradient = carry
+        p = p - 0.5 * step_size * gradient
+        x = x + step_size * metric.velocity(p)
+        energy, gradient = evaluate(x)
+        return (x, p - 0.5 * step_size * gradient, gradient), (x, gradient, energy)
+
+    (x, p, _), (points, gradients, energies) = jax.lax.scan(step, (x, p, gradient), None, length=num_steps)
+    return Leapfrog(x, p, points, gradients, energies)
+
+
+def accepts(key: Array, log_ratio: Float[Array, ""]) -> Bool[Array, ""]:
+    """Accept with probability min(1, ratio)."""
+    return jnp.log(jax.random.uniform(key, (), log_ratio.dtype)) < log_ratio
+
+
+def hamiltonian_move(
+    target: Target, point: Point, metric: Metric, key: Array, num_steps: int
+) -> tuple[Point, Outcome, Leapfrog]:
+    """Move by Hamiltonian Monte Carlo on the gradients of `target`."""
+    key_p, key_step, key_accept = jax.random.split(key, 3)
+    p = metric.momentum(key_p, len(point.x))
+    step_size = _jittered(key_step, metric.step_size)
+    path = leapfrog(target.evaluate, metric, point.x, p, point.gradient, step_size, num_steps)
+    energy, gradient = path.energies[-1], path.gradients[-1]
+    error = energy + metric.kinetic(path.p) - point.energy - metric.kinetic(p)
+    moved = Point(path.x, energy, gradient)
+    new, outcome = _finish(key_accept, point, moved, error, (num_steps, 1, 0))
+    return new, outcome, path
+
+
+def surrogate_move(
+    target: Target,
+    surrogate: FittedSurrogate,
+    point: Point,
+    metric: Metric,
+    key: Array,
+    num_steps: int,
+    num_moves: int,
+) -> tuple[Point, Outcome]:
+    """Move along the surrogate's energy and accept with the true one.
+
+    One move: its leapfrog is reversible and keeps volume, so the ratio is that of the true Hamiltonian. Several, each
+    accepted with the surrogate's energy Ê: together they are reversible with respect to exp(−Ê), so the second stage
+    accepts with exp(E(x) − Ê(x) − E(y) + Ê(y)) (Christen and Fox, 2005).
+    """
+    key_moves, key_accept = jax.random.split(key)
+    cost = (0, 1, num_moves * (num_steps + 1))
+    if num_moves == 1:
+        key_p, key_step = jax.random.split(key_moves)
+        p = metric.momentum(key_p, len(point.x))
+        start = surrogate.evaluate(point.x)
+        step_size = _jittered(key_step, metric.step_size)
+        path = leapfrog(surrogate.evaluate, metric, point.x, p, start.gradient, step_size, num_steps)
+        energy = target.energy(path.x)
+        error = energy + metric.kinetic(path.p) - point.energy - metric.kinetic(p)
+        end = path.x
+    else:
+        start = surrogate.evaluate(point.x)
+        model = Target(lambda x: surrogate.evaluate(x).energy, surrogate.evaluate)
+
+        def inner(inside: Point, key: Array) -> tuple[Point, None]:
+            return hamiltonian_move(model, inside, metric, key, num_steps)[0], None
+
+        stop = jax.lax.scan(inner, Point(point.x, *start), jax.random.split(key_moves, num_moves))[0]
+        energy, end = target.energy(stop.x), stop.x
+        error = energy - stop.energy - point.energy + start.energy
+    return _finish(key_accept, point, Point(end, energy, jnp.full_like(end, jnp.nan)), error, cost)
+
+
+def _jittered(key: Array, step_size: Float[Array, ""]) -> Float[Array, ""]:
+    return step_size * (1 + JITTER * jax.random.uniform(key, (), step_size.dtype, -1.0, 1.0))
+
+
+def _finish(
+    key: Array, point: Point, moved: Point, error: Float[Array, ""], cost: tuple[int, int, int]
+) -> tuple[Point, Outcome]:
+    error = jnp.where(jnp.isnan(error), jnp.inf, error)
+    taken = accepts(key, -error)
+    new = jax.tree.map(lambda to, stay: jnp.where(taken, to, stay), moved, point)
+    counts = (jnp.asarray(count, int) for count in cost)
+    return new, Outcome(jnp.minimum(1, jnp.exp(-error)), error > DIVERGENCE, *counts)

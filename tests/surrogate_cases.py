@@ -1,0 +1,103 @@
+"""Targets of the surrogate tests, with iid draws, and a frozen kernel started from them."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpyro.infer import MCMC
+
+from mcmcpost.surrogate import SurrogateHMC
+
+NUM_TRANSITIONS = 8
+
+
+class IID(NamedTuple):
+    """A potential, its iid draws and the expectations to monitor: name ↦ (function of draws (n, d), value)."""
+
+    potential: object
+    draws: object
+    expectations: dict
+
+
+def banana_potential(x):
+    """Equation 30 of the paper: x₁ ~ N(0, 1), 2x₁² − 2x₂ + 2 ~ N(0, 1), the others N(0, ½)."""
+    return 0.5 * (x[0] ** 2 + (2 * x[0] ** 2 - 2 * x[1] + 2) ** 2 + 2 * jnp.sum(x[2:] ** 2))
+
+
+def _banana_draws(rng, n, d):
+    x = rng.standard_normal((n, d))
+    x[:, 1] = x[:, 0] ** 2 + 1 - x[:, 1] / 2
+    x[:, 2:] *= np.sqrt(0.5)
+    return x
+
+
+def banana(d):
+    expectations = {
+        "x1": (lambda x: x[:, 0], 0.0),
+        "x1^2": (lambda x: x[:, 0] ** 2, 1.0),
+        "|x1|>2": (lambda x: abs(x[:, 0]) > 2, 0.04550026),
+        "x2": (lambda x: x[:, 1], 2.0),
+        "bend^2": (lambda x: (2 * x[:, 0] ** 2 - 2 * x[:, 1] + 2) ** 2, 1.0),
+    }
+    if d > 2:
+        expectations["rest^2"] = (lambda x: np.sum(x[:, 2:] ** 2, 1), (d - 2) / 2)
+    return IID(banana_potential, lambda rng, n: _banana_draws(rng, n, d), expectations)
+
+
+def gaussian():
+    precision = np.array([[2.0, 0.9], [0.9, 1.0]])
+    covariance = np.linalg.inv(precision)
+    root = np.linalg.cholesky(covariance)
+    return IID(
+        lambda x: 0.5 * x @ jnp.asarray(precision) @ x,
+        lambda rng, n: rng.standard_normal((n, 2)) @ root.T,
+        {
+            "x1": (lambda x: x[:, 0], 0.0),
+            "x1^2": (lambda x: x[:, 0] ** 2, covariance[0, 0]),
+            "x1 x2": (lambda x: x[:, 0] * x[:, 1], covariance[0, 1]),
+            "E": (lambda x: 0.5 * np.sum(x @ precision * x, 1), 1.0),
+        },
+    )
+
+
+TARGETS = {"gaussian": gaussian(), "banana2": banana(2), "banana10": banana(10)}
+
+
+def frozen_state(kernel, fitted, draws, key, step_size):
+    """Return the state of one chain per draw, sampling with the surrogate given."""
+    with pytest.warns(UserWarning, match="warm-up"):
+        state = kernel.init(jax.random.split(key, len(draws)), 0, jnp.asarray(draws))
+    return state._replace(
+        surrogate=fitted,
+        surrogate_used=jnp.ones(len(draws), bool),
+        gradient_error=jnp.zeros(len(draws)),
+        adapt_state=state.adapt_state._replace(step_size=jnp.full(len(draws), step_size)),
+    )
+
+
+def z_scores(target, draws):
+    """Return by how many standard errors each mean over independent draws misses its expectation."""
+    found = {}
+    for name, (function, truth) in target.expectations.items():
+        values = np.asarray(function(np.asarray(draws)), float)
+        found[name] = (values.mean() - truth) / (values.std(ddof=1) / np.sqrt(len(values)))
+    return found
+
+
+def run(kernel, key, *args, num_warmup=100, num_samples=50, num_chains=2, method="vectorized", init=None, **kwargs):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method=method,
+        progress_bar=False,
+    )
+    mcmc.run(key, *args, init_params=init, **kwargs)
+    return mcmc
+
+
+def make(target, **settings):
+    return SurrogateHMC(potential_fn=target.potential, **settings)
