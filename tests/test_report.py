@@ -120,6 +120,16 @@ def test_the_score_check_shows_every_test_and_its_limit(tree):
     assert limit.get_xdata()[0] == check.threshold
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", DOLLARS]
     axes.figure.canvas.draw()
+    (first,) = mp.plot_score_check(check, rows=1).lines[2].get_xdata()
+    assert first == np.abs(check.z_product[1, 0])  # of a parameter that has no row
+
+
+def test_names_fit_beside_their_rows(estimate):
+    odd = estimate._replace(names=("a\0b\nc", "x" * 200, *estimate.names[2:]))
+    labels = [label.get_text() for label in mp.plot_gain(odd).get_yticklabels()]
+    assert labels[0] == "a b c"
+    assert labels[1] == "x" * 39 + "…"
+    draw("odd", "T", "D", (7.0, 3.0), lambda axes: mp.plot_gain(odd, axes))
 
 
 def test_a_gross_failure_and_one_parameter_can_be_drawn(rng):

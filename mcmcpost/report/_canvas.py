@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 PLAIN = "0.4"
 CONTROLLED = "C0"
+MOST_LETTERS = 40
 
 
 def require(where: str, *modules: str) -> None:
@@ -35,9 +36,15 @@ def rows_height(count: int) -> float:
     return 1.3 + 0.28 * count
 
 
+def row_name(name: str) -> str:
+    """Return a name as it fits beside a row: one line, printable, and of at most forty characters."""
+    text = "".join(c if c.isprintable() else " " for c in name)
+    return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "…"
+
+
 def name_rows(axes: "Axes", names: Any) -> None:
     """Label the rows from the top downwards; a dollar in a name is no mathematics."""
-    axes.set_yticks(range(len(names)), list(names), parse_math=False)
+    axes.set_yticks(range(len(names)), list(map(row_name, names)), parse_math=False)
     axes.set_ylim(len(names) - 0.4, -0.6)
 
 

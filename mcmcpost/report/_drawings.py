@@ -13,7 +13,6 @@ from mcmcpost.report._evidence_path import plot_evidence_path
 from mcmcpost.report._score_check import plot_score_check
 from mcmcpost.report._svg import Drawing, draw
 from mcmcpost.report._task_correlation import matrix_size, plot_task_correlation
-from mcmcpost.scores import ScoreCheck
 
 MOST_ROWS = 60
 """A figure has the first so many rows; the tables have all."""
@@ -25,7 +24,6 @@ def posterior_drawings(part: PosteriorPart) -> dict[str, Drawing]:
     head, shown = _first(part.estimate), len(part.estimate.names)
     size = (WIDTH, rows_height(min(shown, MOST_ROWS)))
     part_of = f" The first {MOST_ROWS} of {shown} quantities." if shown > MOST_ROWS else ""
-    check, parameters = _first_scores(part)
     d = len(part.parameters)
     part_of_scores = f" The first {MOST_ROWS} of {d} parameters." if d > MOST_ROWS else ""
     return {
@@ -58,7 +56,7 @@ def posterior_drawings(part: PosteriorPart) -> dict[str, Drawing]:
             f"The absolute z of each test of Stein's identity for each parameter; up to"
             f" {significant(part.check.threshold, 3)} passes. Verdict: {part.check.verdict}.{part_of_scores}",
             (WIDTH, rows_height(min(d, MOST_ROWS))),
-            lambda axes: plot_score_check(check, parameters, axes),
+            lambda axes: plot_score_check(part.check, part.parameters, axes, rows=MOST_ROWS),
         ),
     }
 
@@ -98,12 +96,6 @@ def _first(estimate: Estimate) -> Estimate:
     return estimate._replace(
         **kept, residuals=estimate.residuals[..., rows], covariance=estimate.covariance[rows, rows]
     )
-
-
-def _first_scores(part: PosteriorPart) -> tuple[ScoreCheck, tuple[str, ...]]:
-    rows = slice(MOST_ROWS)
-    check = part.check
-    return check._replace(z_mean=check.z_mean[rows], z_product=check.z_product[rows, rows]), part.parameters[rows]
 
 
 def _widest(estimate: Estimate) -> str:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from mcmcpost._checks import fault
 from mcmcpost.control import JointEstimate
-from mcmcpost.report._canvas import axes_for, name_rows
+from mcmcpost.report._canvas import axes_for, name_rows, row_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,9 @@ def plot_task_correlation(joint: JointEstimate, ax: "Axes | None" = None) -> "Ax
     axes.figure.colorbar(image, ax=axes, label="correlation", shrink=0.8)
     name_rows(axes, names)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor", parse_math=False)
+    axes.set_xticks(
+        range(len(names)), list(map(row_name, names)), rotation=45, ha="right", rotation_mode="anchor", parse_math=False
+    )
     if len(names) <= MOST_WRITTEN:
         for i, row in enumerate(correlation):
             for j, value in enumerate(row):
