@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mcmcpost._checks import fault
 from mcmcpost.surrogate._fitted import FittedSurrogate
 from mcmcpost.surrogate._history import History
 
@@ -39,6 +40,12 @@ class SurrogateState(NamedTuple):
     rng_key: Any
     history: History
     surrogate: FittedSurrogate
+
+    @property
+    def z_grad(self) -> Any:
+        """Refuse: what NumPyro calls `z_grad` is the true gradient at every draw, which was not evaluated."""
+        cure = "Call mcmcpost.from_numpyro(mcmc), or attach_scores on a stored trace: they compute true scores."
+        raise ValueError(fault("SurrogateHMC", "no `z_grad` among the extra fields", "one", cure))
 
 
 SHARED = ("i", "surrogate")
