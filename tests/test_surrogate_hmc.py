@@ -14,7 +14,7 @@ from surrogate_cases import NUM_TRANSITIONS, TARGETS, banana_potential, frozen_s
 import mcmcpost as mp
 from mcmcpost.surrogate import SurrogateHMC, _advance, _moves
 
-pytestmark = pytest.mark.filterwarnings("ignore:There are not enough devices:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:Some donated buffers were not usable:UserWarning")
 
 NUM_CHAINS = 4000
 STEPS = 6
@@ -92,6 +92,7 @@ def test_invariance_is_lost_without_the_true_energy(target, kernel, rng, key, mo
     assert max(map(abs, z_scores(TARGETS[target], state.z).values())) > 4.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("surrogate", list(SURROGATES))
 def test_the_gradient_is_that_of_the_surrogate_energy(surrogate):
     found = fitted("banana2", surrogate)
@@ -114,6 +115,7 @@ def test_a_surrogate_knows_gradients_it_was_not_given(rng):
     assert jnp.median(jnp.linalg.norm(bent - slope(new), axis=1)) > 0.1 * size
 
 
+@pytest.mark.slow
 def test_a_quadratic_is_learnt_exactly():
     found = fitted("gaussian", "good")
     x = jnp.array([2.0, -3.0])

@@ -52,7 +52,8 @@ class SurrogateHMC:
     num_steps : leapfrog steps of a trajectory with true gradients.
     refinement : surrogate steps in place of one true step, each as much shorter: they cost no true gradient.
     true_gradient_probability : of a transition with true gradients after warm-up.
-    delayed_acceptance : surrogate moves per true energy, each accepted with the surrogate's own.
+    delayed_acceptance : surrogate moves per true energy, each accepted with the surrogate's own. Many can lose:
+    chains stick in tails where the surrogate's energy is too high; look at the tail effective size.
     max_gradient_error : largest relative error on held-out trajectories for which the surrogate is used.
     history_size : points of warm-up that are kept, per chain.
     step_size, target_accept_prob, dense_mass, init_strategy : as of NumPyro's HMC.
