@@ -38,6 +38,7 @@ def test_every_policy_is_in_the_table():
     assert {type(policy) for policy in POLICIES.values()} == set(AbstractPolicy.__subclasses__())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 @pytest.mark.parametrize("policy", TRAINED)
 def test_training_ends_no_higher_than_it_began_and_predicts(policy, optimiser, key, rng):
@@ -80,6 +81,7 @@ def test_with_nothing_free_the_record_says_so(policy, rng):
     np.testing.assert_array_equal(fitted.record.history, fitted.record.objective)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("i", [24, 1000])
 def test_one_action_per_row_is_the_exact_process(i, rng):
     """A budget beyond n is n."""
@@ -96,6 +98,7 @@ def test_one_action_per_row_is_the_exact_process(i, rng):
     np.testing.assert_allclose(split.computational, 0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_combined_variance_is_mathematical_plus_computational(rng):
     case = make_case(rng, 60, 40)
     scale = case.y.std()
@@ -110,6 +113,7 @@ def test_combined_variance_is_mathematical_plus_computational(rng):
         assert (split.computational > 0).all()
 
 
+@pytest.mark.slow
 def test_samples_have_the_mean_and_covariance_of_the_prediction(key, rng):
     case = make_case(rng, 30, 4)
     fitted = ComputationAwareGP(KERNEL, 0.2, 5, policy=UnitActions(), optimise=False).fit(case.X, 9 + 4 * case.y)
@@ -124,6 +128,7 @@ def test_samples_have_the_mean_and_covariance_of_the_prediction(key, rng):
     np.testing.assert_allclose(twice[:, 0], twice[:, 1], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_fit_leaves_its_inputs_and_jax_alone(rng):
     case = make_case(rng, 30)
     X, y = case.X.copy(), case.y.copy()
@@ -136,6 +141,7 @@ def test_the_fit_leaves_its_inputs_and_jax_alone(rng):
     assert all(isinstance(leaf, np.ndarray | float | int | str) for leaf in jax.tree.leaves(fitted))
 
 
+@pytest.mark.slow
 def test_duplicates_and_constant_columns_and_outputs_fit(rng):
     case = make_case(rng, 20)
     X = np.column_stack([np.repeat(case.X, 2, axis=0), np.full(40, 3.0)])

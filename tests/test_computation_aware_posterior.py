@@ -160,6 +160,7 @@ def test_residual_actions_give_the_iterates_of_conjugate_gradients(i, key, rng):
     np.testing.assert_allclose(state.weights, solved.value[:, 0], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zero", "dependent", "equal"])
 def test_actions_without_full_rank_are_those_of_their_span(kind, rng):
     """Zero or dependent actions add nothing, make no NaN, and are counted."""

@@ -47,6 +47,7 @@ def kernel_root(kernel, d):
     return np.broadcast_to(scale, (d,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_prediction_and_variances_are_the_dense_posterior(name, rng):
     kernel, n, d = CASES[name]
@@ -69,6 +70,7 @@ def test_prediction_and_variances_are_the_dense_posterior(name, rng):
     assert isinstance(prediction.value, np.ndarray)
 
 
+@pytest.mark.slow
 def test_values_join_the_gradients_and_carry_their_constant(rng):
     kernel, n, d = CASES["squared_exponential"]
     X, G, y = rng.normal(size=(n, d)), rng.normal(size=(n, d)), rng.normal(size=n)
@@ -102,6 +104,7 @@ def test_samples_have_the_posterior_moments(rng, key):
     assert np.abs(correlation).max() < 5 * np.sqrt(2 / 20_000)
 
 
+@pytest.mark.slow
 def test_the_prior_mean_is_added_with_its_derivatives(rng):
     X, new = rng.normal(size=(5, 3)), rng.normal(size=(2, 3))
     slopes = np.asarray(jax.vmap(jax.grad(bowl))(X))
@@ -131,6 +134,7 @@ def test_tuning_raises_the_likelihood_and_learns_a_smooth_function(rng):
     assert value.std() < 0.02
 
 
+@pytest.mark.slow
 def test_a_given_noise_is_kept_and_a_given_solver_is_used(rng):
     X = rng.normal(size=(4, 6))
     fitted = GradientGP(Scaled(1.0, Matern52(2.0)), 0.1, solver=GradientCG(1e-10)).fit(X, -X)
@@ -152,6 +156,7 @@ def test_inputs_are_not_changed_and_results_are_numpy(rng):
     assert prediction.gradient.dtype == np.float64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [None, SquaredExponential(1.0), Matern32(1.0), Polynomial(2)])
 def test_coincident_points_are_fitted(kernel, rng):
     X = np.repeat(rng.normal(size=(3, 4)), 2, axis=0)

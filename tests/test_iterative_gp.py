@@ -53,6 +53,7 @@ def by_autodiff(template, scale, data, walked):
     return jax.grad(value)(walked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [Softplus(), Log()])
 @pytest.mark.parametrize("estimator", [Standard(3_000), Pathwise(3_000, 4_000)])
 def test_estimated_gradients_are_unbiased(estimator, scale, data, key):
@@ -67,6 +68,7 @@ def test_estimated_gradients_are_unbiased(estimator, scale, data, key):
     np.testing.assert_allclose(got, wanted, atol=4.5 * np.sqrt(N / 2 / 3_000) + 0.02 * N / 2)
 
 
+@pytest.mark.slow
 def test_pathwise_varies_less_than_standard(data, key):
     X = jnp.asarray(data[0])
 
@@ -85,6 +87,7 @@ def test_pathwise_varies_less_than_standard(data, key):
     assert pathwise.std() < 0.95 * standard.std()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kernel",
     [
@@ -134,6 +137,7 @@ def test_solves_follow_the_exact_trajectory(estimator, data, key):
     assert ours.history["epochs"][1:].mean() < ours.history["epochs"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [Cholesky(), CG])
 def test_predictions_are_those_of_the_dense_posterior(solver, data, rng):
     X, y = data
@@ -201,6 +205,7 @@ def test_duplicates_constant_columns_and_constant_outputs(rng):
     np.testing.assert_allclose(flat.predict(X[:4]).mean, 2.5)
 
 
+@pytest.mark.slow
 def test_a_fit_changes_neither_the_process_nor_the_data(data):
     X, y = data
     before = X.copy(), y.copy()

@@ -81,6 +81,7 @@ def test_value_and_gradient_may_come_apart(rng):
     assert apart.nfev == together.nfev
 
 
+@pytest.mark.slow
 def test_the_first_direction_is_the_steepest(rng):
     g = jnp.asarray(rng.normal(size=7))
     memory = remember(empty_memory(3, g), jnp.zeros(7), g)
@@ -88,6 +89,7 @@ def test_the_first_direction_is_the_steepest(rng):
         np.testing.assert_allclose(direction_of(method, memory), -g, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_without_unexplained_secants_the_direction_is_that_of_lbfgs(rng, spd):
     """On two points the quasi-Newton prior explains everything: nothing is left for the process."""
     memory = empty_memory(2, jnp.zeros(40))
@@ -114,6 +116,7 @@ def test_compact_matrices_are_the_recursion(rng, spd):
     np.testing.assert_allclose(inverse_hessian(pairs).dense() @ expected, np.eye(40), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_pairs_of_no_curvature_are_left_out(rng):
     points = jnp.asarray(rng.normal(size=(3, 5)))
     gradients = jnp.stack([points[0], points[1], points[1] - (points[2] - points[1])])
@@ -127,6 +130,7 @@ def test_pairs_of_no_curvature_are_left_out(rng):
         assert float(direction @ gradients[-1]) < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_the_optax_face_minimises_a_tree_under_jit(name):
     def loss(params):
@@ -154,6 +158,7 @@ def test_the_transformation_asks_for_the_parameters():
         transformation.update(jnp.ones(2), transformation.init(jnp.ones(2)))
 
 
+@pytest.mark.slow
 def test_bad_starts_and_functions_have_a_status(rng):
     assert minimize(lambda x: (np.nan, x), np.ones(2)).status == 3
     spent = minimize(with_gradient, rng.normal(size=9), max_iter=2)

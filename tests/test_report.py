@@ -60,6 +60,7 @@ def rows_of(container):
     return line.get_xdata(), np.array([np.ptp(s[:, 0]) / 2 if s.ndim == 2 else np.nan for s in bars.get_segments()])
 
 
+@pytest.mark.slow
 def test_the_forest_shows_both_estimates_with_two_errors(estimate):
     axes = mp.plot_controlled_forest(estimate)
     assert [label.get_text() for label in axes.get_yticklabels()] == list(estimate.names)
@@ -303,6 +304,7 @@ def test_an_evidence_needs_no_trace(rng):
         mp.html_report(None)
 
 
+@pytest.mark.slow
 def test_more_rows_than_a_figure_has(rng):
     x = rng.normal(size=(2, 50, 70))
     tree = mp.from_arrays(x, -x)

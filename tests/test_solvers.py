@@ -177,6 +177,7 @@ def test_small_and_uneven_sizes(n, rng, key):
         np.testing.assert_allclose(solve(a, right, choice, key=key).value, exact, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_operator_parts_agree_with_the_dense_matrix(data):
     points, right = data
     a = Regularised(kernel_operator(kernel(1.3), points, block=16), jnp.linspace(0.1, 1.0, N))

@@ -23,6 +23,7 @@ def trace(rng):
     return gaussian_trace(rng, (2, 300, 3))
 
 
+@pytest.mark.slow
 def test_variance_falls_with_the_budget_to_the_exact_one(trace):
     values = trace.draws
     exact = solve_stein_weights(trace, values, method()).variance_factor
@@ -39,6 +40,7 @@ def test_variance_falls_with_the_budget_to_the_exact_one(trace):
     assert factors[0] > 1.5 * exact
 
 
+@pytest.mark.slow
 def test_a_stop_on_the_variance_is_early_and_nearly_exact(trace):
     exact = solve_stein_weights(trace, trace.draws, method())
     solver = mp.ConjugateGradients(1e-12, 500, rank=5, gain=1e-3)
@@ -63,6 +65,7 @@ def test_model_error_is_that_of_the_dense_posterior(trace):
     np.testing.assert_allclose(weights.mean(values), beta, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_weights_of_a_kernel_nearby_need_fewer_products(trace):
     solver = mp.ConjugateGradients(1e-4, 500, rank=5)
     before = solve_stein_weights(trace, trace.draws, method(solver=solver))
@@ -88,6 +91,7 @@ def test_bad_requests_are_refused(trace):
         method(budget=10, max_states=100)
 
 
+@pytest.mark.slow
 def test_a_budgeted_control_functional_says_that_it_is_unfinished(trace):
     unfinished = estimate(trace, trace.draws**2, method(budget=3))
     assert set(unfinished.status) == {"not_converged"}
