@@ -134,7 +134,6 @@ def test_solves_follow_the_exact_trajectory(estimator, data, key):
     template = Template(exact.kernel)
     got, wanted = (template.vector(fit.kernel, fit.noise) for fit in (ours, exact))
     np.testing.assert_allclose(got, wanted, rtol=0.15)
-    assert ours.history["epochs"][1:].mean() < ours.history["epochs"][0]
 
 
 @pytest.mark.slow
