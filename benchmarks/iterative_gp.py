@@ -77,11 +77,8 @@ def solver_of(name: str, budget: float) -> Any:
 def trajectory(name: str, data: Split, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     kernel = Scaled(1.0, Matern32(np.ones(data.X.shape[1])))
     template = Template(kernel)
-    walk: list[np.ndarray] = []
     start = time.perf_counter()
-    exact = maximise_exact_likelihood(
-        kernel, 1.0, data.X, data.y, scale=SCALE, learning_rate=0.1, max_steps=args.steps, trail=walk
-    )
+    exact = maximise_exact_likelihood(kernel, 1.0, data.X, data.y, scale=SCALE, learning_rate=0.1, max_steps=args.steps)
     dense = time.perf_counter() - start
     arrays = jnp.asarray(data.X), jnp.asarray(data.y)
     cold: dict[tuple[str, str], float] = {}
@@ -89,12 +86,12 @@ def trajectory(name: str, data: Split, args: argparse.Namespace) -> Iterator[dic
         for estimator in args.estimators:
             for warm in (False, True):
                 last, epochs, ended, seconds = None, [], 0, 0.0
-                for step, walked in enumerate(walk):
+                for step, positive in enumerate(exact.history["parameters"]):
                     keys = jax.random.key(1), jax.random.fold_in(jax.random.key(2), step)
                     begun = time.process_time()
                     report = estimate_gradient(
                         template, SCALE, ESTIMATORS[estimator], solver_of(solver, args.budget), arrays,
-                        jnp.asarray(walked), last, keys,
+                        jnp.asarray(SCALE.walked(positive)), last, keys,
                     )  # fmt: skip
                     epochs.append(float(report.epochs))
                     seconds += time.process_time() - begun

@@ -64,8 +64,9 @@ def test_estimated_gradients_are_unbiased(estimator, scale, data, key):
         template, scale, estimator, CG, (jnp.asarray(X), jnp.asarray(y)), walked, None, (key, key)
     ).gradient
     wanted = by_autodiff(template, scale, (X, y), walked)
-    # tr(H⁻¹∂H)/2 has standard deviation of order √(n/2)/√s; two per cent more for the random features
-    np.testing.assert_allclose(got, wanted, atol=4.5 * np.sqrt(N / 2 / 3_000) + 0.02 * N / 2)
+    # tr(H⁻¹∂H)/2 has standard deviation of order √(n/2)/√s; the trace is off by two per cent for the random features
+    bias = 0.02 * N / 2 if isinstance(estimator, Pathwise) else 0
+    np.testing.assert_allclose(got, wanted, atol=4.5 * np.sqrt(N / 2 / 3_000) + bias)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def test_variance_falls_with_the_budget_to_the_exact_one(trace):
         solver = mp.ConjugateGradients(1e-12, rank=5)
         weights = solve_stein_weights(trace, values, method(solver=solver, budget=budget))
         assert weights.values.sum() == pytest.approx(1)
-        assert weights.status == ("not_converged" if budget < 400 else weights.status)
+        assert weights.status == "not_converged" or budget == 400
         factors.append(weights.variance_factor)
     assert (np.diff(factors) <= 1e-12).all()
     assert min(factors) >= exact * (1 - 1e-8)
@@ -74,6 +74,18 @@ def test_weights_of_a_kernel_nearby_need_fewer_products(trace):
     warm = solve_stein_weights(trace, trace.draws, near, initial=before)
     assert warm.info["num_products"] < cold.info["num_products"]
     np.testing.assert_allclose(warm.mean(trace.draws), cold.mean(trace.draws), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_stop_on_the_variance_is_not_fooled_by_a_start_far_off(trace):
+    """From another kernel's weights the variance of the rule may rise before it falls."""
+    solver = mp.ConjugateGradients(1e-12, 500, rank=5, gain=1e-3)
+    far = mp.ControlFunctional(InverseMultiquadric(0.3), NUGGET)
+    start = solve_stein_weights(trace, trace.draws, far)
+    exact = solve_stein_weights(trace, trace.draws, method())
+    warm = solve_stein_weights(trace, trace.draws, method(solver=solver), initial=start)
+    assert warm.status == "controlled"
+    assert exact.variance_factor * (1 - 1e-8) <= warm.variance_factor < 1.1 * exact.variance_factor
 
 
 def test_bad_requests_are_refused(trace):

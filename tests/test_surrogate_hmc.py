@@ -85,7 +85,7 @@ def test_the_target_is_invariant(target, surrogate, kernel, rng, key, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "kernel"), [("banana2", "plain"), ("gaussian", "delayed")])
+@pytest.mark.parametrize(("target", "kernel"), [("banana2", "plain"), ("gaussian", "delayed"), ("gaussian", "mixture")])
 def test_invariance_is_lost_without_the_true_energy(target, kernel, rng, key, monkeypatch):
     monkeypatch.setattr(_moves, "accepts", lambda key, log_ratio: jnp.isfinite(log_ratio) & (key is not None))
     state = after_transitions(target, "published", KERNELS[kernel], rng, key, monkeypatch)

@@ -60,11 +60,16 @@ class _MaskedSystem(eqx.Module):
         size = basis.shape[1]
 
         def variance(value: Array, residual: Array) -> Array:
-            """The sum over blocks and constants of e₁ᵀ(HᵀX)⁻¹e₁, which falls with every product (from zero)."""
-            del residual
-            images = jnp.moveaxis(value.reshape(*self.masks.shape, -1), 1, 0)[:, :, :size]
-            covariance = jnp.linalg.inv(jnp.einsum("mq,kmr->kqr", basis, images))
-            return jnp.sum(jnp.diagonal(covariance, axis1=1, axis2=2)[:, :num_constants])
+            """The sum over blocks and constants of e₁ᵀ(HᵀX + XᵀR)⁻¹e₁, which falls with every product.
+
+            From zero XᵀR vanishes on the diagonal, and this is the variance of the rule. From any start it bounds it:
+            HᵀX + XᵀR is minus twice the quadratic that conjugate gradients minimise.
+            """
+            images, left = (
+                jnp.moveaxis(part.reshape(*self.masks.shape, -1), 1, 0)[:, :, :size] for part in (value, residual)
+            )
+            precision = jnp.einsum("mq,kmr->kqr", basis, images) + jnp.einsum("kmq,kmr->kqr", images, left)
+            return jnp.sum(jnp.diagonal(jnp.linalg.inv(precision), axis1=1, axis2=2)[:, :num_constants])
 
         solution = conjugate_gradients(
             self.product,

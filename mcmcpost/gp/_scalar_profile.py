@@ -9,24 +9,19 @@ from jaxtyping import Array, Float
 
 from mcmcpost._checks import fault
 from mcmcpost.kernels import (
+    DOT_PRODUCT,
+    STATIONARY,
     AbstractKernel,
-    ExponentialDotProduct,
-    InverseMultiquadric,
+    DotProduct,
     Matern32,
-    Matern52,
-    Polynomial,
-    RationalQuadratic,
     Scaled,
-    SquaredExponential,
+    Stationary,
     product,
     spread,
 )
 
 type Points = Float[Array, "n d"]
 type OtherPoints = Float[Array, "m d"]
-
-STATIONARY = (SquaredExponential, Matern32, Matern52, RationalQuadratic, InverseMultiquadric)
-DOT_PRODUCT = (Polynomial, ExponentialDotProduct)
 
 
 class Terms(NamedTuple):
@@ -48,9 +43,13 @@ class ScalarProfile(eqx.Module):
     in which the structured algebra is written (MATH.md section 4).
     """
 
-    kernel: AbstractKernel
+    kernel: Stationary | DotProduct
     amplitude: Float[Array | np.ndarray, ""]
-    stationary: bool = eqx.field(static=True)
+
+    @property
+    def stationary(self) -> bool:
+        """Whether the profile is of a distance, not of an inner product."""
+        return isinstance(self.kernel, STATIONARY)
 
     @property
     def has_hessian(self) -> bool:
@@ -59,15 +58,15 @@ class ScalarProfile(eqx.Module):
 
     def root(self, like: Float[Array | np.ndarray, "n d"]) -> Float[Array, " d"]:
         """Return the diagonal of Λ^{1/2}."""
-        if self.stationary:
-            return 1 / spread("GradientGP", "lengthscale", self.kernel.lengthscale, like)  # type: ignore[attr-defined]
-        return spread("GradientGP", "scale", self.kernel.scale, like)  # type: ignore[attr-defined]
+        if isinstance(self.kernel, STATIONARY):
+            return 1 / spread("GradientGP", "lengthscale", self.kernel.lengthscale, like)
+        return spread("GradientGP", "scale", self.kernel.scale, like)
 
     def origin(self, points: Float[Array | np.ndarray, "n d"]) -> Float[Array, " d"]:
         """Return the origin of white coordinates: the kernel's centre, or the points' mean, against cancellation."""
-        if self.stationary:
+        if isinstance(self.kernel, STATIONARY):
             return jnp.mean(jnp.asarray(points), axis=0)
-        return spread("GradientGP", "centre", self.kernel.centre, points)  # type: ignore[attr-defined]
+        return spread("GradientGP", "centre", self.kernel.centre, points)
 
     def terms(self, x: OtherPoints, y: Points, *, same: bool = False, third: bool = False) -> Terms:
         """Return the profile between white x (m, d) and y (n, d).
@@ -83,7 +82,7 @@ class ScalarProfile(eqx.Module):
             r = jnp.where(jnp.eye(x.shape[0], dtype=bool), 0, r) if same else r
         scale = jnp.asarray(self.amplitude, x.dtype)
         step = -2.0 if self.stationary else 1.0
-        k = self.kernel.derivatives(r, 3 if third else 2)  # type: ignore[attr-defined]
+        k = self.kernel.derivatives(r, 3 if third else 2)
         second = (-1.0 if self.stationary else 1.0) * step**2
         last = step**3 * scale * k[3] if third else None
         return Terms(scale * k[0], step * scale * k[1], second * scale * k[2], last)
@@ -105,4 +104,4 @@ def scalar_profile(where: str, kernel: AbstractKernel) -> ScalarProfile:
         names = ", ".join(kind.__name__ for kind in STATIONARY + DOT_PRODUCT)
         cure = "Sums, products and weights have no such structure; a Matérn-1/2 process has no gradient."
         raise TypeError(fault(where, f"`kernel` one of {names}, or Scaled", type(inside).__name__, cure))
-    return ScalarProfile(inside, amplitude, isinstance(inside, STATIONARY))
+    return ScalarProfile(inside, amplitude)

@@ -24,8 +24,8 @@ EXPECTED_EPOCHS = 15
 class SolverChoice(NamedTuple):
     """The solver, and why.
 
-    reason : ``memory`` or ``measured cost``. cholesky_seconds, iterative_seconds : predicted for one step of the
-        marginal likelihood, NaN where not measured.
+    reason : ``few rows``, ``memory`` or ``measured cost``.
+    cholesky_seconds, iterative_seconds : predicted for one step of the marginal likelihood, NaN where not measured.
     """
 
     solver: Solver
@@ -37,20 +37,22 @@ class SolverChoice(NamedTuple):
 def choose_solver(kernel: AbstractKernel, X: Float[np.ndarray, "m d"], columns: int) -> SolverChoice:
     """Choose Cholesky up to 10,000 rows where a step of it is predicted to be cheaper, else conjugate gradients.
 
-    Costs are those of a factorisation with inverse, growing with n³, and of kernel products with `columns` right-hand
-    sides, growing with n², both timed on at most 1,024 rows. Call it under 64-bit JAX.
+    Up to 1,024 rows nothing is measured: compiling the measurement costs more than either. Otherwise the cost of a
+    factorisation with inverse grows with n³, that of kernel products with `columns` right-hand sides with n², both
+    timed on 1,024 rows. Call it under 64-bit JAX.
     """
     n = len(X)
     iterative = ConjugateGradients(rtol=1e-2, budget=200, rank=100)
     if n > DENSE_LIMIT:
         return SolverChoice(iterative, "memory", np.nan, np.nan)
-    pilot = min(n, PILOT)
-    rows = jnp.asarray(X[np.linspace(0, n - 1, pilot).astype(int)])
-    operator, right = kernel_operator(kernel, rows), jnp.ones((pilot, columns))
-    matrix = jnp.eye(pilot) + 1.0 / pilot
-    factor = jax.jit(lambda a: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(a), True), jnp.eye(pilot)))
-    cholesky = _seconds(lambda: factor(matrix)) * (n / pilot) ** 3
-    products = _seconds(lambda: operator.matmul(right)) * (n / pilot) ** 2 * (EXPECTED_EPOCHS + 1)
+    if n <= PILOT:
+        return SolverChoice(Cholesky(), "few rows", np.nan, np.nan)
+    rows = jnp.asarray(X[np.linspace(0, n - 1, PILOT).astype(int)])
+    operator, right = kernel_operator(kernel, rows), jnp.ones((PILOT, columns))
+    matrix = jnp.eye(PILOT) + 1.0 / PILOT
+    factor = jax.jit(lambda a: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(a), True), jnp.eye(PILOT)))
+    cholesky = _seconds(lambda: factor(matrix)) * (n / PILOT) ** 3
+    products = _seconds(lambda: operator.matmul(right)) * (n / PILOT) ** 2 * (EXPECTED_EPOCHS + 1)
     solver = Cholesky() if cholesky <= products else iterative
     return SolverChoice(solver, "measured cost", cholesky, products)
 

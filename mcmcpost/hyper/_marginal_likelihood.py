@@ -12,12 +12,13 @@ from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float
 from tqdm import tqdm
 
+from mcmcpost._checks import fault
 from mcmcpost.hyper._estimators import AbstractEstimator
 from mcmcpost.hyper._parameters import AbstractScale, Template
 from mcmcpost.hyper._search import Start, minimise_from
 from mcmcpost.kernels import AbstractKernel, gram
 from mcmcpost.linops import Regularised, bilinear_gradient, kernel_operator
-from mcmcpost.linsolve import Outcome, Solver, solve
+from mcmcpost.linsolve import Solver, solve
 
 RANGE = 1e4
 """L-BFGS keeps every parameter within this factor of its start."""
@@ -28,7 +29,8 @@ class LikelihoodFit(NamedTuple):
 
     kernel, noise : the noise is a variance.
     history : arrays with one entry per step: ``epochs``, ``residual``, ``probe_residual``, ``outcome``, ``parameters``
-        (steps, h) after the step for iterative fits; ``value`` (the log marginal likelihood) for exact ones.
+        (steps, h) positive values at which it was evaluated; ``value`` (the log marginal likelihood) for exact fits,
+        in place of the first four.
     solved : (n, 1 + s) last solutions, the next first guess; None after an exact fit.
     """
 
@@ -75,26 +77,23 @@ def maximise_exact_likelihood(
     scale: AbstractScale,
     learning_rate: float | None = None,
     max_steps: int = 100,
-    trail: list[np.ndarray] | None = None,
 ) -> LikelihoodFit:
     """Maximise by Cholesky with the analytic gradient: L-BFGS, or Adam where a learning rate is given.
 
-    trail : a list to which every point on the walked scale is added.
-
     Raises
     ------
-    ValueError : no finite likelihood at the start.
+    ValueError, FloatingPointError : no finite likelihood at the start; a gradient that is not finite, of Adam.
     """
     template = Template(kernel)
     start = scale.walked(template.vector(kernel, noise))
     data = jnp.asarray(X), jnp.asarray(y)
     values: list[float] = []
+    trail: list[np.ndarray] = []
 
     def loss(walked: Any) -> tuple[Any, Any]:
         value, slope = _exact_loss(template, scale, *data, jnp.asarray(walked))
         values.append(-float(value))
-        if trail is not None:
-            trail.append(np.asarray(walked))
+        trail.append(np.asarray(scale.positive(jnp.asarray(walked))))
         return value, slope
 
     if learning_rate is not None:
@@ -105,13 +104,12 @@ def maximise_exact_likelihood(
         bounds[-1, 1] = np.inf  # SciPy's first step is a whole gradient where every bound is finite
         best = minimise_from([Start(loss, start, np.ones(len(start), bool), bounds)], max_steps=max_steps)
         if best is None:
-            raise ValueError(
-                "maximise_exact_likelihood: expected a positive definite covariance at the start, got none. "
-                "Start with more noise."
-            )
+            wanted = "a positive definite covariance at the start"
+            raise ValueError(fault("maximise_exact_likelihood", wanted, "none", "Start with more noise."))
         walked = best.x
     fitted, level = template.build(scale.positive(jnp.asarray(walked)))
-    return LikelihoodFit(_to_numpy(fitted), float(level), {"value": np.array(values)}, None)
+    history = {"value": np.array(values), "parameters": np.array(trail)}
+    return LikelihoodFit(_to_numpy(fitted), float(level), history, None)
 
 
 class StepReport(NamedTuple):
@@ -185,7 +183,7 @@ def maximise_likelihood_by_solves(
 
     Raises
     ------
-    FloatingPointError : a gradient that is not finite; says at which step.
+    FloatingPointError : a gradient that is not finite; says at which step. The solve before it may be `BROKEN`.
     """
     template = Template(kernel)
     data = jnp.asarray(X), jnp.asarray(y)
@@ -201,11 +199,6 @@ def maximise_likelihood_by_solves(
             fixed = probe_key if warm_start else jax.random.fold_in(probe_key, step)
             keys = fixed, jax.random.fold_in(solver_key, step)
             report = estimate_gradient(template, scale, estimator, solver, data, walked, last[0], keys)
-            if not bool(jnp.isfinite(report.gradient).all()):
-                raise FloatingPointError(
-                    f"maximise_likelihood_by_solves: expected a finite gradient at step {step}, got "
-                    f"{np.asarray(report.gradient)} ({Outcome(int(report.outcome)).name} solve). Start with more noise."
-                )
             last[0] = report.solved if warm_start else None
             for name in records:
                 records[name].append(np.asarray(getattr(report, name)))
@@ -226,8 +219,14 @@ def _adam(slope: Callable[[Array], Array], start: np.ndarray, learning_rate: flo
     optimiser = optax.adam(learning_rate)
     walked = jnp.asarray(start)
     state = optimiser.init(walked)
-    for _ in range(num_steps):
-        change, state = optimiser.update(slope(walked), state)
+    for step in range(num_steps):
+        gradient = slope(walked)
+        if not bool(jnp.isfinite(gradient).all()):
+            got = f"{np.asarray(gradient)} at step {step}"
+            raise FloatingPointError(
+                fault("Adam", "a finite gradient of the likelihood", got, "Start with more noise.")
+            )
+        change, state = optimiser.update(gradient, state)
         walked = walked + change
     return np.asarray(walked)
 

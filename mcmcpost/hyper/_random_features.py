@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from mcmcpost._checks import fault
 from mcmcpost.kernels import (
+    STATIONARY,
     AbstractKernel,
     InverseMultiquadric,
     Matern32,
@@ -22,9 +23,6 @@ from mcmcpost.kernels import (
 
 ROWS = 4_096
 """Rows whose features exist at once."""
-
-
-STATIONARY = (SquaredExponential, Matern32, Matern52, RationalQuadratic, InverseMultiquadric)
 
 
 def has_random_features(kernel: AbstractKernel) -> bool:
@@ -59,18 +57,14 @@ class PriorSample(NamedTuple):
 
     def __call__(self, X: Float[Array, "n d"]) -> Float[Array, "n s"]:
         """Return the samples at X (n, d), as (n, s)."""
-        n = X.shape[0]
-        blocks = -(-n // ROWS)
-        size = -(-n // blocks)
-        padded = jnp.pad(X, ((0, blocks * size - n), (0, 0))).reshape(blocks, size, -1)
-        return jax.lax.map(self._rows, padded).reshape(blocks * size, -1)[:n]
+        return jax.lax.map(self._at, X, batch_size=ROWS)
 
-    def _rows(self, X: Float[Array, "n d"]) -> Float[Array, "n s"]:
-        total = jnp.zeros((X.shape[0], self.weights[0].shape[1]), X.dtype)
+    def _at(self, x: Float[Array, " d"]) -> Float[Array, " s"]:
+        total = jnp.zeros(self.weights[0].shape[1], x.dtype)
         for spectrum, weight in zip(self.spectra, self.weights, strict=True):
-            angles = X @ spectrum.frequencies
-            waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
-            total = total + jnp.sqrt(spectrum.amplitude / angles.shape[1]) * (waves @ weight)
+            angles = x @ spectrum.frequencies
+            waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)])
+            total = total + jnp.sqrt(spectrum.amplitude / angles.shape[0]) * (waves @ weight)
         return total
 
 

@@ -12,8 +12,18 @@ from mcmcpost.kernels._rational import InverseMultiquadric, RationalQuadratic
 from mcmcpost.kernels._stationary import Matern32, Matern52, SquaredExponential
 from mcmcpost.kernels._weighted import Weighted
 
+type Stationary = SquaredExponential | Matern32 | Matern52 | RationalQuadratic | InverseMultiquadric
+STATIONARY = (SquaredExponential, Matern32, Matern52, RationalQuadratic, InverseMultiquadric)
+"""Kernels that are one profile of r = Σ (x_i − y_i)²/ℓ_i²."""
+type DotProduct = Polynomial | ExponentialDotProduct
+DOT_PRODUCT = (Polynomial, ExponentialDotProduct)
+"""Kernels that are one profile of an inner product."""
+
 __all__ = [
+    "DOT_PRODUCT",
+    "STATIONARY",
     "AbstractKernel",
+    "DotProduct",
     "ExponentialDotProduct",
     "Field",
     "InverseMultiquadric",
@@ -25,6 +35,7 @@ __all__ = [
     "RationalQuadratic",
     "Scaled",
     "SquaredExponential",
+    "Stationary",
     "Sum",
     "Term",
     "Weighted",

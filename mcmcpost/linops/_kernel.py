@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from mcmcpost.kernels import AbstractKernel
-from mcmcpost.linops._operator import TileOperator, device_mesh, tile_diagonal
+from mcmcpost.linops._operator import TileOperator, device_mesh, fold, pad, split, tile_diagonal
 
 
 class KernelTile(eqx.Module):
@@ -41,12 +41,9 @@ def bilinear_gradient[K: AbstractKernel](
     more matrix product per side, not one per parameter.
     """
     n = X.shape[0]
-    blocks = -(-n // block)
-    size = -(-n // blocks)
-    index = jnp.minimum(jnp.arange(blocks * size), n - 1)
-    points = X[index].reshape(blocks, size, -1)
-    pad = ((0, blocks * size - n), (0, 0))
-    lefts, rights = (jnp.pad(array, pad).reshape(blocks, size, -1) for array in (left, right))
+    blocks, size = split(n, block)
+    points = fold(X, n, blocks, size)
+    lefts, rights = (pad(array, blocks * size - n).reshape(blocks, size, -1) for array in (left, right))
     parameters, static = eqx.partition(kernel, eqx.is_inexact_array)
 
     def weighted(parameters: K, x: Array, y: Array, weights: Array) -> Array:

@@ -106,9 +106,9 @@ class TileOperator(eqx.Module):
     def matmul(self, V: Matrix) -> Float[Array, "n k"]:
         """Return A V for V (n, k), tile by tile: each tile above the diagonal also serves its transpose."""
         n, blocks, block = self._blocks()
-        right = _pad(jnp.asarray(V), blocks * block - n)
-        rows = _fold(self.rows, n, blocks, block)
-        diagonal = _fold(jnp.asarray(self.exact_diagonal), n, blocks, block)
+        right = pad(jnp.asarray(V), blocks * block - n)
+        rows = fold(self.rows, n, blocks, block)
+        diagonal = fold(jnp.asarray(self.exact_diagonal), n, blocks, block)
         right = right.reshape(blocks, block, -1)
         left = jnp.swapaxes(right, 1, 2)  # Vᵀ, so that the mirrored product needs no transposed tile: twice as fast
 
@@ -147,10 +147,10 @@ class TileOperator(eqx.Module):
         """
         n, blocks, block = self._blocks()
         o = jax.tree.leaves(other_rows)[0].shape[0]
-        other_blocks, other_block = _split(o, self.block)
-        right = _pad(jnp.asarray(V), blocks * block - n).reshape(blocks, block, -1)
-        rows = _fold(self.rows, n, blocks, block)
-        others = _fold(other_rows, o, other_blocks, other_block)
+        other_blocks, other_block = split(o, self.block)
+        right = pad(jnp.asarray(V), blocks * block - n).reshape(blocks, block, -1)
+        rows = fold(self.rows, n, blocks, block)
+        others = fold(other_rows, o, other_blocks, other_block)
 
         @jax.checkpoint
         def tile(mine: PyTree, theirs: PyTree) -> Array:
@@ -166,7 +166,7 @@ class TileOperator(eqx.Module):
 
     def _blocks(self) -> tuple[int, int, int]:
         n = self.shape[0]
-        return n, *_split(n, self.block)
+        return n, *split(n, self.block)
 
 
 def _shared(mesh: Mesh, total: Callable[[Any, Array], Array], operands: Any, pairs: np.ndarray) -> Array:
@@ -207,7 +207,7 @@ def tile_gram(tile: Tile, rows: PyTree) -> Float[Array, "n n"]:
     return jnp.where(jnp.eye(full.shape[0], dtype=bool), tile_diagonal(tile, rows)[:, None], full)
 
 
-def _split(n: int, block: int) -> tuple[int, int]:
+def split(n: int, block: int) -> tuple[int, int]:
     """Return how many blocks cover n rows and how long they are: equal blocks, so that padding stays short."""
     blocks = -(-n // block)
     return blocks, -(-n // blocks)
@@ -217,13 +217,13 @@ def _take(rows: PyTree, index: Array) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], rows)
 
 
-def _fold(rows: PyTree, n: int, blocks: int, block: int) -> PyTree:
+def fold(rows: PyTree, n: int, blocks: int, block: int) -> PyTree:
     """Return `rows` as (blocks, block, …), padded with copies of the last row (a zero could be far from the data)."""
     index = jnp.minimum(jnp.arange(blocks * block), n - 1)
     return jax.tree.map(lambda leaf: leaf.reshape(blocks, block, *leaf.shape[1:]), _take(rows, index))
 
 
-def _pad(matrix: Array, extra: int) -> Array:
+def pad(matrix: Array, extra: int) -> Array:
     return jnp.pad(matrix, ((0, extra), (0, 0)))
 
 

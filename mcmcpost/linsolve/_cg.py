@@ -108,6 +108,13 @@ class CGSolution(NamedTuple):
     num_steps: Int[Array, ""]
 
 
+class _Loop(NamedTuple):
+    state: _State
+    step: Int[Array, ""]
+    level: Float[Array, ""]
+    done: Bool[Array, ""]
+
+
 def conjugate_gradients(
     product: Product,
     right_hand_sides: Float[Array, "n k"],
@@ -142,27 +149,21 @@ def conjugate_gradients(
             fault("conjugate_gradients", "`enough` with a positive `gain`, or neither", gain, "Give both.")
         )
 
-    class Loop(NamedTuple):
-        state: _State
-        step: Array
-        level: Array
-        done: Array
-
-    def unsolved(loop: Loop) -> Bool[Array, ""]:
+    def unsolved(loop: _Loop) -> Bool[Array, ""]:
         above = jnp.any(jnp.linalg.norm(loop.state.residual, axis=0) > goal)
         return (loop.step < max_steps) & above & ~loop.done & loop.state.working
 
-    def advance(loop: Loop) -> Loop:
+    def advance(loop: _Loop) -> _Loop:
         state = _advance(product, precondition, goal, loop.state)
         if enough is None:
-            return Loop(state, loop.step + 1, loop.level, loop.done)
+            return _Loop(state, loop.step + 1, loop.level, loop.done)
         level = enough(state.value, state.residual)
-        return Loop(state, loop.step + 1, level, loop.level - level < gain * loop.level)
+        return _Loop(state, loop.step + 1, level, loop.level - level < gain * loop.level)
 
     value = jnp.zeros_like(right_hand_sides) if initial is None else initial
     start = _start(precondition, value, right_hand_sides if initial is None else right_hand_sides - product(initial))
     infinite = jnp.asarray(jnp.inf, right_hand_sides.dtype)
-    end = jax.lax.while_loop(unsolved, advance, Loop(start, jnp.zeros((), int), infinite, jnp.zeros((), bool)))
+    end = jax.lax.while_loop(unsolved, advance, _Loop(start, jnp.zeros((), int), infinite, jnp.zeros((), bool)))
     residual = end.state.residual
     converged = (jnp.linalg.norm(residual, axis=0) <= goal) | end.done
     return CGSolution(end.state.value, residual, converged, end.step)

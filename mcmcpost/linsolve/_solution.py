@@ -12,7 +12,7 @@ class Outcome(IntEnum):
     RUNNING = 0
     """Not a final state."""
     CONVERGED = 1
-    """The residual, recomputed from the value, is within the tolerance."""
+    """The residual, recomputed from the value, is within twice the tolerance; the solver's own was within it."""
     BUDGET = 2
     """The budget ended first; the value is the best that it bought."""
     STAGNATED = 3
