@@ -6,7 +6,7 @@ import pytest
 from control_cases import estimate, gaussian_trace
 
 from mcmcpost._types import Status
-from mcmcpost.control import Lasso, LeastSquares, Ridge, ZeroVariance, make_problem
+from mcmcpost.control import Lasso, LeastSquares, Ridge, ZeroVariance, _row_blocks, make_problem
 from mcmcpost.control._lasso import lasso_path
 from mcmcpost.control._linear import fit_linear, independent_columns
 from mcmcpost.stein import polynomial_exponents, polynomial_features
@@ -47,6 +47,23 @@ def test_folds_left_out_in_closed_form_are_the_refits(rng, penalty, repeats):
         theta = refit(problem.train[k][problem.train_mask[k]])
         expected = design[problem.held_out[k][mask]][:, 1:] @ theta[1:]
         np.testing.assert_allclose(fit.control[k][mask], expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_large_design_by_blocks_is_the_same_fit(rng, repeats, monkeypatch):
+    x = np.repeat(rng.normal(size=(4, 150, 3)), repeats, axis=1)
+    x[..., 2] = np.where(rng.uniform(size=x.shape[:2]) < 0.5, -1.0, 1.0)  # its square is the constant: one is dropped
+    trace = make_trace(x, -x)
+    values = np.stack([np.cos(x[..., 0]), np.exp(0.3 * x[..., 1]) * x[..., 2]], axis=-1)
+    dense = estimate(trace, values, ZeroVariance(2))
+    monkeypatch.setattr(_row_blocks, "LARGE_DESIGN", 0)
+    monkeypatch.setattr(_row_blocks, "BLOCK_ENTRIES", 700)
+    blocks = estimate(trace, values, ZeroVariance(2))
+    assert blocks.info == dense.info
+    assert blocks.info["num_dependent_features"] == 1
+    np.testing.assert_allclose(blocks.mean, dense.mean, rtol=1e-9)
+    np.testing.assert_allclose(blocks.mcse, dense.mcse, rtol=1e-6)
+    np.testing.assert_allclose(blocks.residuals, dense.residuals, atol=1e-9)
 
 
 def test_more_features_than_draws_in_a_fold_use_the_dual_form(rng):

@@ -20,6 +20,7 @@ from mcmcpost.control._method import (
 )
 from mcmcpost.control._penalty import Lasso, LeastSquares, Ridge, ridge_strengths
 from mcmcpost.control._problem import Problem
+from mcmcpost.control._row_blocks import fit_by_blocks, has_large_design
 
 DRAWS_PER_FEATURE = 3.0
 """Below so many training states per feature a fit without a penalty is not attempted unless asked for."""
@@ -27,6 +28,8 @@ MIN_TRAIN = 10
 """Distinct training states below which nothing is tuned or regressed."""
 MIN_GIVEN = 3
 """The same where kernel and nugget are given."""
+
+type _Parts = tuple[np.ndarray, np.ndarray, np.ndarray]  # mean (p,), control (m, p), means without each fold (k, p)
 
 
 class ZeroVariance(AbstractControlVariate):
@@ -59,17 +62,18 @@ class ZeroVariance(AbstractControlVariate):
         if problem.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
         exponents = exponents_of_degree(problem.draws.shape[1], self.degree, self.max_interaction)
+        most = len(exponents) + 1
+        enough = problem.num_train >= DRAWS_PER_FEATURE * most
+        if isinstance(self.penalty, LeastSquares | None) and enough and has_large_design(problem, most):
+            fit = fit_by_blocks(problem, exponents)
+            info = self._info(LeastSquares(), fit.num_features, fit.num_dropped)
+            return self._finish(problem, fit[:3], Status.CONTROLLED, info)
         basis = polynomial_basis(problem, exponents)
         size = basis.design.shape[1]
         penalty = self.penalty
         if penalty is None:
             penalty = LeastSquares() if problem.num_train >= DRAWS_PER_FEATURE * size else Ridge()
-        info: dict[str, Any] = {
-            "degree": self.degree,
-            "num_features": size - 1,
-            "num_dependent_features": basis.num_dropped,
-            "penalty": type(penalty).__name__,
-        }
+        info = self._info(penalty, size - 1, basis.num_dropped)
         status = Status.REGULARISED
         match penalty:
             case LeastSquares():
@@ -82,19 +86,30 @@ class ZeroVariance(AbstractControlVariate):
                             "Use penalty=Ridge(), a lower degree, or more draws.",
                         )
                     )
-                fit = _crossfit(problem, basis, np.zeros(problem.values.shape[1]))
+                parts = _crossfit(problem, basis, np.zeros(problem.values.shape[1]))
                 status = Status.CONTROLLED
             case Ridge():
                 strengths = _ridge(problem, basis, penalty)
                 info["ridge"] = strengths.tolist()
-                fit = _crossfit(problem, basis, strengths)
+                parts = _crossfit(problem, basis, strengths)
             case Lasso():
-                fit = lasso_crossfit(problem, basis, penalty, info)
-        mean, control, fold_means = fit
+                parts = lasso_crossfit(problem, basis, penalty, info)
+        return self._finish(problem, parts, status, info)
+
+    def _info(self, penalty: LeastSquares | Ridge | Lasso, num_features: int, num_dropped: int) -> dict[str, Any]:
+        return {
+            "degree": self.degree,
+            "num_features": num_features,
+            "num_dependent_features": num_dropped,
+            "penalty": type(penalty).__name__,
+        }
+
+    def _finish(self, problem: Problem, parts: _Parts, status: Status, info: dict[str, Any]) -> ControlFit:
+        mean, control, fold_means = parts
         p = problem.values.shape[1]
         doubt = mean_doubt(problem, mean, control, np.zeros(p))
         jackknife = fold_jackknife(fold_means)
-        features = np.array(info.get("num_selected", [size - 1] * p))
+        features = np.array(info.get("num_selected", [info["num_features"]] * p))
         return ControlFit(mean, control, doubt, jackknife, features, (status,) * p, (self.label,) * p, info)
 
 
@@ -107,7 +122,7 @@ def _ridge(problem: Problem, basis: Basis, penalty: Ridge) -> np.ndarray:
     return np.full(problem.values.shape[1], penalty.strength * top**2)
 
 
-def _crossfit(problem: Problem, basis: Basis, penalties: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _crossfit(problem: Problem, basis: Basis, penalties: np.ndarray) -> _Parts:
     """Cross-fit with one penalty per integrand; integrands that share a penalty share the factorisation."""
     mean = np.empty(problem.values.shape[1])
     control = np.empty_like(problem.values)
