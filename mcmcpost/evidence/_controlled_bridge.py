@@ -98,7 +98,7 @@ def _combine(found: list[PooledPath]) -> EvidenceEstimate:
     info = {
         "values": values.tolist(),
         "mcses": errors.tolist(),
-        "degrees": degrees,
+        "controls": [path.method for path in found],
         "discretisation_error": max(path.discretisation_error for path in found),
         "smallest_ess": min(path.info["smallest_ess"] for path in found),
     }

@@ -154,8 +154,8 @@ def _status(best: EvidenceEstimate, health: RungHealth, check: LadderCheck) -> S
 
 
 def _pooled_estimate(found: PooledPath) -> EvidenceEstimate:
-    status = Status.CONTROLLED if found.degree else Status.PLAIN
-    info = {"discretisation_error": found.discretisation_error, "degree": found.degree, "reason": found.reason}
+    status = Status.CONTROLLED if found.level else Status.PLAIN
+    info = {"discretisation_error": found.discretisation_error, "control": found.method, "reason": found.reason}
     return EvidenceEstimate("pooled", found.value, found.mcse, status, info | found.info)
 
 

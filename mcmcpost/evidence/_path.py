@@ -11,6 +11,8 @@ from mcmcpost.control import MAX_DEGREE, NEED, feature_inflation, tail_inflation
 from mcmcpost.evidence._ladder import Ladder
 from mcmcpost.evidence._mbar import adjacent_overlap
 from mcmcpost.evidence._pooled import (
+    PENALTIES,
+    Family,
     Mixtures,
     PathFit,
     PooledDraws,
@@ -29,6 +31,10 @@ ESS_PER_FEATURE = 3.0
 MIN_OVERLAP = 0.03
 """Klimovich, Shirts and Mobley (2015, doi:10.1007/s10822-015-9840-9)."""
 MIN_ESS = 10.0
+NUM_LANDMARKS = 128
+KERNEL_DEGREE = 2
+KERNEL_DRAWS = 40_000
+"""Above so many draws no kernel is tried: its fits without each block would take minutes."""
 
 
 class PooledPath(NamedTuple):
@@ -36,17 +42,19 @@ class PooledPath(NamedTuple):
 
     value, mcse : ∫μ dt of the controlled path and its Monte Carlo standard error.
     discretisation_error : distance to the same integral with twice the nodes.
-    degree : of the control variate; zero for none.
+    degree, level, method : of the polynomial, zero for none; the column of `fit` that was chosen; and its name.
     temperatures : (k,) the quadrature nodes; `fit` has the path there.
     mixtures : MBAR, all draws first and then without each block. overlap : (t−1,) of neighbouring rungs.
     reason : why the pooled path is not to be used; empty if it is.
-    info : what each degree tried would report.
+    info : what each method tried would report.
     """
 
     value: float
     mcse: float
     discretisation_error: float
     degree: int
+    level: int
+    method: str
     temperatures: Float[np.ndarray, " k"]
     fit: PathFit
     mixtures: Mixtures
@@ -83,11 +91,11 @@ def pooled_path(
 
     Parameters
     ----------
-    degree : of the zero-variance control variate. By default that with the smallest error among those for which three
-        effective draws stand against each feature at every temperature: up to eight in one dimension, six in two and
-        three beyond. The error of a degree includes how far it moved the value from the degree below, times the ratio
-        of their errors: the best of several errors was too small without it (mean z² of 2.7 instead of .7 on van der
-        Pol, 31 rungs of 20 draws).
+    degree : of the zero-variance control variate. By default the method with the smallest error: a degree for which
+        three effective draws stand against each feature at every temperature, up to eight in one dimension, six in two
+        and three beyond; or, for up to 40,000 draws, the quadratic with a kernel beside it (semi-exact). The error of
+        each includes how far it moved the value from the one below, times the ratio of their errors: the best of
+        several errors was too small without it (mean z² of 2.7 instead of .7 on van der Pol, 31 rungs of 20 draws).
     num_nodes : of Gauss–Legendre.
     controlled : whether scores may be used at all.
     """
@@ -103,26 +111,32 @@ def pooled_path(
     nodes, weights = (jnp.asarray(a) for a in path_quadrature(num_nodes))
     smallest = float(weighted_ess(nodes, pooled, mixtures).min())
     d = ladder.draws.shape[-1]
-    top = _highest_degree(d, smallest) if degree is None else degree
-    fit = fit_path(nodes, weights, pooled, mixtures, degree=top if controlled else 0)
+    family = _family(d, len(pooled.points), smallest, degree) if controlled else Family(0)
+    fit = fit_path(nodes, weights, pooled, mixtures, family=family)
     errors = [path_error(ladder, fit, 0, 0, smallest)]
     chosen, error, tried = 0, errors[0], {}
-    for level in range(1, fit.mean.shape[1]):
-        errors.append(path_error(ladder, fit, level, num_polynomial_features(d, level), smallest))
-        # What the last degree changed, as far as errors still shrink, stands for what the next would change.
-        shrinking = min(1.0, errors[-1] / errors[-2]) if errors[-2] > 0 else 1.0
-        change = shrinking * float(fit.integral[level] - fit.integral[level - 1])
-        found = float(np.hypot(errors[-1], change))
-        tried[level] = {"value": float(fit.integral[level]), "mcse": found}
+    for level in range(1, family.num_levels):
+        of_degree, before, label = _level(family, level)
+        errors.append(path_error(ladder, fit, level, num_polynomial_features(d, of_degree), smallest))
+        # What the last step changed, as far as errors still shrink, stands for what the next would change.
+        shrinking = min(1.0, errors[level] / errors[before]) if errors[before] > 0 else 1.0
+        change = shrinking * float(fit.integral[level] - fit.integral[before])
+        found = float(np.hypot(errors[level], change))
+        tried[label] = {"value": float(fit.integral[level]), "mcse": found}
         if np.isfinite(found) and (level == degree or found * NEED < error):
             chosen, error = level, found
-    fine = path_integral(*map(jnp.asarray, path_quadrature(2 * num_nodes)), pooled, mixtures, degree=chosen)[-1]
+    of_degree, _, label = _level(family, chosen)
+    alone = Family(of_degree) if chosen <= family.degree else family._replace(degree=of_degree)
+    again = path_integral(*map(jnp.asarray, path_quadrature(2 * num_nodes)), pooled, mixtures, family=alone)
+    fine = again[chosen - family.num_levels if chosen > family.degree else -1]
     start_value, start_error = _log_possible(ladder)
     return PooledPath(
         value=float(fit.integral[chosen]) + start_value,
         mcse=float(np.hypot(error, start_error)),
         discretisation_error=abs(float(fine - fit.integral[chosen])),
-        degree=chosen,
+        degree=of_degree,
+        level=chosen,
+        method=label,
         temperatures=np.asarray(nodes),
         fit=fit,
         mixtures=mixtures,
@@ -130,6 +144,27 @@ def pooled_path(
         reason=_reason(mixtures, overlap, smallest),
         info={"tried": tried, "smallest_ess": smallest, "smallest_overlap": float(overlap.min())},
     )
+
+
+def _family(d: int, num_draws: int, smallest_ess: float, degree: int | None) -> Family:
+    if degree is not None:
+        return Family(degree)
+    top = _highest_degree(d, smallest_ess)
+    if not top or num_draws > KERNEL_DRAWS:
+        return Family(top)
+    return Family(top, min(KERNEL_DEGREE, top), min(NUM_LANDMARKS, num_draws // 4))
+
+
+def _level(family: Family, level: int) -> tuple[int, int, str]:
+    """Return the degree of a level, the level below it, and its name."""
+    if level == 0:
+        return 0, 0, "PlainMean()"
+    if level <= family.degree:
+        return level, level - 1, f"ZeroVariance(degree={level})"
+    first = level == family.degree + 1
+    penalty = PENALTIES[level - family.degree - 1]
+    name = f"SemiExact(degree={family.kernel_degree}), penalty {penalty:g}"
+    return family.kernel_degree, family.kernel_degree if first else level - 1, name
 
 
 def _highest_degree(d: int, smallest_ess: float) -> int:

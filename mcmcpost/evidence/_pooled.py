@@ -6,17 +6,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
+from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost.evidence._mbar import log_mixture, solve_free_energies
-from mcmcpost.stein import num_polynomial_features, polynomial_exponents, polynomial_features
+from mcmcpost.kernels import SquaredExponential
+from mcmcpost.stein import num_polynomial_features, polynomial_exponents, polynomial_features, stein_gram
 
 PATH_POWER = 5.0
 """Gauss–Legendre nodes are placed in s = t^(1/5): the path is steep near the prior."""
 RIDGE = 1e-12
 """Of the squared norm of a feature: settles combinations that vanish, far below what they could control."""
 NEGLIGIBLE = 1e-290
+LENGTHSCALE = 2.0
+"""Of the kernel, in units of √d and of the coordinates' standard deviation at each temperature."""
+PENALTIES = (1e-6, 1e-9)
+"""Of the squared norm of a kernel part, on squared residuals of weights that sum to one."""
+JITTER = 1e-10
 
 
 class PooledDraws(NamedTuple):
@@ -49,14 +55,29 @@ class Mixtures(NamedTuple):
     converged: Bool[Array, ""]
 
 
-class PathFit(NamedTuple):
-    """The controlled mean log likelihood μ(t) at k temperatures, and its integral, for every degree 0..g.
+class Family(NamedTuple):
+    """The control variates that are fitted side by side, its levels: degrees 0..degree, then semi-exact ones.
 
-    mean : (k, g+1) μ(t); degree zero is the plain weighted mean. ess : (k,) Kish's effective number of the weighted
-    draws. variance_ratio : (k, g+1) weighted Var ℓ over that of the held-out residual.
-    integral : (g+1,) ∫μ dt on all draws. crossfit : (g+1,) the same of the residuals r of draws held out of their fits.
-    deleted : (b, g+1) the integral without each block. influence : (n, g+1) of each draw on `crossfit`, ∫ w_n(r_n − r̄)
-    dt.
+    degree : the highest of the polynomials. kernel_degree : that beside which the kernel stands.
+    num_landmarks : J, of the kernel; none for polynomials only. There is one semi-exact level for each of `PENALTIES`.
+    """
+
+    degree: int
+    kernel_degree: int = 0
+    num_landmarks: int = 0
+
+    @property
+    def num_levels(self) -> int:
+        return self.degree + 1 + (len(PENALTIES) if self.num_landmarks else 0)
+
+
+class PathFit(NamedTuple):
+    """The controlled mean log likelihood μ(t) at k temperatures, and its integral, for the g levels of a `Family`.
+
+    mean : (k, g) μ(t); level zero is the plain weighted mean. ess : (k,) Kish's effective number of the weighted
+    draws. variance_ratio : (k, g) weighted Var ℓ over that of the held-out residual.
+    integral : (g,) ∫μ dt on all draws. crossfit : (g,) the same of the residuals r of draws held out of their fits.
+    deleted : (b, g) the integral without each block. influence : (n, g) of each draw on `crossfit`, ∫ w_n(r_n − r̄) dt.
     """
 
     mean: Float[Array, "k g"]
@@ -99,7 +120,8 @@ type _Totals = tuple[Array, ...]
 
 
 class _Basis(NamedTuple):
-    """Stein features at one temperature, orthonormal under the weights, low degrees first.
+    """Functions of mean zero at one temperature: polynomial ones, orthonormal under the weights, low degrees first;
+    then K₀(·, landmarks)L⁻ᵀ with K₀ = LLᵀ among landmarks, whose coefficients have the norm of the kernel's space.
 
     centred : (n, q) minus their weighted mean. offset : (q,) that mean, whose expectation under the target is zero.
     """
@@ -114,25 +136,22 @@ def weighted_ess(temperatures: Float[Array, " k"], pooled: PooledDraws, mixtures
     return jax.lax.map(lambda t: 1.0 / jnp.sum(_weights(t, pooled, mixtures.log_densities[0], -1) ** 2), temperatures)
 
 
-@partial(jax.jit, static_argnames="degree")
+@partial(jax.jit, static_argnames="family")
 def fit_path(
     temperatures: Float[Array, " k"],
     quadrature: Float[Array, " k"],
     pooled: PooledDraws,
     mixtures: Mixtures,
     *,
-    degree: int,
+    family: Family,
 ) -> PathFit:
-    """Fit the weighted zero-variance control variates at each temperature on all draws and without each block.
+    """Fit the weighted control variates of `family` at each temperature on all draws and without each block.
 
     At t the draws weigh w_n ∝ exp(tℓ_n)/Σ_j m_j exp(t_jℓ_n − f_j) and the regression of ℓ on Stein features with the
     score t∇ℓ + ∇log p has the intercept μ(t) (MATH.md section 3). Every deletion has its own f_j, weights and
-    coefficients. The features of lower degrees come first, so their fits are leading blocks of one Gram matrix. Memory
-    is O(n(q + blocks)).
-
-    Parameters
-    ----------
-    degree : the highest of the polynomials, in coordinates standardised at each temperature; zero for no control.
+    coefficients. The features of lower degrees come first, so their fits are leading blocks of one Gram matrix. A
+    semi-exact level adds a squared exponential Stein kernel at J landmarks, drawn systematically by the weights, with a
+    ridge. Polynomials and kernel are in coordinates standardised at each temperature. Memory is O(n(q + J + blocks)).
     """
     values = _finite(pooled)
     blocks = jnp.arange(-1, len(mixtures.log_densities) - 1)
@@ -140,11 +159,11 @@ def fit_path(
     def node(carry: _Totals, at: tuple[Array, Array]) -> tuple[_Totals, tuple[Array, ...]]:
         t, step = at
         weights = _weights(t, pooled, mixtures.log_densities[0], -1)
-        basis = _features_at(t, pooled, weights, degree)
+        basis = _basis_at(t, pooled, weights, family)
 
         def without(block: Array) -> tuple[Array, Array]:
             kept = _weights(t, pooled, mixtures.log_densities[block + 1], block)
-            return _weighted_regression(kept, basis, values, degree, pooled.points.shape[1])
+            return _weighted_regression(kept, basis, values, family, pooled.points.shape[1])
 
         means, coefficients = jax.lax.map(without, blocks)
 
@@ -163,28 +182,28 @@ def fit_path(
         plain = weights @ values
         return carry, (means[0], 1.0 / jnp.sum(weights**2), weights @ (values - plain) ** 2 / spread)
 
-    g = degree + 1
+    g = family.num_levels
     start: _Totals = (jnp.zeros(g), jnp.zeros(g), jnp.zeros((len(blocks) - 1, g)), jnp.zeros((len(values), g)))
     total, (mean, ess, ratio) = jax.lax.scan(node, start, (temperatures, quadrature))
     return PathFit(mean, ess, ratio, *total)
 
 
-@partial(jax.jit, static_argnames="degree")
+@partial(jax.jit, static_argnames="family")
 def path_integral(
     temperatures: Float[Array, " k"],
     quadrature: Float[Array, " k"],
     pooled: PooledDraws,
     mixtures: Mixtures,
     *,
-    degree: int,
+    family: Family,
 ) -> Float[Array, " g"]:
-    """Return ∫μ dt of every degree on all draws alone, for another quadrature rule at little cost."""
+    """Return ∫μ dt of every level on all draws alone, for another quadrature rule at little cost."""
     values = _finite(pooled)
 
     def mean(t: Array) -> Array:
         weights = _weights(t, pooled, mixtures.log_densities[0], -1)
-        basis = _features_at(t, pooled, weights, degree)
-        return _weighted_regression(weights, basis, values, degree, pooled.points.shape[1])[0]
+        basis = _basis_at(t, pooled, weights, family)
+        return _weighted_regression(weights, basis, values, family, pooled.points.shape[1])[0]
 
     return quadrature @ jax.lax.map(mean, temperatures)
 
@@ -201,11 +220,11 @@ def _weights(
     return jax.nn.softmax(jnp.where(kept, temperature * _finite(pooled) - log_density, -jnp.inf))
 
 
-def _features_at(
-    temperature: Float[Array, ""], pooled: PooledDraws, weights: Float[Array, " n"], degree: int
+def _basis_at(
+    temperature: Float[Array, ""], pooled: PooledDraws, weights: Float[Array, " n"], family: Family
 ) -> _Basis:
-    """Return Stein features at one temperature, standardised twice: the coordinates first, then the features."""
-    if degree == 0:
+    """Return the basis at one temperature, standardised twice: the coordinates first, then the features."""
+    if family.degree == 0:
         return _Basis(jnp.zeros((len(weights), 0)), jnp.zeros(0))
     mean = weights @ pooled.points
     centred = pooled.points - mean[None, :]
@@ -216,7 +235,18 @@ def _features_at(
     lower = scale[:, None] * jnp.linalg.cholesky(correlation)
     z = solve_triangular(lower, centred.T, lower=True).T
     scores = (temperature * pooled.gradient_log_likelihood + pooled.gradient_log_prior) @ lower
-    features = polynomial_features(z, scores, polynomial_exponents(z.shape[1], degree))
+    polynomials = _orthonormal(weights, polynomial_features(z, scores, polynomial_exponents(z.shape[1], family.degree)))
+    if not family.num_landmarks:
+        return polynomials
+    landmarks = _landmark_features(weights, z, scores, family.num_landmarks)
+    offset = weights @ landmarks
+    return _Basis(
+        jnp.concatenate([polynomials.centred, landmarks - offset[None, :]], axis=1),
+        jnp.concatenate([polynomials.offset, offset]),
+    )
+
+
+def _orthonormal(weights: Float[Array, " n"], features: Float[Array, "n q"]) -> _Basis:
     # Far draws of other rungs may overflow the features; their weight is nil.
     features = jnp.where((weights > NEGLIGIBLE)[:, None], features, 0.0)
     norm = jnp.sqrt(weights @ features**2)
@@ -231,21 +261,49 @@ def _features_at(
     )
 
 
+def _landmark_features(
+    weights: Float[Array, " n"], z: Float[Array, "n d"], scores: Float[Array, "n d"], num_landmarks: int
+) -> Float[Array, "n J"]:
+    """Return K₀(z, landmarks)L⁻ᵀ, the kernel scaled to a weighted mean diagonal of about one."""
+    kernel = SquaredExponential(jnp.asarray(LENGTHSCALE * np.sqrt(z.shape[1])))
+    seen = (weights > NEGLIGIBLE)[:, None]
+    z, scores = jnp.where(seen, z, 0.0), jnp.where(seen, scores, 0.0)
+    at = jnp.searchsorted(jnp.cumsum(weights), (jnp.arange(num_landmarks) + 0.5) / num_landmarks)
+    chosen = jnp.minimum(at, len(weights) - 1)
+    among = stein_gram(kernel, z[chosen], scores[chosen])
+    size = jnp.trace(among) / num_landmarks
+    factor = jnp.linalg.cholesky(among / size + JITTER * num_landmarks * jnp.eye(num_landmarks))
+    across = stein_gram(kernel, z[chosen], scores[chosen], z, scores) / size
+    return solve_triangular(factor, across, lower=True).T
+
+
 def _weighted_regression(
-    weights: Float[Array, " n"], basis: _Basis, values: Float[Array, " n"], degree: int, d: int
+    weights: Float[Array, " n"], basis: _Basis, values: Float[Array, " n"], family: Family, d: int
 ) -> tuple[Float[Array, " g"], Float[Array, "g q"]]:
-    """Return intercepts and coefficients, zero beyond each degree, with other weights than the basis was built for."""
+    """Return intercepts and coefficients, zero outside each level, with other weights than the basis was built for."""
     plain = weights @ values
     q = basis.centred.shape[1]
     mean = weights @ basis.centred
     gram = basis.centred.T @ (weights[:, None] * basis.centred) - jnp.outer(mean, mean)
     gram = gram + RIDGE * max(q, 1) * jnp.eye(q)
-    factor = jnp.linalg.cholesky(gram)
-    half = solve_triangular(factor, basis.centred.T @ (weights * (values - plain)), lower=True)
+    right = basis.centred.T @ (weights * (values - plain))
     intercepts, coefficients = [plain], [jnp.zeros(q)]
-    for level in range(1, degree + 1):
+
+    def add(columns: np.ndarray, part: Array) -> None:
+        intercepts.append(plain - (mean + basis.offset)[columns] @ part)
+        coefficients.append(jnp.zeros(q).at[columns].set(part))
+
+    polynomials = np.arange(q - family.num_landmarks)
+    factor = jnp.linalg.cholesky(gram[np.ix_(polynomials, polynomials)])
+    half = solve_triangular(factor, right[polynomials], lower=True)
+    for level in range(1, family.degree + 1):
         size = num_polynomial_features(d, level)
-        part = solve_triangular(factor[:size, :size].T, half[:size])
-        intercepts.append(plain - (mean + basis.offset)[:size] @ part)
-        coefficients.append(jnp.zeros(q).at[:size].set(part))
+        add(np.arange(size), solve_triangular(factor[:size, :size].T, half[:size]))
+    if family.num_landmarks:
+        size = num_polynomial_features(d, family.kernel_degree)
+        columns = np.concatenate([np.arange(size), np.arange(q - family.num_landmarks, q)])
+        penalised = np.arange(len(columns)) >= size
+        for penalty in PENALTIES:
+            system = gram[np.ix_(columns, columns)] + jnp.diag(penalty * penalised)
+            add(columns, cho_solve((jnp.linalg.cholesky(system), True), right[columns]))
     return jnp.stack(intercepts), jnp.stack(coefficients)

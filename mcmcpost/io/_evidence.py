@@ -80,9 +80,9 @@ def evidence_path(evidence: Evidence) -> "pandas.DataFrame":
     return pandas.DataFrame(
         {
             "mean": np.asarray(pooled.fit.mean)[:, 0],
-            "mean_cv": np.asarray(pooled.fit.mean)[:, pooled.degree],
+            "mean_cv": np.asarray(pooled.fit.mean)[:, pooled.level],
             "ess": np.asarray(pooled.fit.ess),
-            "variance_ratio": np.asarray(pooled.fit.variance_ratio)[:, pooled.degree],
+            "variance_ratio": np.asarray(pooled.fit.variance_ratio)[:, pooled.level],
         },
         index=pandas.Index(pooled.temperatures, name="temperature"),
     )

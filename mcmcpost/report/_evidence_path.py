@@ -37,7 +37,7 @@ def plot_evidence_path(evidence: Evidence, ax: "Axes | None" = None) -> "Axes":
         for shift, mean, error, color, marker, label in series:
             axes.errorbar(s + shift, mean, 2 * error, ls="", ms=4, lw=1, color=color, marker=marker, label=label)
     if evidence.pooled is not None:
-        path = np.asarray(evidence.pooled.fit.mean)[:, evidence.pooled.degree]
+        path = np.asarray(evidence.pooled.fit.mean)[:, evidence.pooled.level]
         axes.plot(evidence.pooled.temperatures ** (1 / POWER), path, color="C3", lw=1.5, label="pooled path")
     ticks = np.array([0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0])
     axes.set_xticks(ticks ** (1 / POWER), [f"{t:g}" for t in ticks])
