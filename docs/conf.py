@@ -46,6 +46,7 @@ import mcmcpost as mp
 
 warnings.simplefilter("error")
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_disable_most_optimizations", True)  # the examples are small: compiling them is what costs
 rng = np.random.default_rng(0)
 """
 doctest_test_doctest_blocks = ""
