@@ -16,6 +16,7 @@ extensions = [
     "numpydoc",
     "myst_parser",
     "docstrings",
+    "keyboard",
     "mathml",
     "source_path",
 ]
