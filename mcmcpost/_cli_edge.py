@@ -43,6 +43,11 @@ def cache_directory() -> Path | None:
     return base / "mcmcpost" / "jax"
 
 
+def number_of_quantities(count: int) -> str:
+    """Return how many quantities in words."""
+    return "1 quantity" if count == 1 else f"{count} quantities"
+
+
 def significant(value: float, digits: int) -> str:
     """Return `value` with that many significant digits, without an exponent where it stays readable."""
     if not math.isfinite(value):

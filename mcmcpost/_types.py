@@ -28,3 +28,7 @@ class Status(StrEnum):
     """The integrand is not finite at some draw: NaN in, NaN out."""
     BAD_SCORES = "bad_scores"
     """The scores failed the score gate: the plain mean, unless the caller overrode the gate."""
+
+
+NO_GAIN = (Status.EXACT, Status.TOO_FEW_DRAWS, Status.UNDEFINED, Status.BAD_SCORES)
+"""Statuses whose gain is rounding, or rests on an error that is not to be trusted."""

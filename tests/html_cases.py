@@ -9,7 +9,7 @@ LOADING = {"src", "srcset", "href", "xlink:href", "poster", "data", "action", "b
 class Reading(HTMLParser):
     """What a report holds: `problems` of nesting, accessibility and loading, and `text` by element.
 
-    tags : every start tag with its attributes. ids : every id.
+    tags : every start tag with its attributes. ids : every id. text_of : the first text of an element by its id.
     """
 
     def __init__(self, document: str) -> None:
@@ -18,7 +18,9 @@ class Reading(HTMLParser):
         self.problems: list[str] = []
         self.ids: list[str] = []
         self.text: list[tuple[str, str]] = []
+        self.text_of: dict[str, str] = {}
         self._open: list[str] = []
+        self._last_id = ""
         self.feed(document)
         self.close()
         self.problems += [f"<{tag}> is never closed" for tag in self._open]
@@ -43,6 +45,7 @@ class Reading(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._open and data.strip():
             self.text.append((self._open[-1], data.strip()))
+            self.text_of.setdefault(self._last_id, data.strip())
 
     def texts(self, tag: str) -> list[str]:
         """Return the text of the elements of that name, one piece each."""
@@ -50,6 +53,7 @@ class Reading(HTMLParser):
 
     def _note(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
+        self._last_id = dict(attrs).get("id") or ""
         self.ids += [value or "" for name, value in attrs if name == "id"]
 
     def _check(self) -> None:
@@ -75,6 +79,12 @@ class Reading(HTMLParser):
                 self.problems.append("a header without scope")
             if tag in ("script", "iframe", "object", "embed"):
                 self.problems.append(f"a <{tag}>")
+        regions = [
+            attrs.get("aria-label") or self.text_of.get(attrs.get("aria-labelledby") or "", "")
+            for tag, attrs in self.tags
+            if attrs.get("role", tag) in ("section", "region", "nav")
+        ]
+        self.problems += [f"two landmarks named {n!r}" for n in sorted(set(regions)) if regions.count(n) > 1]
         levels = [int(tag[1]) for tag, _ in self.tags if tag in ("h1", "h2", "h3", "h4")]
         if levels[:1] != [1] or levels.count(1) != 1:
             self.problems.append(f"heading levels {levels}")

@@ -55,6 +55,7 @@ def plot_residual_autocorrelation(
             if len(shown) > 1:
                 axes.plot(lines, color=color, ls=style, lw=0.6, alpha=0.5)
             axes.plot(np.median(lines, axis=1), color=color, ls=style, lw=2, label=label)
+    axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("lag (draws)")
     axes.set_ylabel("autocorrelation")
     if shown:

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._cli_edge import digits_of, significant
+from mcmcpost._cli_edge import digits_of, number_of_quantities, significant
 from mcmcpost._mcse import rank_rhat
-from mcmcpost._types import Status
+from mcmcpost._types import NO_GAIN, Status
 from mcmcpost.control import Estimate, JointEstimate
 from mcmcpost.evidence import Evidence
 from mcmcpost.scores import ScoreCheck
@@ -137,13 +137,13 @@ def joint_rows(joint: JointEstimate) -> list[dict[str, str]]:
 
 def headline(estimate: Estimate) -> str:
     """Return the gains of the quantities in one sentence."""
-    usable = [j for j, s in enumerate(estimate.status) if s not in (Status.EXACT, Status.UNDEFINED)]
+    usable = [j for j, s in enumerate(estimate.status) if s not in NO_GAIN]
     counts = {str(s): estimate.status.count(s) for s in dict.fromkeys(estimate.status)}
     listed = ", ".join(f"{count} {status}" for status, count in counts.items())
     gains = estimate.gain[usable]
     gains = gains[np.isfinite(gains)]
     if not len(gains):
-        return f"{len(estimate.names)} quantities: {listed}."
+        return f"{number_of_quantities(len(estimate.names))}: {listed}."
     low, middle, high = (significant(float(x), 3) for x in (gains.min(), np.median(gains), gains.max()))
     text = f"Gain from {low} to {high}, median {middle}" if len(gains) > 1 else f"Gain {middle}"
-    return f"{len(estimate.names)} quantities: {listed}. {text}."
+    return f"{number_of_quantities(len(estimate.names))}: {listed}. {text}."

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mcmcpost._cli_edge import significant
+from mcmcpost._cli_edge import digits_of, significant
 from mcmcpost.control import Estimate, JointEstimate
 from mcmcpost.evidence import Evidence
 from mcmcpost.report._autocorrelation import plot_residual_autocorrelation
@@ -68,7 +68,7 @@ def evidence_drawing(evidence: Evidence) -> Drawing:
         "Path of the mean log likelihood",
         f"The mean log likelihood against the inverse temperature at {len(evidence.temperatures)} rungs, plain and"
         f" controlled, with two standard errors. Its integral is the log evidence,"
-        f" {significant(evidence.value, 6)}.",
+        f" {digits_of(evidence.value, evidence.error)}.",
         (WIDTH, 4.0),
         lambda axes: plot_evidence_path(evidence, axes),
     )

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mcmcpost._cli_edge import digits_of
 from mcmcpost.evidence import Evidence
 from mcmcpost.report._canvas import CONTROLLED, PLAIN, axes_for
 
@@ -43,6 +44,7 @@ def plot_evidence_path(evidence: Evidence, ax: "Axes | None" = None) -> "Axes":
     axes.set_xticks(ticks ** (1 / POWER), [f"{t:g}" for t in ticks])
     axes.set_xlabel("inverse temperature t (spaced as t^(1/5))")
     axes.set_ylabel("mean log likelihood")
-    axes.set_title(f"log evidence {evidence.value:.6g} ± {evidence.error:.2g} ({evidence.method})")
+    value = digits_of(evidence.value, evidence.error)
+    axes.set_title(f"log evidence {value} ± {evidence.error:.2g} ({evidence.method})")
     axes.legend()
     return axes

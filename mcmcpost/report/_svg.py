@@ -13,6 +13,7 @@ STYLE = {
     "svg.hashsalt": "mcmcpost",
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "savefig.transparent": True,
 }
 LEAST, MOST = 4.3, 6.9
 """Width on the screen of an inch of figure, in the page's type size: a narrow screen scrolls, a wide one stops."""
