@@ -3,6 +3,9 @@
 from mcmcpost.io._arrays import (
     from_arrays,
 )
+from mcmcpost.io._attach import (
+    attach_scores,
+)
 from mcmcpost.io._convention import (
     read_trace,
 )
@@ -45,7 +48,6 @@ from mcmcpost.io._ladder_traces import (
     ladder_from_traces,
 )
 from mcmcpost.io._numpyro import (
-    attach_scores,
     from_numpyro,
 )
 from mcmcpost.io._power_posteriors import (
