@@ -3,10 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 from cli_cases import refused
+from interop_cases import DATA, Y, model
 from numpyro.infer import HMC, MCMC
 
 import mcmcpost as mp
@@ -29,14 +28,6 @@ def data(shift=0.0):
 def quantities(draw):
     return {"precision": draw["b_scale"] ** -2}
 """
-Y = jnp.array([0.1, 0.5, -0.3, 1.2])
-
-
-def model(y):
-    mu = numpyro.sample("mu", dist.Normal(0.0, 3.0))
-    scale = numpyro.sample("b_scale", dist.HalfNormal(1.0))
-    numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
-    numpyro.sample("y", dist.Normal(mu, scale), obs=y)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -104,7 +95,7 @@ def test_a_log_density_is_compared_as_well(sampled):
 def test_a_density_that_is_nowhere_finite_is_the_gates_business(sampled):
     _, bare = sampled
     with pytest.raises(mp.ScoreError, match="not finite"):
-        mp.attach_scores(bare, model, Y * jnp.nan)
+        mp.attach_scores(bare, model, jnp.asarray(Y) * jnp.nan)
 
 
 def test_scores_under_another_name_are_pointed_at(sampled):
@@ -137,6 +128,17 @@ def test_traces_in_different_orders_are_not_taken_together(rng):
     other = mp.from_arrays(draws, -draws, names=("b", "a"))
     with pytest.raises(ValueError, match="task 'one' and task 'other', got a and b at position 0"):
         mp.joint_expectation({"one": (one, None), "other": (other, None)})
+
+
+def test_a_file_of_arviz_0_becomes_a_scored_trace():
+    """The file is ArviZ 0.23.4's own, written through netCDF4: see tests/data/make_arviz_0.py."""
+    tree = mp.load_tree(DATA / "arviz_0_23.nc")
+    assert tree["posterior"].attrs["arviz_version"] == "0.23.4"
+    scored = mp.attach_scores(tree, model, Y)
+    assert scored["sample_stats"].attrs["score_check"] == "pass"
+    table = mp.summary(scored, method="zv2")
+    assert list(table.index) == ["b_scale", "mu", "weights[a]", "weights[b]", "weights[c]"]
+    assert (table["gain"] > 1).any()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from mcmcpost.io._convention import check_tree_type, with_trace
 from mcmcpost.io._gate import gate, gate_attrs
 from mcmcpost.io._model import probe_model
 from mcmcpost.io._posterior import posterior_sites, stored_draws
+from mcmcpost.io._pymc import pymc_scores
 from mcmcpost.io._scored import Scored, check_agreement
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import make_trace
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     import xarray
 
 _WHERE = "attach_scores"
+_OBJECTS: dict[str, Callable[[str, Any, Any], Scored]] = {"pymc": pymc_scores}
+"""Packages whose models are objects that hold their data, and what computes their scores."""
 
 
 def attach_scores(
     tree: "xarray.DataTree",
-    model: Callable[..., Any] | None = None,
+    model: Any = None,
     /,
     *args: Any,
     logdensity_fn: Callable[[jax.Array], jax.Array] | None = None,
@@ -43,7 +46,7 @@ def attach_scores(
     Parameters
     ----------
     tree : a trace; it is not changed.
-    model : a NumPyro program; `args` and `kwargs` are its arguments.
+    model : a NumPyro program, whose arguments are `args` and `kwargs`, or a `pymc.Model`, which takes none.
     logdensity_fn : log density of one unconstrained draw, (d,) → scalar, log-Jacobian included.
     batch_size : draws that JAX differentiates at a time on each device.
     allow_bad_scores : keep scores that the gate, or the recorded log density, would refuse.
@@ -56,7 +59,7 @@ def attach_scores(
     """
     check_tree_type(_WHERE, tree)
     if model is not None and logdensity_fn is None:
-        scored = _of_program(tree, model, args, kwargs, batch_size)
+        scored = _of_model(tree, model, args, kwargs, batch_size)
     elif logdensity_fn is not None and not (model or args or kwargs):
         scored = _of_function(*stored_draws(tree), logdensity_fn, batch_size)
     else:
@@ -74,6 +77,28 @@ def attach_scores(
     chains, draws, _ = scored.trace.draws.shape
     attrs = gate_attrs(check) | scored.versions | {"score_evaluations": str(chains * draws)}
     return with_trace(tree, scored.trace, attrs)
+
+
+def _of_model(
+    tree: "xarray.DataTree", model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], batch_size: int
+) -> Scored:
+    package = next((name for name in _OBJECTS if _made_by(model, name)), None)
+    if package is None:
+        return _of_program(tree, model, args, kwargs, batch_size)
+    if args or kwargs:
+        raise ValueError(
+            fault(
+                _WHERE,
+                f"a model of {package} alone",
+                f"{len(args) + len(kwargs)} arguments",
+                "The data are part of such a model: leave them out.",
+            )
+        )
+    return _OBJECTS[package](_WHERE, tree, model)
+
+
+def _made_by(model: object, package: str) -> bool:
+    return any(base.__module__.partition(".")[0] == package for base in type(model).__mro__)
 
 
 def _of_program(
