@@ -6,6 +6,9 @@ from mcmcpost.io._arrays import (
 from mcmcpost.io._attach import (
     attach_scores,
 )
+from mcmcpost.io._blackjax import (
+    from_blackjax,
+)
 from mcmcpost.io._convention import (
     read_trace,
 )
@@ -88,6 +91,7 @@ __all__ = [
     "evidence_to_datatree",
     "evidence_to_json_dict",
     "from_arrays",
+    "from_blackjax",
     "from_numpyro",
     "gate",
     "integrand_values",
