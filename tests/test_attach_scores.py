@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray
+from bridgestan_case import StanModel
 from cli_cases import refused
 from interop_cases import DATA, Y, model
 from numpyro.infer import HMC, MCMC
@@ -164,3 +166,41 @@ def test_bad_models_on_the_command_line_are_one_line(run, files):
     assert refused(run("reduce", trace, "--model", "none.py"), "none.py")
     assert refused(run("reduce", trace, "--option", "shift=1"), "Add --model")
     assert refused(run("reduce", model_file, "--model", model_file), "Leave --model out")
+
+
+@pytest.fixture
+def stan_tree(rng):
+    """Exact draws of the stand-in for a BridgeStan model, as ArviZ has them: arrays counted from zero."""
+    lead = ("chain", "draw")
+    variables = {
+        "z": ((*lead, "row", "column"), rng.normal(size=(4, 200, 2, 2))),
+        "sigma": (lead, np.sqrt(rng.chisquare(2.0, size=(4, 200)))),
+    }
+    return xarray.DataTree.from_dict({"posterior": xarray.Dataset(variables)})
+
+
+def test_a_bridgestan_model_is_read_by_its_names(stan_tree):
+    """The real package wants C++ sources from GitHub: tests/test_interop_stan.py runs it where they are."""
+    tree = mp.attach_scores(stan_tree, StanModel())
+    trace = read_trace(tree)
+    z = stan_tree["posterior"]["z"].values
+    assert trace.names == ("sigma", "z.1.1", "z.2.1", "z.1.2", "z.2.2")
+    np.testing.assert_array_equal(trace.draws[..., 3], z[..., 0, 1])
+    np.testing.assert_array_equal(trace.scores[..., 3], -z[..., 0, 1])
+    assert tree["sample_stats"].attrs["score_check"] == "pass"
+
+
+def test_stan_models_that_are_of_another_trace(stan_tree):
+    posterior = stan_tree["posterior"].to_dataset()
+    for change, words in (
+        (posterior.drop_vars("sigma"), "`sigma` among the draws, got z"),
+        (posterior.isel(column=slice(1)), r"`z` with an element z.1.2, got \(4, 200, 2, 1\)"),
+        (posterior.isel(column=0), "`z` with an element z.1.1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            mp.attach_scores(xarray.DataTree.from_dict({"posterior": change}), StanModel())
+    with pytest.raises(ValueError, match="a model of bridgestan alone"):
+        mp.attach_scores(stan_tree, StanModel(), y=1.0)
+    thrown = posterior.assign(sigma=posterior["sigma"] + 10.0)
+    with pytest.raises(mp.ScoreError, match="not finite"):
+        mp.attach_scores(xarray.DataTree.from_dict({"posterior": thrown}), StanModel())

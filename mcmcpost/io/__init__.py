@@ -9,6 +9,9 @@ from mcmcpost.io._attach import (
 from mcmcpost.io._blackjax import (
     from_blackjax,
 )
+from mcmcpost.io._cmdstan import (
+    from_cmdstan,
+)
 from mcmcpost.io._convention import (
     read_trace,
 )
@@ -92,6 +95,7 @@ __all__ = [
     "evidence_to_json_dict",
     "from_arrays",
     "from_blackjax",
+    "from_cmdstan",
     "from_numpyro",
     "gate",
     "integrand_values",

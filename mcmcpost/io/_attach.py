@@ -15,6 +15,7 @@ from mcmcpost.io._model import probe_model
 from mcmcpost.io._posterior import posterior_sites, stored_draws
 from mcmcpost.io._pymc import pymc_scores
 from mcmcpost.io._scored import Scored, check_agreement
+from mcmcpost.io._stan import bridgestan_scores, pystan_scores
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import make_trace
 
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
     import xarray
 
 _WHERE = "attach_scores"
-_OBJECTS: dict[str, Callable[[str, Any, Any], Scored]] = {"pymc": pymc_scores}
+_OBJECTS: dict[str, Callable[[str, Any, Any], Scored]] = {
+    "pymc": pymc_scores,
+    "stan": pystan_scores,
+    "bridgestan": bridgestan_scores,
+}
 """Packages whose models are objects that hold their data, and what computes their scores."""
 
 
@@ -46,7 +51,8 @@ def attach_scores(
     Parameters
     ----------
     tree : a trace; it is not changed.
-    model : a NumPyro program, whose arguments are `args` and `kwargs`, or a `pymc.Model`, which takes none.
+    model : a NumPyro program, whose arguments are `args` and `kwargs`; or a model object that holds its data and takes
+        none: a ``pymc.Model``, PyStan's ``stan.build(...)``, or a ``bridgestan.StanModel``.
     logdensity_fn : log density of one unconstrained draw, (d,) → scalar, log-Jacobian included.
     batch_size : draws that JAX differentiates at a time on each device.
     allow_bad_scores : keep scores that the gate, or the recorded log density, would refuse.
