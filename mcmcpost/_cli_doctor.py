@@ -13,7 +13,8 @@ OPTIONAL = {
     "nutpie": "traces of nutpie",
     "pymc": "traces of PyMC",
     "blackjax": "traces of BlackJAX",
-    "bridgestan": "scores of Stan models",
+    "pystan": "traces and scores of Stan programs",
+    "bridgestan": "scores of Stan programs",
     "emcee": "traces of emcee",
 }
 SETTING = "JAX_NUM_CPU_DEVICES"

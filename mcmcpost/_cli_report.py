@@ -21,11 +21,14 @@ def report_facts(
     expressions: "dict[str, Expression]",
     method: str,
     *,
+    model: Path | None,
+    options: list[str] | None,
     overwrite: bool,
     allow_bad_scores: bool,
 ) -> dict[str, Any]:
     """Write the report of a stored trace or ladder and return its summary, JSON-able."""
     import mcmcpost
+    from mcmcpost._cli_source import load_trace
     from mcmcpost._public_report import gather
     from mcmcpost.io import is_ladder, posterior_rung
     from mcmcpost.io._quantities import named_scalars
@@ -35,7 +38,7 @@ def report_facts(
     if trace.suffix == ".py":
         cure = f"Sample it first: mcmcpost sample {trace} -o trace.nc."
         raise ValueError(f"report: expected a trace (.nc, .zarr), got the model file {trace}. {cure}")
-    tree = mcmcpost.load_tree(trace)
+    tree = load_trace(trace, model, options, allow_bad_scores=allow_bad_scores)
     with warnings.catch_warnings():
         for told in (mcmcpost.ScoreWarning, mcmcpost.EvidenceWarning):
             warnings.simplefilter("ignore", told)  # the notices say the same, and more
@@ -44,7 +47,7 @@ def report_facts(
             named_scalars(posterior_rung(tree) if is_ladder(tree) else tree, expressions),
             method,
             title=f"Report on {trace.name}",
-            asked={"File": str(trace)},
+            asked={"File": str(trace)} | ({} if model is None else {"Model": str(model)}),
             command=shlex.join(["mcmcpost", *sys.argv[1:]]),
             allow_bad_scores=allow_bad_scores,
         )

@@ -62,6 +62,10 @@ Expect = Annotated[
     typer.Option(metavar="NAME=EXPRESSION", help="Add an expectation, as 'p=alpha > 0.5'. Repeatable."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+ModelOf = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="FILE.py", help="Model file of a trace without scores: they are computed from it."),
+]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="New file, .nc or .zarr; nothing is overwritten.")]
 
 
@@ -110,9 +114,10 @@ def sample(
     """Sample a model file with NUTS and write the trace, scores kept."""
     with _program():
         import mcmcpost
+        from mcmcpost._cli_source import sample_model
 
         _check_output(output)
-        tree = _sample(model, warmup, draws, chains, seed, option)
+        tree = sample_model(model, warmup, draws, chains, seed, option)
         convergence = _report_convergence(tree)
         mcmcpost.save_tree(tree, output)
         shape = tree["posterior"].sizes
@@ -132,6 +137,7 @@ def reduce(
     quantile: Annotated[
         list[float] | None, typer.Option(help="Add this quantile of every quantity. Repeatable.")
     ] = None,
+    model: ModelOf = None,
     as_json: AsJson = False,
     allow_bad_scores: Annotated[bool, typer.Option(help="Go on where the scores fail the gate.")] = False,
     warmup: Warmup = None,
@@ -143,6 +149,7 @@ def reduce(
     """Print the posterior expectations of a trace, or of a model file sampled first, with smaller errors."""
     with _program():
         import mcmcpost
+        from mcmcpost._cli_source import load_trace, sample_model
         from mcmcpost.io._expressions import parse_expression
         from mcmcpost.io._quantities import named_scalars
 
@@ -151,13 +158,15 @@ def reduce(
         if output is not None:
             _check_output(output)
         if source.suffix == ".py":
-            tree = _sample(source, warmup, draws, chains, seed, option, allow_bad_scores=allow_bad_scores)
-        elif any(value is not None for value in (warmup, draws, chains, seed, option)):
+            if model is not None:
+                raise ValueError(f"--model: expected a trace, got the model file {source}. Leave --model out.")
+            tree = sample_model(source, warmup, draws, chains, seed, option, allow_bad_scores=allow_bad_scores)
+        elif any(value is not None for value in (warmup, draws, chains, seed)):
             raise ValueError(
                 f"reduce: sampling options belong to a model file, got the trace {source}. Leave them out."
             )
         else:
-            tree = mcmcpost.load_tree(source)
+            tree = load_trace(source, model, option, allow_bad_scores=allow_bad_scores)
         _report_convergence(tree)
         values = named_scalars(tree, expressions)
         estimates = [mcmcpost.expectation(tree, values, method=method.value, allow_bad_scores=allow_bad_scores)]
@@ -238,6 +247,8 @@ def report(
     expect: Expect = None,
     method: Annotated[MethodName, typer.Option(help="Control variate.")] = MethodName.AUTO,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
+    model: ModelOf = None,
+    option: Options = None,
     as_json: AsJson = False,
     allow_bad_scores: Annotated[bool, typer.Option(help="Go on where the scores fail the gate.")] = False,
 ) -> None:
@@ -248,7 +259,14 @@ def report(
 
         expressions = dict(map(parse_expression, _distinct(expect or [])))
         facts = report_facts(
-            trace, output, expressions, method.value, overwrite=force, allow_bad_scores=allow_bad_scores
+            trace,
+            output,
+            expressions,
+            method.value,
+            model=model,
+            options=option,
+            overwrite=force,
+            allow_bad_scores=allow_bad_scores,
         )
         if as_json:
             _print_json(facts)
@@ -285,38 +303,6 @@ def _program() -> Iterator[None]:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"mcmcpost: warning: {one_line(message)}", file=sys.stderr)
-
-
-def _sample(
-    path: Path,
-    warmup: int | None,
-    draws: int | None,
-    chains: int | None,
-    seed: int | None,
-    options: list[str] | None,
-    *,
-    allow_bad_scores: bool = False,
-) -> "xarray.DataTree":
-    import jax
-
-    import mcmcpost
-    from mcmcpost.io._model_file import load_model_file, parse_options
-    from mcmcpost.io._quantities import with_quantities
-    from mcmcpost.io._sampling import sample_posterior
-
-    model_file = load_model_file(path)
-    mcmc = sample_posterior(
-        model_file,
-        key=jax.random.key(seed or 0),
-        num_warmup=warmup or 500,
-        num_samples=draws or 1000,
-        num_chains=chains or 4,
-        options=parse_options(options or []),
-        progress=sys.stderr.isatty(),
-    )
-    tree = with_quantities(mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores), model_file)
-    tree.attrs |= {"model_file": path.name, "seed": seed or 0, "num_warmup": warmup or 500}
-    return tree
 
 
 def _check_output(path: Path) -> None:

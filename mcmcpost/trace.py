@@ -1,5 +1,7 @@
 """The array record behind every trace: draws and scores on the unconstrained space."""
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -59,6 +61,29 @@ def make_trace(draws: object, scores: object, names: tuple[str, ...] | None = No
             fault("Trace", f"{draws_.shape[-1]} distinct coordinate names", labels, "Name every coordinate once.")
         )
     return Trace(draws_, scores_, labels)
+
+
+def check_same_order(where: str, labels: Mapping[str, tuple[str, ...] | None]) -> None:
+    """Refuse arrays whose parameters have the same labels in different orders.
+
+    Parameters
+    ----------
+    where : the public function that speaks in the error message.
+    labels : the parameters of each array by the array's name, None without labels. Different sets are no fault: two
+        packages may name one parameter differently.
+    """
+    known = {name: label for name, label in labels.items() if label is not None}
+    for (one, first), (other, second) in pairwise(known.items()):
+        if first != second and sorted(first) == sorted(second):
+            place = next(i for i, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1])
+            raise ValueError(
+                fault(
+                    where,
+                    f"one order of the parameters in {one} and {other}",
+                    f"{first[place]} and {second[place]} at position {place}",
+                    "Select by label in one order, as x.sel(unconstrained_parameter=labels), before comparing.",
+                )
+            )
 
 
 def distinct_states(trace: Trace) -> States:

@@ -20,6 +20,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("mcmcpost", "beartype.beartype")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the tests on other samplers' packages alone where they are deselected: importing those takes seconds."""
+    return (
+        True if collection_path.name.startswith("test_interop_") and "not interop" in config.option.markexpr else None
+    )
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     return zlib.crc32(request.node.nodeid.split("/")[-1].encode())

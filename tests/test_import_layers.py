@@ -24,6 +24,7 @@ LAYERS = (
     ("_public_evidence",),
     ("_public_report",),
     ("__init__",),
+    ("_cli_source",),
     ("_cli_evidence", "_cli_report", "_cli_doctor"),
     ("cli",),
 )

@@ -302,3 +302,14 @@ def test_traces_must_be_alike(tree):
         mp.ladder_from_traces(parts)
     with pytest.raises(ValueError, match="a tree with a dim `temperature`"):
         mp.ladder_from_traces(parts[1.0])
+
+
+def test_rungs_in_another_order_of_parameters_are_refused(tree):
+    parts = pieces(tree)
+    turned = parts[1.0]["sample_stats"].to_dataset()
+    labels = turned["unconstrained_parameter"].values
+    parts[1.0] = parts[1.0].copy()
+    parts[1.0]["sample_stats"] = turned.sel(unconstrained_parameter=labels[::-1])
+    for arguments in ((), (model, (DATA,))):
+        with pytest.raises(ValueError, match=r"one order of the parameters in the trace at .* at position 0"):
+            mp.ladder_from_traces(parts, *arguments)

@@ -13,7 +13,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-BROUGHT = {"markupsafe": "jinja2", "arviz_base": "arviz", "arviz_stats": "arviz", "arviz_plots": "arviz"}
+BROUGHT = {
+    "markupsafe": "jinja2",
+    "arviz_base": "arviz",
+    "arviz_stats": "arviz",
+    "arviz_plots": "arviz",
+    "pytensor": "pymc",
+}
 
 
 def distribution(requirement):
@@ -42,7 +48,7 @@ def test_the_command_is_installed():
 
 def test_every_import_of_the_package_is_declared():
     declared = {distribution(requirement) for requirement in PROJECT["dependencies"]}
-    optional = {distribution(requirement) for extra in ("plots", "report") for requirement in EXTRAS[extra]}
+    optional = {distribution(requirement) for extra in ("plots", "report", "interop") for requirement in EXTRAS[extra]}
     assert third_party("mcmcpost") - declared - optional - {"mcmcpost"} <= set()
 
 

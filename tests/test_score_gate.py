@@ -190,3 +190,9 @@ def test_many_coordinates_are_tested_in_a_band(rng):
     assert np.isfinite(np.diag(check.z_product)).all()
     assert 2000 < np.isfinite(check.z_product).sum() <= 2500
     assert check_scores(make_trace(x, x)).pattern == "sign"
+
+
+def test_scores_that_are_all_zero_are_called_constant(rng):
+    # An exact zero among the moments must not raise a warning of NumPy's on the way.
+    check = check_scores(make_trace(rng.normal(size=(2, 40, 2)), np.zeros((2, 40, 2))))
+    assert (check.verdict, check.pattern) == ("warn", "constant")

@@ -18,7 +18,7 @@ from mcmcpost.control._problem import (
     ragged,
     standard_coordinates,
 )
-from mcmcpost.trace import Trace
+from mcmcpost.trace import Trace, check_same_order
 
 INDEPENDENT = 1.5
 """Draws whose median autocorrelation time over coordinates is below this may be split anywhere."""
@@ -173,8 +173,9 @@ def same_states(a: Trace, b: Trace) -> bool:
 
 
 def check_dimensions(names: Sequence[str], traces: Sequence[Trace]) -> None:
-    """Raise a `ValueError` unless all tasks live in one space."""
+    """Raise a `ValueError` unless all tasks live in one space, their parameters in one order."""
     sizes = {name: trace.draws.shape[-1] for name, trace in zip(names, traces, strict=True)}
     if len(set(sizes.values())) > 1:
         expected = "tasks of one dimension, whose targets live on one unconstrained space"
         raise ValueError(fault("joint_expectation", expected, sizes, "Estimate the others by `expectation`."))
+    check_same_order("joint_expectation", {f"task {n!r}": trace.names for n, trace in zip(names, traces, strict=True)})

@@ -3,6 +3,15 @@
 from mcmcpost.io._arrays import (
     from_arrays,
 )
+from mcmcpost.io._attach import (
+    attach_scores,
+)
+from mcmcpost.io._blackjax import (
+    from_blackjax,
+)
+from mcmcpost.io._cmdstan import (
+    from_cmdstan,
+)
 from mcmcpost.io._convention import (
     read_trace,
 )
@@ -45,7 +54,6 @@ from mcmcpost.io._ladder_traces import (
     ladder_from_traces,
 )
 from mcmcpost.io._numpyro import (
-    attach_scores,
     from_numpyro,
 )
 from mcmcpost.io._power_posteriors import (
@@ -86,6 +94,8 @@ __all__ = [
     "evidence_to_datatree",
     "evidence_to_json_dict",
     "from_arrays",
+    "from_blackjax",
+    "from_cmdstan",
     "from_numpyro",
     "gate",
     "integrand_values",

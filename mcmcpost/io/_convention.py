@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mcmcpost._checks import fault
-from mcmcpost.trace import Trace, make_trace
+from mcmcpost.trace import Trace, check_same_order, make_trace
 
 if TYPE_CHECKING:
     import xarray
@@ -43,27 +43,45 @@ def read_trace(tree: "xarray.DataTree") -> Trace:
     ------
     TypeError : `tree` is not a DataTree.
     ValueError : scores or draws are missing, their shapes disagree with each other or with the posterior group, or the
-        attrs declare another convention than +∇ log density, log-Jacobian included, on the unconstrained space.
+        attrs declare another convention than +∇ log density, log-Jacobian included, on the unconstrained space; draws
+        and scores label their parameters in different orders.
     """
     check_tree_type("read_trace", tree)
-    stats = tree.children.get(GROUP)
     for name in (SCORES, DRAWS):
-        if stats is None or name not in stats.data_vars:
-            raise ValueError(
-                fault(
-                    "read_trace",
-                    f"`{GROUP}.{name}` in the tree",
-                    "groups " + ", ".join(tree.children) if stats is None else ", ".join(map(str, stats.data_vars)),
-                    "Attach scores with attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f); with"
-                    " nutpie sample with store_gradient=True and store_unconstrained=True.",
-                )
-            )
+        if GROUP not in tree.children or name not in tree.children[GROUP].data_vars:
+            raise ValueError(_missing(tree, name))
     variables = tree.children[GROUP].to_dataset()
     for attrs in (variables.attrs, variables[SCORES].attrs):
         _check_declared(attrs)
     draws, scores = (_chain_draw_first(variables[name]) for name in (DRAWS, SCORES))
     _check_aligned(tree, scores)
-    return make_trace(draws.values, scores.values, _labels(draws, scores))
+    names = _labels(draws, scores)
+    check_same_order("read_trace", {DRAWS: _labels(draws), SCORES: _labels(scores)})
+    return make_trace(draws.values, scores.values, names)
+
+
+def _missing(tree: "xarray.DataTree", name: str) -> str:
+    """Return what to do about a variable that is not there; it may be there under another name."""
+    stats = tree.children.get(GROUP)
+    if stats is None:
+        got, others = "groups " + (", ".join(tree.children) or "none"), []
+    else:
+        got = ", ".join(map(str, stats.data_vars)) or "nothing"
+        others = [str(k) for k, v in stats.data_vars.items() if k not in (SCORES, DRAWS) and _looks_like_scores(v)]
+    cure = (
+        "Attach scores with attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f), on the command"
+        " line with --model FILE.py; with nutpie sample with store_gradient=True and store_unconstrained=True."
+    )
+    if others:
+        cure = (
+            f"If {' or '.join(others)} is what is wanted, rename it: tree['{GROUP}'] ="
+            f" tree['{GROUP}'].to_dataset().rename({{'{others[0]}': '{name}'}}). Else attach scores: attach_scores."
+        )
+    return fault("read_trace", f"`{GROUP}.{name}` in the tree", got, cure)
+
+
+def _looks_like_scores(variable: "xarray.DataArray") -> bool:
+    return variable.ndim == 3 and {"chain", "draw"} <= set(variable.dims) and variable.dtype.kind == "f"
 
 
 def check_tree_type(where: str, tree: object) -> None:

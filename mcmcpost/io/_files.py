@@ -1,4 +1,4 @@
-"""Trees on disk: netCDF files and Zarr folders."""
+"""Trees on disk: netCDF files and Zarr folders; tables of draws are read too."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mcmcpost._checks import fault
 from mcmcpost.io._convention import check_tree_type
+from mcmcpost.io._csv import read_csv
 
 if TYPE_CHECKING:
     import xarray
@@ -22,18 +23,25 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
 
     Parameters
     ----------
-    path : a netCDF file, or a folder with the suffix ``.zarr``.
+    path : a netCDF file, as `save_tree`, ArviZ (0.x too), nutpie and PyMC write it, or a folder with the suffix
+        ``.zarr``; or a table with the suffix ``.csv`` and one row for each draw. In a table, columns `chain` and `draw`
+        say which draw it is (without them it is one chain), and ``gradient_NAME`` is the score of the unconstrained
+        parameter in column NAME. Every column that is no gradient becomes a variable of the posterior group;
+        ``theta[0]``, ``theta[1]``, or ``theta.1``, ``theta.2``, one array.
 
     Raises
     ------
     FileNotFoundError : there is nothing at `path`.
-    ValueError : `path` is not a netCDF or Zarr tree, or is truncated.
+    ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a table holds what is not a number, a gradient
+        without its parameter, a draw twice, or chains of different lengths.
     """
     import xarray
 
     place = Path(path)
     if not place.exists():
         raise FileNotFoundError(fault("load_tree", "an existing file", str(place), "Check the path."))
+    if place.suffix == ".csv":
+        return read_csv(place)
     kind = "Zarr" if _is_zarr(place) else "netCDF-4"
     try:
         with (

@@ -32,6 +32,7 @@ from mcmcpost.io._ladder import (
 )
 from mcmcpost.io._model import Model
 from mcmcpost.io._power_posteriors import resolve_target
+from mcmcpost.trace import check_same_order
 
 if TYPE_CHECKING:
     import xarray
@@ -200,6 +201,8 @@ def _stack_draws(
         raise ValueError(
             fault(_WHERE, "as many chains and draws at every temperature", sorted(shapes), "Thin the longer traces.")
         )
+    labels = {f"the trace at {t:g}": rung.labels for t, rung in zip(temperatures, stored, strict=True)}
+    check_same_order(_WHERE, labels if probed is None else {"the model": probed.names} | labels)
     return np.stack(parts, axis=2), stored[0].labels
 
 

@@ -1,6 +1,5 @@
-"""Traces of NumPyro: scores kept from the sampler, or attached to a stored trace."""
+"""Runs of NumPyro: scores kept from the sampler."""
 
-from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from mcmcpost._checks import fault
-from mcmcpost.io._convention import DRAWS, GROUP, check_tree_type, element_names, read_draws, with_trace
+from mcmcpost.io._convention import GROUP, element_names, with_trace
 from mcmcpost.io._gate import gate, gate_attrs
 from mcmcpost.io._model import Model, probe_model
 from mcmcpost.scores import batch_scores
@@ -65,59 +64,6 @@ def from_numpyro(mcmc: "numpyro.infer.MCMC", *, allow_bad_scores: bool = False) 
     return with_trace(tree, trace, gate_attrs(check) | _versions() | evaluated)
 
 
-def attach_scores(
-    tree: "xarray.DataTree",
-    model: Callable[..., Any] | None = None,
-    /,
-    *args: Any,
-    logdensity_fn: Callable[[jax.Array], jax.Array] | None = None,
-    batch_size: int = 512,
-    allow_bad_scores: bool = False,
-    **kwargs: Any,
-) -> "xarray.DataTree":
-    """Return a new tree with scores for the stored draws, after the score gate.
-
-    With a NumPyro `model` its latent sites are read from the posterior group and transformed to the unconstrained
-    space. With `logdensity_fn` the draws are ``sample_stats.unconstrained_draw`` where present, else the variables of
-    the posterior group, taken as unconstrained and concatenated in the order of the tree, each in C order.
-
-    Parameters
-    ----------
-    tree : a trace; it is not changed.
-    model : a NumPyro program; `args` and `kwargs` are its arguments.
-    logdensity_fn : log density of one unconstrained draw, (d,) → scalar, log-Jacobian included.
-    batch_size : draws differentiated at a time on each device.
-    allow_bad_scores : keep scores that the gate would refuse.
-
-    Raises
-    ------
-    ValueError : neither or both of `model` and `logdensity_fn` are given, a site is missing, of another shape or
-        discrete.
-    ScoreError : the scores fail the gate.
-    """
-    check_tree_type("attach_scores", tree)
-    if model is not None and logdensity_fn is None:
-        probed = probe_model("attach_scores", model, args, kwargs)
-        draws, names = probed.unconstrain(posterior_sites(tree))
-        trace = make_trace(draws, batch_scores(probed.logdensity, draws, batch_size=batch_size), names)
-        attrs = _versions()
-    elif logdensity_fn is not None and not (model or args or kwargs):
-        stored, labels = stored_draws(tree)
-        trace = make_trace(stored, batch_scores(logdensity_fn, stored, batch_size=batch_size), labels)
-        attrs = {"jax_version": version("jax")}
-    else:
-        raise ValueError(
-            fault(
-                "attach_scores",
-                "either a NumPyro model with its arguments or `logdensity_fn` alone",
-                "neither" if logdensity_fn is None else "both",
-                "Call attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f).",
-            )
-        )
-    check = gate(trace, allow_bad_scores)
-    return with_trace(tree, trace, gate_attrs(check) | attrs | _evaluations(trace))
-
-
 def _evaluations(trace: Trace) -> dict[str, str]:
     """Return the record of gradients evaluated after sampling, one per draw."""
     return {"score_evaluations": str(trace.draws.shape[0] * trace.draws.shape[1])}
@@ -167,29 +113,3 @@ def _potential_trace(mcmc: "numpyro.infer.MCMC", samples: Any, z_grad: Any) -> T
 def _flatten(tree: Any) -> np.ndarray:
     leaves = [np.asarray(leaf, dtype=np.float64) for leaf in jax.tree.leaves(tree)]
     return np.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], axis=-1)
-
-
-def posterior_sites(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
-    """Return the variables (chain, draw, ...) of the posterior group."""
-    if "posterior" not in tree.children:
-        raise ValueError(
-            fault("attach_scores", "a posterior group", ", ".join(tree.children) or "no group", "Load a trace.")
-        )
-    return {
-        str(name): variable.transpose("chain", "draw", ...).values
-        for name, variable in tree.children["posterior"].to_dataset().data_vars.items()
-        if {"chain", "draw"} <= set(variable.dims)
-    }
-
-
-def stored_draws(tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Return unconstrained draws (c, n, d) and labels: the stored ones, else the posterior group as it is."""
-    if GROUP in tree.children and DRAWS in tree.children[GROUP].data_vars:
-        return read_draws(tree)
-    sites = posterior_sites(tree)
-    names = tuple(name for key, value in sites.items() for name in element_names(key, value.shape[2:]))
-    if not names:
-        raise ValueError(
-            fault("attach_scores", "variables with dims chain and draw", "none in the posterior group", "Load a trace.")
-        )
-    return np.concatenate([v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64), names

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from mcmcpost._checks import fault
 from mcmcpost.io._convention import DRAWS, GROUP, check_tree_type, read_draws
 from mcmcpost.io._model import probe_model
-from mcmcpost.io._numpyro import posterior_sites, stored_draws
+from mcmcpost.io._posterior import posterior_sites, stored_draws
 from mcmcpost.io._tempered import check_evidence_exists
 
 if TYPE_CHECKING:

@@ -80,5 +80,5 @@ def normal_score(
     size = np.where(np.isfinite(hall), np.clip(np.abs(hall), least * np.abs(t), np.abs(t)), np.abs(t))
     nu = np.maximum(ess - 1.0, 1.0)
     z = (8 * nu + 1) / (8 * nu + 3) * np.sqrt(nu * np.log1p(size**2 / nu)) * np.sign(t)
-    exact = np.where(mean == 0.0, 0.0, np.sign(mean) * np.inf)
+    exact = np.where(mean == 0.0, 0.0, np.copysign(np.inf, mean))
     return np.where(constant & np.isfinite(mean), exact, z)
