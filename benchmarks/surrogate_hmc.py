@@ -1,19 +1,21 @@
 """Surrogate HMC against plain HMC and NUTS: effective draws per true gradient and per true energy.
 
     python -m benchmarks.surrogate_hmc
-    python -m benchmarks.surrogate_hmc --targets logistic lotka_volterra van_der_pol
+    python -m benchmarks.surrogate_hmc --targets logistic lotka_volterra van_der_pol --name _models
 
-``banana``: equation 30 of de Roos, Gessner and Hennig (ICML 2021) in 100-D, P(|x₁| > 2) = .0455; ``rotated`` turns it
-at random. ``ten bananas``: ten of them in 20-D, where a surrogate of few directions should decline. Chains start from
-N(0, I), those of the models near the mode. All gradients are counted, warm-up included; ``energies`` are those that an
-acceptance rests on (every leapfrog step of NUTS). ``bulk`` and ``tail`` are the least effective sizes over coordinates,
-the columns per thousand take the lesser of the two. ``HMC, same warm-up`` is the kernel with true gradients only;
-``HMC`` and ``NUTS`` are NumPyro's, with a diagonal mass matrix for the densities and a dense one for the models.
+``banana``: equation 30 of de Roos, Gessner and Hennig (ICML 2021) in 100-D, P(|x₁| > 2) = .0455; ``rotation 0`` to
+``rotation 9`` turn it at random. ``ten bananas``: ten of them in 20-D, where a surrogate of few directions should
+decline. Chains start from N(0, I), those of the models near the mode. All gradients are counted, warm-up included;
+``energies`` are those that an acceptance rests on (every leapfrog step of NUTS). ``bulk`` and ``tail`` are the least
+effective sizes over coordinates, the columns per thousand take the lesser of the two. ``HMC, same warm-up`` is the
+kernel with true gradients only; ``HMC`` and ``NUTS`` are NumPyro's, with a diagonal mass matrix for the densities and a
+dense one for the models.
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -55,8 +57,8 @@ def ten_bananas(x: Any) -> Any:
     return sum(banana(pair) for pair in x.reshape(10, 2))
 
 
-def rotated(d: int = 100) -> Problem:
-    turn = np.linalg.qr(generator("rotation", 0).standard_normal((d, d)))[0]
+def rotated(seed: int, d: int = 100) -> Problem:
+    turn = np.linalg.qr(generator("rotation", seed).standard_normal((d, d)))[0]
     return Problem(lambda x: banana(jnp.asarray(turn) @ x), d, tail=lambda x: abs(x @ turn[0]) > 2)
 
 
@@ -75,7 +77,7 @@ def _model(module: Any) -> Problem:
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "banana": lambda: Problem(banana, 100, tail=lambda x: abs(x[..., 0]) > 2),
-    "rotated": rotated,
+    **{f"rotation {seed}": partial(rotated, seed) for seed in range(10)},
     "ten bananas": lambda: Problem(ten_bananas, 20, tail=lambda x: abs(x[..., 0]) > 2, declines=True),
     "logistic": logistic,
     "lotka_volterra": lambda: _model(lotka_volterra),
@@ -90,8 +92,10 @@ def kernels(problem: Problem) -> dict[str, Any]:
         if problem.start is not None:
             where["init_strategy"] = init_to_value(values=problem.start)
     surrogate = {**where, "num_steps": STEPS}
+    dense = {"NUTS, dense": NUTS(**where, dense_mass=True)} if problem.model is None else {}
     return {
         "NUTS": NUTS(**where),
+        **dense,
         "HMC": HMC(**where, num_steps=STEPS, trajectory_length=None),
         "HMC, same warm-up": mp.SurrogateHMC(**surrogate, true_gradient_probability=1.0),
         "surrogate": mp.SurrogateHMC(**surrogate),
@@ -106,7 +110,16 @@ def ess(draws: np.ndarray, kind: str) -> float:
     return float(array_stats.ess(draws, chain_axis=0, draw_axis=1, method=kind, **more))
 
 
-def row(name: str, problem: Problem, method: str, kernel: Any, num_warmup: int, num_samples: int) -> dict[str, Any]:
+class Run(NamedTuple):
+    """A finished run, its true gradients and energies with those of warm-up, and its wall seconds."""
+
+    mcmc: MCMC
+    gradients: int
+    energies: int
+    seconds: float
+
+
+def run(name: str, problem: Problem, kernel: Any, num_warmup: int, num_samples: int) -> Run:
     start = time.perf_counter()
     ours = isinstance(kernel, mp.SurrogateHMC)
     mcmc = MCMC(
@@ -117,7 +130,7 @@ def row(name: str, problem: Problem, method: str, kernel: Any, num_warmup: int, 
         chain_method="vectorized",
         progress_bar=False,
     )
-    fields = () if ours else ("num_steps", "accept_prob")
+    fields = () if ours else ("num_steps", "accept_prob", "z_grad")
     arguments = problem.arguments or {}
     init = None
     if problem.potential is not None:
@@ -132,7 +145,15 @@ def row(name: str, problem: Problem, method: str, kernel: Any, num_warmup: int, 
         gradients, energies = (int(found[f"num_true_{key}"][:, -1].sum()) for key in ("gradients", "energies"))
     else:
         gradients = warm_up + int(found["num_steps"].sum())
-        energies = gradients if method == "NUTS" else NUM_CHAINS * (num_warmup + num_samples)
+        tree = isinstance(kernel, NUTS)
+        energies = gradients if tree else NUM_CHAINS * (num_warmup + num_samples)
+    return Run(mcmc, gradients, energies, time.perf_counter() - start)
+
+
+def row(name: str, problem: Problem, method: str, done: Run) -> dict[str, Any]:
+    mcmc, gradients, energies, seconds = done
+    found = mcmc.get_extra_fields(group_by_chain=True)
+    ours = isinstance(mcmc.sampler, mp.SurrogateHMC)
     samples = mcmc.get_samples(group_by_chain=True)
     sites = samples if isinstance(samples, dict) else {"x": samples}
     if problem.model is not None:
@@ -156,28 +177,62 @@ def row(name: str, problem: Problem, method: str, kernel: Any, num_warmup: int, 
         "P(|x1|>2)": float("nan") if inside is None else inside.mean(),
         "±": error,
         "off": float("nan") if inside is None else (inside.mean() - TAIL) / error,
-        "seconds": time.perf_counter() - start,
+        "seconds": seconds,
     }
+
+
+def reduced(name: str, method: str, done: Run) -> list[dict[str, Any]]:
+    """Return the effective draws (sd/mcse)² per true gradient, scores counted, with and without control variates."""
+    tree = mp.from_numpyro(done.mcmc)
+    scores = int(tree["sample_stats"].attrs.get("score_evaluations", 0))
+    rows = []
+    for control in ("plain", "auto"):
+        found = mp.expectation(tree, method=control)
+        draws = (found.sd / found.mcse) ** 2
+        cost = done.gradients + (scores if control != "plain" else 0)
+        rows.append(
+            {
+                "target": name,
+                "sampler": method,
+                "control": control,
+                "gradients": done.gradients,
+                "for scores": scores if control != "plain" else 0,
+                "least effective draws": float(draws.min()),
+                "median": float(np.median(draws)),
+                "least per gradient": float(draws.min()) / cost,
+                "median per gradient": float(np.median(draws)) / cost,
+            }
+        )
+    return rows
 
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", nargs="+", choices=PROBLEMS, default=["banana", "ten bananas"])
+    parser.add_argument("--methods", nargs="+", default=None, help="all by default; fewer where one will decline")
+    parser.add_argument("--name", default="", help="added to the name of the JSON file")
     parser.add_argument("--warmup", type=int, default=150)
     parser.add_argument("--samples", type=int, default=2000)
     args = parser.parse_args()
     title = "Surrogate HMC: effective draws per true gradient and per true energy, warm-up counted"
     settings = {"chains": NUM_CHAINS, "warmup": args.warmup, "samples": args.samples, "steps": STEPS}
     rows: list[dict[str, Any]] = []
+    products: list[dict[str, Any]] = []
     for name in args.targets:
         problem = PROBLEMS[name]()
         for method, kernel in kernels(problem).items():
-            if problem.declines and method not in ("NUTS", "HMC", "surrogate"):
+            wanted = args.methods or (["NUTS", "NUTS, dense", "HMC", "surrogate"] if problem.declines else [method])
+            if method not in wanted:
                 continue
-            rows.append(row(name, problem, method, kernel, args.warmup, args.samples))
-            emit("surrogate_hmc", title, rows, final=False, **settings)
-    emit("surrogate_hmc", title, rows, **settings)
+            done = run(name, problem, kernel, args.warmup, args.samples)
+            rows.append(row(name, problem, method, done))
+            if problem.model is not None:
+                products += reduced(name, method, done)
+            emit("surrogate_hmc" + args.name, title, rows, final=False, **settings)
+    emit("surrogate_hmc" + args.name, title, rows, **settings)
+    if products:
+        emit("surrogate_product" + args.name, "The product of both gains: surrogate and control variates", products)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """NumPyro traces: z_grad kept with the right sign, every support transformed, recomputation where it was not kept."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -186,3 +189,19 @@ def test_bad_models(tree):
 
     with pytest.raises(ValueError, match=r"site `mu` of shape \(chain, draw, 4\), got \(2, 60\)"):
         attach_scores(tree, larger, DATA)
+
+
+ARVIZ_FIRST = """
+import arviz_base
+from numpyro.infer import MCMC, NUTS
+import jax, numpyro.distributions as dist, numpyro, mcmcpost
+mcmc = MCMC(NUTS(lambda: numpyro.sample("x", dist.Normal())), num_warmup=100, num_samples=200, progress_bar=False)
+mcmc.run(jax.random.key(0), extra_fields=("z_grad",))
+print(dict(mcmcpost.from_numpyro(mcmc)["posterior"].sizes))
+"""
+
+
+def test_arviz_imported_before_numpyro():
+    """Its lazy import of NumPyro leaves `numpyro.infer` without its submodules."""
+    done = subprocess.run([sys.executable, "-c", ARVIZ_FIRST], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "{'chain': 1, 'draw': 200}", done.stderr

@@ -297,7 +297,8 @@ def test_a_model_with_constrained_sites_gives_a_tree_with_true_scores(model_run)
 
 
 def test_no_gradient_of_a_surrogate_can_be_collected():
-    mcmc = numpyro.infer.MCMC(make(TARGETS["gaussian"]), num_warmup=20, num_samples=5, progress_bar=False)
+    kernel = make(TARGETS["gaussian"], surrogate=mp.SubspaceSurrogate(num_training=20, tuning_steps=1))
+    mcmc = numpyro.infer.MCMC(kernel, num_warmup=20, num_samples=5, progress_bar=False)
     with pytest.raises(ValueError, match="attach_scores"):
         mcmc.run(jax.random.key(0), init_params=jnp.zeros(2), extra_fields=("z_grad",))
 

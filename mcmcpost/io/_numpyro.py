@@ -1,5 +1,6 @@
 """Runs of NumPyro: scores kept from the sampler."""
 
+import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ def from_numpyro(mcmc: "numpyro.infer.MCMC", *, allow_bad_scores: bool = False) 
 
     if mcmc.last_state is None:
         raise ValueError(fault("from_numpyro", "a finished MCMC run", "one without draws", "Call mcmc.run first."))
+    _attach_submodules("numpyro")
     tree = arviz_base.from_numpyro(mcmc)
     if GROUP in tree.children:
         tree[GROUP] = tree.children[GROUP].to_dataset().drop_vars("z_grad", errors="ignore")
@@ -113,3 +115,15 @@ def _potential_trace(mcmc: "numpyro.infer.MCMC", samples: Any, z_grad: Any) -> T
 def _flatten(tree: Any) -> np.ndarray:
     leaves = [np.asarray(leaf, dtype=np.float64) for leaf in jax.tree.leaves(tree)]
     return np.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], axis=-1)
+
+
+def _attach_submodules(package: str) -> None:
+    """Make loaded submodules attributes of their packages again.
+
+    ArviZ loads NumPyro lazily. Where that comes first and ``from numpyro.infer import ...`` second, Python runs the
+    package twice, and `numpyro.infer` is left without `initialization`, which ArviZ's own converter needs.
+    """
+    for name, module in tuple(sys.modules.items()):
+        parent, _, child = name.rpartition(".")
+        if parent.split(".")[0] == package and parent in sys.modules and not hasattr(sys.modules[parent], child):
+            setattr(sys.modules[parent], child, module)

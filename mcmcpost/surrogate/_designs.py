@@ -34,9 +34,12 @@ class SubspaceSurrogate(AbstractSurrogate):
     Coordinates are standardised. The quadratic is least squares on the gradients, its eigenvalues at least 1/(2d),
     half of what a Gaussian of standardised coordinates can have. The active subspace is spanned by the leading
     eigenvectors of the second moments of the residual gradients; training points are farthest-point in it; one
-    lengthscale per direction, amplitude and noise maximise the marginal likelihood within bounds.
+    lengthscale per direction, amplitude and noise maximise the marginal likelihood of the first of them within bounds.
 
-    num_training : points conditioned on. dimension : q, of the active subspace.
+    num_training, num_tuning : points conditioned on, and how many of them the kernel is tuned on: tuning factorises a
+    matrix of order q·num_tuning at every step.
+    dimension : q, of the active subspace. The eight-dimensional hare–lynx posterior needs all eight: its gradient error
+    is .29 with four and 50 points, .056 with eight and 100, .020 with eight and 200.
     kernel : the start of tuning, on active coordinates of unit variance and gradients of unit mean square. None is the
     squared exponential.
     tuning_steps : of Adam.
@@ -44,13 +47,14 @@ class SubspaceSurrogate(AbstractSurrogate):
     Source: MATH.md section 4.
     """
 
-    num_training: int = eqx.field(static=True, default=50)
-    dimension: int = eqx.field(static=True, default=4)
+    num_training: int = eqx.field(static=True, default=200)
+    dimension: int = eqx.field(static=True, default=8)
     kernel: AbstractKernel | None = None
+    num_tuning: int = eqx.field(static=True, default=50)
     tuning_steps: int = eqx.field(static=True, default=100)
 
     def __check_init__(self) -> None:
-        for name in ("num_training", "dimension", "tuning_steps"):
+        for name in ("num_training", "dimension", "num_tuning", "tuning_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(
                     fault("SubspaceSurrogate", f"`{name}` of at least 1", getattr(self, name), "Ask for more.")
@@ -82,7 +86,8 @@ class SubspaceSurrogate(AbstractSurrogate):
         size = jnp.mean(jnp.sum(slopes**2, 1)) * jnp.finfo(points.dtype).eps
         height = jnp.sqrt(jnp.mean(wanted**2) + size)
         start = _default_kernel(q) if self.kernel is None else self.kernel
-        tuned = tune(start, active[chosen], wanted / height, self.tuning_steps)
+        few = chosen[: self.num_tuning]
+        tuned = tune(start, active[few], wanted[: self.num_tuning] / height, self.tuning_steps)
         process = condition(tuned, active[chosen], wanted / height)
         return FittedSurrogate(
             centre,
