@@ -31,6 +31,7 @@ ORDER = (
     "gradient_gram",
     "gp_optimizers",
     "surrogate_hmc",
+    "surrogate_product",
 )
 HEAD = """# Results
 

@@ -33,7 +33,7 @@ MIN_OVERLAP = 0.03
 MIN_ESS = 10.0
 NUM_LANDMARKS = 128
 KERNEL_DEGREE = 2
-KERNEL_DRAWS = 40_000
+KERNEL_DRAWS = 10_000
 """Above so many draws no kernel is tried: its fits without each block would take minutes."""
 
 
@@ -93,7 +93,7 @@ def pooled_path(
     ----------
     degree : of the zero-variance control variate. By default the method with the smallest error: a degree for which
         three effective draws stand against each feature at every temperature, up to eight in one dimension, six in two
-        and three beyond; or, for up to 40,000 draws, the quadratic with a kernel beside it (semi-exact). The error of
+        and three beyond; or, for up to 10,000 draws, the quadratic with a kernel beside it (semi-exact). The error of
         each includes how far it moved the value from the one below, times the ratio of their errors among polynomials:
         the best of several errors was too small without it (mean z² of 2.7 instead of .7 on van der Pol, 31 rungs of 20
         draws; with that ratio on semi-exact fits too 1.8 to 4.4 instead of .7 to 1.3 on chains of 5 to 40 draws).
