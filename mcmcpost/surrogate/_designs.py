@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from mcmcpost._checks import fault
 from mcmcpost.kernels import AbstractKernel, Scaled, SquaredExponential
 from mcmcpost.surrogate._fitted import FittedSurrogate
+from mcmcpost.surrogate._history import HELD_OUT
 from mcmcpost.surrogate._process import Tuned, condition, farthest_points, fit_quadratic, tune
 
 
@@ -19,7 +20,7 @@ class AbstractSurrogate(eqx.Module):
 
     @abc.abstractmethod
     def num_points(self, d: int) -> int:
-        """Return the number of training points in d dimensions."""
+        """Return how many gradients in d dimensions a fit needs at least."""
 
     @abc.abstractmethod
     def fit(
@@ -36,8 +37,8 @@ class SubspaceSurrogate(AbstractSurrogate):
     eigenvectors of the second moments of the residual gradients; training points are farthest-point in it; one
     lengthscale per direction, amplitude and noise maximise the marginal likelihood of the first of them within bounds.
 
-    num_training, num_tuning : points conditioned on, and how many of them the kernel is tuned on: tuning factorises a
-    matrix of order q·num_tuning at every step.
+    num_training, num_tuning : points conditioned on at most, and how many of them the kernel is tuned on: tuning
+    factorises a matrix of order q·num_tuning at every step.
     dimension : q, of the active subspace. The eight-dimensional hare–lynx posterior needs all eight: its gradient error
     is .29 with four and 50 points, .056 with eight and 100, .020 with eight and 200.
     kernel : the start of tuning, on active coordinates of unit variance and gradients of unit mean square. None is the
@@ -62,7 +63,7 @@ class SubspaceSurrogate(AbstractSurrogate):
 
     def num_points(self, d: int) -> int:
         del d
-        return self.num_training
+        return min(self.num_training, self.num_tuning)
 
     def fit(
         self, points: Float[Array, "n d"], gradients: Float[Array, "n d"], kept: Float[Array, " n"]
@@ -79,7 +80,7 @@ class SubspaceSurrogate(AbstractSurrogate):
         directions = jnp.linalg.eigh(residual.T @ residual)[1][:, ::-1][:, :q].T
         directions = directions / jnp.sqrt(jnp.sum((w @ directions.T) ** 2, 0) / number)[:, None]
         active = w @ directions.T
-        chosen = farthest_points(active, kept, self.num_training)
+        chosen = farthest_points(active, kept, min(self.num_training, len(points) - len(points) // HELD_OUT))
         # Gradients in active coordinates: those of h, E(x) = h(Dw), are D⁺ᵀ∇_w E, and rows of D are orthogonal.
         lengths = jnp.sum(directions**2, 1)
         wanted = residual[chosen] @ directions.T / lengths[None]
