@@ -8,8 +8,8 @@
 decline. Chains start from N(0, I), those of the models near the mode. All gradients are counted, warm-up included;
 ``energies`` are those that an acceptance rests on (every leapfrog step of NUTS). ``bulk`` and ``tail`` are the least
 effective sizes over coordinates, the columns per thousand take the lesser of the two. ``HMC, same warm-up`` is the
-kernel with true gradients only; ``HMC`` and ``NUTS`` are NumPyro's, with a diagonal mass matrix for the densities and a
-dense one for the models.
+kernel with true gradients only; ``surrogate, 8 × 100`` has eight directions and a hundred points; ``HMC`` and ``NUTS``
+are NumPyro's, with a diagonal mass matrix for the densities and a dense one for the models.
 """
 
 import argparse
@@ -100,6 +100,8 @@ def kernels(problem: Problem) -> dict[str, Any]:
         "HMC, same warm-up": mp.SurrogateHMC(**surrogate, true_gradient_probability=1.0),
         "surrogate": mp.SurrogateHMC(**surrogate),
         "surrogate, 8 moves": mp.SurrogateHMC(**surrogate, delayed_acceptance=8),
+        "surrogate, 4 × 50": mp.SurrogateHMC(**surrogate, surrogate=mp.SubspaceSurrogate(50, 4)),
+        "surrogate, 8 × 100": mp.SurrogateHMC(**surrogate, surrogate=mp.SubspaceSurrogate(100, 8)),
         "published": mp.SurrogateHMC(**surrogate, surrogate=mp.PublishedSurrogate(), max_gradient_error=np.inf),
     }
 

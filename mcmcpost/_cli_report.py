@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mcmcpost._cli_edge import number_of_quantities, one_line, significant
-from mcmcpost._types import NO_GAIN
+from mcmcpost._types import WITHOUT_GAIN
 
 if TYPE_CHECKING:
     from mcmcpost.io._expressions import Expression
@@ -71,6 +71,6 @@ def report_facts(
 
 def report_line(facts: dict[str, Any]) -> str:
     """Return what was written in one line."""
-    gains = [q["gain"] for q in facts["quantities"] if q["gain"] is not None and q["status"] not in NO_GAIN]
+    gains = [q["gain"] for q in facts["quantities"] if q["gain"] is not None and q["status"] not in WITHOUT_GAIN]
     gain = f", median gain {significant(float(np.median(gains)), 3)}" if gains else ""
     return f"{facts['path']}: {number_of_quantities(len(facts['quantities']))}{gain}, scores {facts['score_check']}"

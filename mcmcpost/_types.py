@@ -30,5 +30,5 @@ class Status(StrEnum):
     """The scores failed the score gate: the plain mean, unless the caller overrode the gate."""
 
 
-NO_GAIN = (Status.EXACT, Status.TOO_FEW_DRAWS, Status.UNDEFINED, Status.BAD_SCORES)
+WITHOUT_GAIN = (Status.EXACT, Status.TOO_FEW_DRAWS, Status.UNDEFINED, Status.BAD_SCORES)
 """Statuses whose gain is rounding, or rests on an error that is not to be trusted."""

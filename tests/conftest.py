@@ -3,7 +3,7 @@
 import os
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads spin against XLA's and the other workers'
@@ -40,6 +40,13 @@ def key(seed: int) -> jax.Array:
 @pytest.fixture
 def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="module")
+def rank_promotion() -> Iterator[None]:
+    """Allow it: NumPyro's and BlackJAX's own code promotes ranks."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
 
 
 @pytest.fixture

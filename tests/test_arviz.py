@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from matplotlib import pyplot
+from matplotlib.text import Text
 
 import mcmcpost as mp
 from mcmcpost.kernels import SquaredExponential
@@ -32,7 +33,12 @@ def test_summary_and_loo_of_the_controlled_tree_are_those_of_the_trace(observed)
 def test_a_forest_of_the_controlled_tree(observed):
     matplotlib.use("agg")
     tree = mp.expectation(observed, method="zv2").to_datatree(observed)
-    assert arviz_plots.plot_forest(tree, backend="matplotlib") is not None
+
+    def texts(traces):
+        figure = arviz_plots.plot_forest(traces, backend="matplotlib").viz["figure"].item()
+        return [text.get_text() for text in figure.findobj(Text)]
+
+    assert texts(tree) == texts(observed)
     pyplot.close("all")
 
 

@@ -13,6 +13,8 @@ from numpyro.infer import HMC, MCMC
 import mcmcpost as mp
 from mcmcpost.io import read_trace
 
+pytestmark = pytest.mark.usefixtures("rank_promotion")
+
 MODEL = """
 import jax.numpy as jnp
 import numpyro
@@ -30,13 +32,6 @@ def data(shift=0.0):
 def quantities(draw):
     return {"precision": draw["b_scale"] ** -2}
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _rank_promotion():
-    # NumPyro's own transformations promote ranks.
-    with jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.fixture(scope="module")

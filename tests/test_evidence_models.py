@@ -16,17 +16,13 @@ from mcmcpost.evidence import evaluate_at
 from mcmcpost.io import tempered_target
 from mcmcpost.io._model_file import load_model_file
 
+pytestmark = pytest.mark.usefixtures("rank_promotion")
+
 MODELS = Path(__file__).parent.parent / "models"
 VAN_DER_POL = load_model_file(MODELS / "van_der_pol.py")
 vdp = sys.modules[VAN_DER_POL.model.__module__]
 PINE = load_model_file(MODELS / "radiata_pine.py")
 LOTKA_VOLTERRA = load_model_file(MODELS / "lotka_volterra.py")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _rank_promotion():
-    with jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def target_of(file, options=None, **settings):

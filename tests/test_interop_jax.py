@@ -9,20 +9,13 @@ import pytest
 import mcmcpost as mp
 from mcmcpost.io import read_trace
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("rank_promotion")]
 REASON = "needs the extra `interop`"
 blackjax = pytest.importorskip("blackjax", reason=REASON)
 emcee = pytest.importorskip("emcee", reason=REASON)
 
 MEAN = np.array([1.0, -0.5, 2.0])  # of b[0], b[1] and of a
 START = {"b": jnp.zeros(2), "a": jnp.zeros(())}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _rank_promotion():
-    # BlackJAX's own kernels promote ranks.
-    with jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def logdensity(position):

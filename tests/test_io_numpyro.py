@@ -15,6 +15,8 @@ from numpyro.infer.util import potential_energy, unconstrain_fn
 from mcmcpost.io import attach_scores, from_numpyro, read_trace
 from mcmcpost.scores import ScoreError
 
+pytestmark = pytest.mark.usefixtures("rank_promotion")
+
 DATA = jnp.array([0.1, 0.5, -0.3])
 
 
@@ -48,13 +50,6 @@ def run(kernel, *args, seed=0, samples=60, chains=2, fields=("z_grad",), init=No
     )
     mcmc.run(jax.random.key(seed), *args, extra_fields=fields, init_params=init)
     return mcmc
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _rank_promotion():
-    # NumPyro's own transformations promote ranks.
-    with jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -21,14 +21,9 @@ from mcmcpost.evidence import (
 )
 from mcmcpost.evidence import _sampling as sampling
 
+pytestmark = pytest.mark.usefixtures("rank_promotion")
+
 HMC = HamiltonianKernel(num_steps=4)  # compiles in half the time of NUTS
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _rank_promotion():
-    # NumPyro's kernels promote ranks.
-    with jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def gaussian(d, y=1.3, noise=0.5):

@@ -15,16 +15,12 @@ from numpyro.infer.util import potential_energy
 import mcmcpost as mp
 from mcmcpost.io import read_ladder, tempered_target
 
+pytestmark = pytest.mark.usefixtures("rank_promotion")
+
 DATA = np.array([0.4, 1.1, -0.3, 0.9])
 KEY = jax.random.key(zlib.crc32(b"ladder trees"))
 KERNEL = mp.HamiltonianKernel(num_steps=4)
 LEVELS = (0.0, 0.05, 0.3, 1.0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _rank_promotion():
-    with jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def model(y):

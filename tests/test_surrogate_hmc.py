@@ -14,7 +14,10 @@ from surrogate_cases import NUM_TRANSITIONS, TARGETS, banana_potential, frozen_s
 import mcmcpost as mp
 from mcmcpost.surrogate import SurrogateHMC, _advance, _moves
 
-pytestmark = pytest.mark.filterwarnings("ignore:Some donated buffers were not usable:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Some donated buffers were not usable:UserWarning"),
+    pytest.mark.usefixtures("rank_promotion"),
+]
 
 NUM_CHAINS = 4000
 STEPS = 6
@@ -28,13 +31,6 @@ SURROGATES = {
     "poor": mp.SubspaceSurrogate(num_training=4, dimension=1, tuning_steps=1),
     "published": mp.PublishedSurrogate(num_training=5, lengthscale=1.0),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _rank_promotion():
-    # NumPyro's own transformations promote ranks.
-    with jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @functools.cache

@@ -7,7 +7,15 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._mcse import mcse_mean
-from mcmcpost.control import MAX_DEGREE, NEED, feature_inflation, tail_inflation
+from mcmcpost.control import (
+    MAX_DEGREE,
+    NEED,
+    PlainMean,
+    SemiExact,
+    ZeroVariance,
+    feature_inflation,
+    tail_inflation,
+)
 from mcmcpost.evidence._ladder import Ladder
 from mcmcpost.evidence._mbar import adjacent_overlap
 from mcmcpost.evidence._pooled import (
@@ -96,7 +104,7 @@ def pooled_path(
         and three beyond; or, for up to 10,000 draws, the quadratic with a kernel beside it (semi-exact). The error of
         each includes how far it moved the value from the one below, times the ratio of their errors among polynomials:
         the best of several errors was too small without it (mean z² of 2.7 instead of .7 on van der Pol, 31 rungs of 20
-        draws; with that ratio on semi-exact fits too 1.8 to 4.4 instead of .7 to 1.3 on chains of 5 to 40 draws).
+        draws), and with that ratio on semi-exact fits too.
     num_nodes : of Gauss–Legendre.
     controlled : whether scores may be used at all.
     """
@@ -161,12 +169,12 @@ def _family(d: int, num_draws: int, smallest_ess: float, degree: int | None) -> 
 def _level(family: Family, level: int) -> tuple[int, int, str]:
     """Return the degree of a level, the level below it, and its name."""
     if level == 0:
-        return 0, 0, "PlainMean()"
+        return 0, 0, PlainMean().label
     if level <= family.degree:
-        return level, level - 1, f"ZeroVariance(degree={level})"
+        return level, level - 1, ZeroVariance(level).label
     first = level == family.degree + 1
     penalty = PENALTIES[level - family.degree - 1]
-    name = f"SemiExact(degree={family.kernel_degree}), penalty {penalty:g}"
+    name = f"{SemiExact(family.kernel_degree).label}, penalty {penalty:g}"
     return family.kernel_degree, family.kernel_degree if first else level - 1, name
 
 

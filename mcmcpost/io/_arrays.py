@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mcmcpost._checks import as_float64, fault
-from mcmcpost.io._convention import with_trace
+from mcmcpost.io._convention import sample_dataset, with_trace
 from mcmcpost.io._gate import gate, gate_attrs
 from mcmcpost.trace import make_trace
 
@@ -66,7 +66,5 @@ def from_arrays(
 def _posterior(values: np.ndarray, names: tuple[str, ...]) -> "xarray.DataTree":
     import xarray
 
-    dims = ("chain", "draw")
-    variables = {name: (dims, values[..., i].copy()) for i, name in enumerate(names)}
-    coords = {dim: np.arange(size) for dim, size in zip(dims, values.shape[:2], strict=True)}
-    return xarray.DataTree.from_dict({"posterior": xarray.Dataset(variables, coords=coords)})
+    variables = {name: values[..., i].copy() for i, name in enumerate(names)}
+    return xarray.DataTree.from_dict({"posterior": sample_dataset(variables)})

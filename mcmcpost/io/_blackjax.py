@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 from mcmcpost._checks import fault
 from mcmcpost._versions import version_of
-from mcmcpost.io._convention import GROUP, element_names, with_trace
+from mcmcpost.io._convention import GROUP, element_names, sample_dataset, with_trace
 from mcmcpost.io._gate import gate, gate_attrs
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import make_trace
@@ -130,14 +130,4 @@ def _statistics(states: Any, info: Any, dims: tuple[str, ...]) -> dict[str, np.n
 def _tree(sites: dict[str, np.ndarray], statistics: dict[str, np.ndarray]) -> "xarray.DataTree":
     import xarray
 
-    lead = ("chain", "draw")
-    variables = {
-        name: ((*lead, *(f"{name}_dim_{i}" for i in range(leaf.ndim - 2))), leaf) for name, leaf in sites.items()
-    }
-    shape = next(iter(sites.values())).shape
-    coords = {dim: np.arange(size) for dim, size in zip(lead, shape[:2], strict=True)}
-    groups = {
-        "posterior": xarray.Dataset(variables, coords=coords),
-        GROUP: xarray.Dataset({name: (lead, value) for name, value in statistics.items()}, coords=coords),
-    }
-    return xarray.DataTree.from_dict(groups)
+    return xarray.DataTree.from_dict({"posterior": sample_dataset(sites), GROUP: sample_dataset(statistics)})

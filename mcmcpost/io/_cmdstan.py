@@ -10,7 +10,7 @@ import numpy as np
 
 from mcmcpost._checks import fault
 from mcmcpost.io._columns import check_equal_lengths, posterior_tree
-from mcmcpost.io._convention import GROUP, with_trace
+from mcmcpost.io._convention import GROUP, sample_dataset, with_trace
 from mcmcpost.io._gate import gate, gate_attrs
 from mcmcpost.trace import check_same_order, make_trace
 
@@ -71,9 +71,7 @@ def from_cmdstan(
         other draws.
     ScoreError : the scores fail the gate.
 
-    References
-    ----------
-    CmdStan User's Guide, “Stan CSV file format”; stan/mcmc/hmc/hamiltonians/base_hamiltonian.hpp for the sign.
+    Source: CmdStan User's Guide, “Stan CSV file format”; stan/mcmc/hmc/hamiltonians/base_hamiltonian.hpp for the sign.
     """
     chains = [_read(path) for path in _paths(diagnostics)]
     names = [tuple(c.removeprefix("g_") for c in chain.table.columns if c.startswith("g_")) for chain in chains]
@@ -96,7 +94,7 @@ def from_cmdstan(
     trace = make_trace(draws, scores, names[0])
     values = {name: columns[name] for name in names[0]} if outputs is None else _values(outputs, chains)
     tree = posterior_tree(values)
-    tree[GROUP] = _statistics(columns, tree)
+    tree[GROUP] = _statistics(columns)
     check = gate(trace, allow_bad_scores)
     settings = chains[0].settings
     parts = ("major", "minor", "patch")
@@ -181,11 +179,10 @@ def _values(
     return {name: values for name, values in _stack(chains).items() if name not in _STATISTICS}
 
 
-def _statistics(columns: dict[str, np.ndarray], tree: "xarray.DataTree") -> "xarray.DataTree":
+def _statistics(columns: dict[str, np.ndarray]) -> "xarray.DataTree":
     import xarray
 
     found = {name: columns[column] for column, name in _STATISTICS.items() if column in columns}
     if "diverging" in found:
         found["diverging"] = found["diverging"].astype(bool)
-    coords = {dim: tree["posterior"][dim].values for dim in ("chain", "draw")}
-    return xarray.DataTree(xarray.Dataset({k: (("chain", "draw"), v) for k, v in found.items()}, coords=coords))
+    return xarray.DataTree(sample_dataset(found))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mcmcpost._checks import fault
+from mcmcpost.io._convention import sample_dataset
 
 if TYPE_CHECKING:
     import xarray
@@ -56,12 +57,7 @@ def posterior_tree(columns: Mapping[str, np.ndarray]) -> "xarray.DataTree":
     """Return a tree whose posterior group holds the columns (c, n), elements put together."""
     import xarray
 
-    arrays = variables(columns)
-    lead = ("chain", "draw")
-    shape = next(iter(columns.values())).shape
-    coords = {dim: np.arange(size) for dim, size in zip(lead, shape, strict=True)}
-    data = {name: ((*lead, *(f"{name}_dim_{i}" for i in range(a.ndim - 2))), a) for name, a in arrays.items()}
-    return xarray.DataTree.from_dict({"posterior": xarray.Dataset(data, coords=coords)})
+    return xarray.DataTree.from_dict({"posterior": sample_dataset(variables(columns))})
 
 
 def check_equal_lengths(where: str, lengths: Sequence[int]) -> None:

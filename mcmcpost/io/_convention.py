@@ -84,6 +84,13 @@ def _looks_like_scores(variable: "xarray.DataArray") -> bool:
     return variable.ndim == 3 and {"chain", "draw"} <= set(variable.dims) and variable.dtype.kind == "f"
 
 
+def sample_dataset(variables: Mapping[str, np.ndarray]) -> "xarray.Dataset":
+    """Return variables (chain, draw, ...) with ArviZ's dims and coordinates, and none of its attrs."""
+    import arviz_base
+
+    return arviz_base.dict_to_dataset(dict(variables), check_conventions=False).drop_attrs()
+
+
 def check_tree_type(where: str, tree: object) -> None:
     """Refuse what is not a DataTree."""
     if not hasattr(tree, "children"):

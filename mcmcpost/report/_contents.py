@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 from mcmcpost._cli_edge import digits_of, number_of_quantities, significant
 from mcmcpost._mcse import rank_rhat
-from mcmcpost._types import NO_GAIN, Status
+from mcmcpost._types import WITHOUT_GAIN, Status
 from mcmcpost.control import Estimate, JointEstimate
 from mcmcpost.evidence import Evidence
 from mcmcpost.scores import ScoreCheck
@@ -137,7 +137,7 @@ def joint_rows(joint: JointEstimate) -> list[dict[str, str]]:
 
 def headline(estimate: Estimate) -> str:
     """Return the gains of the quantities in one sentence."""
-    usable = [j for j, s in enumerate(estimate.status) if s not in NO_GAIN]
+    usable = [j for j, s in enumerate(estimate.status) if s not in WITHOUT_GAIN]
     counts = {str(s): estimate.status.count(s) for s in dict.fromkeys(estimate.status)}
     listed = ", ".join(f"{count} {status}" for status, count in counts.items())
     gains = estimate.gain[usable]

@@ -19,7 +19,7 @@ class AbstractSurrogate(eqx.Module):
     """Turns gradients into a frozen energy, within JAX and in fixed shapes."""
 
     @abc.abstractmethod
-    def num_points(self, d: int) -> int:
+    def min_gradients(self, d: int) -> int:
         """Return how many gradients in d dimensions a fit needs at least."""
 
     @abc.abstractmethod
@@ -61,7 +61,7 @@ class SubspaceSurrogate(AbstractSurrogate):
                     fault("SubspaceSurrogate", f"`{name}` of at least 1", getattr(self, name), "Ask for more.")
                 )
 
-    def num_points(self, d: int) -> int:
+    def min_gradients(self, d: int) -> int:
         del d
         return min(self.num_training, self.num_tuning)
 
@@ -80,7 +80,8 @@ class SubspaceSurrogate(AbstractSurrogate):
         directions = jnp.linalg.eigh(residual.T @ residual)[1][:, ::-1][:, :q].T
         directions = directions / jnp.sqrt(jnp.sum((w @ directions.T) ** 2, 0) / number)[:, None]
         active = w @ directions.T
-        chosen = farthest_points(active, kept, min(self.num_training, len(points) - len(points) // HELD_OUT))
+        most = len(points) - len(points) // HELD_OUT  # the rest is held out: it must not be chosen, nor a point twice
+        chosen = farthest_points(active, kept, min(self.num_training, most))
         # Gradients in active coordinates: those of h, E(x) = h(Dw), are D⁺ᵀ∇_w E, and rows of D are orthogonal.
         lengths = jnp.sum(directions**2, 1)
         wanted = residual[chosen] @ directions.T / lengths[None]
@@ -116,7 +117,7 @@ class PublishedSurrogate(AbstractSurrogate):
     num_training: int | None = eqx.field(static=True, default=None)
     lengthscale: float | None = eqx.field(static=True, default=None)
 
-    def num_points(self, d: int) -> int:
+    def min_gradients(self, d: int) -> int:
         return max(2, math.isqrt(d)) if self.num_training is None else self.num_training
 
     def fit(
@@ -124,7 +125,7 @@ class PublishedSurrogate(AbstractSurrogate):
     ) -> FittedSurrogate:
         d = points.shape[1]
         lengthscale = math.sqrt(0.4 * d) if self.lengthscale is None else self.lengthscale
-        chosen = farthest_points(points, kept, self.num_points(d))
+        chosen = farthest_points(points, kept, self.min_gradients(d))
         tuned = Tuned(SquaredExponential(lengthscale), jnp.zeros((), points.dtype))
         process = condition(tuned, points[chosen], gradients[chosen])
         one, zero = jnp.ones(d, points.dtype), jnp.zeros(d, points.dtype)

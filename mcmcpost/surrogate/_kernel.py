@@ -216,7 +216,7 @@ class SurrogateHMC:
 
     def _enough(self, num_warmup: int, c: int, slots: int, d: int) -> bool:
         """Return whether warm-up leaves enough to fit and to test a surrogate; warn if not."""
-        needed = self.settings.surrogate.num_points(d)
+        needed = self.settings.surrogate.min_gradients(d)
         training = c * (slots - slots // HELD_OUT) * self.settings.num_steps
         if num_warmup > 0 and slots >= HELD_OUT and training >= needed:
             return True
