@@ -20,6 +20,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("mcmcpost", "beartype.beartype")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile without optimisation where the slow tests are left out: two thirds of the time there is compilation."""
+    if "not slow" in config.option.markexpr:
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave the tests on other samplers' packages alone where they are deselected: importing those takes seconds."""
     return (

@@ -144,6 +144,7 @@ def files(sampled, tmp_path):
     return mp.save_tree(sampled[1], tmp_path / "bare.nc"), tmp_path / "model.py"
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_a_trace_and_its_model(run, files):
     trace, model_file = files
     assert refused(run("reduce", trace), "attach_scores", "--model")

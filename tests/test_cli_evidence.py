@@ -48,6 +48,7 @@ def test_a_model_file_ends_in_its_evidence(run, tmp_path):
     assert refused(run("evidence", model, "-o", "ladder.nc"), "which exists")
 
 
+@pytest.mark.slow
 def test_saved_ladders_are_compared(run, ladder, tmp_path):
     path, truth = ladder
     other = tmp_path / "other.nc"

@@ -133,6 +133,7 @@ def test_semi_exact_is_exact_for_its_polynomials_and_better_than_them_elsewhere(
     assert abs(result.mean[1] - np.exp(0.125)) < 4.5 * result.mcse[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [Matern32(1.0), InverseMultiquadric(2.0)])
 def test_a_kernel_that_is_given_is_used_and_may_be_tuned(rng, kernel):
     trace = gaussian_trace(rng, (4, 40, 2))

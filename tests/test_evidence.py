@@ -139,6 +139,7 @@ def test_evidence_is_calibrated_on_a_path_that_is_not_polynomial(rng: np.random.
     assert np.mean(np.square(4 * np.array(z["pooled"]))) > limit
 
 
+@pytest.mark.slow
 def test_pooled_beats_mbar(rng: np.random.Generator) -> None:
     gaps = []
     for _ in range(5):
@@ -226,6 +227,7 @@ def test_nothing_usable_is_undefined(rng: np.random.Generator) -> None:
     assert np.isnan(found.value)
 
 
+@pytest.mark.slow
 def test_chains_that_disagree_are_named(rng: np.random.Generator) -> None:
     ladder = gaussian_path(1).ladder(rng, 100, RUNGS, chains=2)
     ladder.draws[1, :, 4] += 3.0
@@ -233,6 +235,7 @@ def test_chains_that_disagree_are_named(rng: np.random.Generator) -> None:
     assert f"disagree at t = {RUNGS[4]:.3g}" in "; ".join(found.complaints)
 
 
+@pytest.mark.slow
 def test_scores_off_by_a_tenth_are_seen_over_the_ladder(rng: np.random.Generator) -> None:
     ladder = gaussian_path(1).ladder(rng, 200, power_ladder(21, 3))
     wrong = ladder._replace(
@@ -315,6 +318,7 @@ def test_tables_tree_and_plot(rng: np.random.Generator) -> None:
     pyplot.close("all")
 
 
+@pytest.mark.slow
 def test_a_prior_whose_mean_log_likelihood_is_minus_infinity(rng: np.random.Generator) -> None:
     # one observation, zero, with a standard deviation that has an exponential prior: E log p(y) diverges at the prior
     grid = np.linspace(-30.0, 6.0, 60_001)  # of log sd

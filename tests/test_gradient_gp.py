@@ -90,6 +90,7 @@ def test_values_join_the_gradients_and_carry_their_constant(rng):
     np.testing.assert_allclose(gradient, prediction.gradient[0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_samples_have_the_posterior_moments(rng, key):
     kernel, n, d = CASES["squared_exponential"]
     X, G = rng.normal(size=(n, d)), rng.normal(size=(n, d))

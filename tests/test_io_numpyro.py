@@ -196,6 +196,7 @@ print(dict(mcmcpost.from_numpyro(mcmc)["posterior"].sizes))
 """
 
 
+@pytest.mark.slow
 def test_arviz_imported_before_numpyro():
     """Its lazy import of NumPyro leaves `numpyro.infer` without its submodules."""
     done = subprocess.run([sys.executable, "-c", ARVIZ_FIRST], capture_output=True, text=True, check=False)

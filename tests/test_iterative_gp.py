@@ -114,6 +114,7 @@ def test_a_kernel_without_features_says_so(key):
         sample_prior(Polynomial(2), key, num_features=10, num_samples=1, like=jnp.zeros((1, 1)))
 
 
+@pytest.mark.slow
 def test_exact_likelihood_climbs_to_a_stationary_point(data):
     X, y = data[0], standardised(data[1])
     fit = maximise_exact_likelihood(KERNEL, 0.5, X, y, scale=Log(), max_steps=200)

@@ -46,6 +46,7 @@ def test_the_result_is_a_dict_of_estimates_in_the_order_of_the_tasks(tasks):
         assert before[name].identical(tree)
 
 
+@pytest.mark.slow
 def test_the_covariance_is_symmetric_positive_semidefinite_and_has_the_errors_on_its_diagonal(draws):
     a, b = draws
     several = {"cos": np.cos(a[..., 0]), "square": a[..., 1] ** 2}

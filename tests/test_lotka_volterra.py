@@ -101,6 +101,7 @@ def test_a_failed_solve_has_no_density_and_no_score(priors, max_steps, transform
     assert all(np.isnan(g).all() for g in gradient.values())
 
 
+@pytest.mark.slow
 def test_a_failure_at_one_state_leaves_its_neighbours_alone(rng):
     z = near_mode("paper", rng, size=BATCH)
     z["log_alpha"][1] = z["log_gamma"][1] = 5.0  # hundreds of oscillations in twenty years
@@ -112,6 +113,7 @@ def test_a_failure_at_one_state_leaves_its_neighbours_alone(rng):
     assert np.isfinite(flat(gradient)[others]).all()
 
 
+@pytest.mark.slow
 def test_score_accuracy_is_as_documented(rng):
     z = near_mode("paper", rng, size=BATCH)
     tight = energy("paper", solver=diffrax.Dopri8(), tolerance=1e-12, max_steps=4096)

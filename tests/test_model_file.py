@@ -134,6 +134,7 @@ def test_sampling_keeps_the_scores(sampled):
     assert {"potential_energy", "num_steps", "diverging"} <= set(extra)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [False, True])
 def test_sampling_is_reproducible_and_moved_by_the_key(sampled, other):
     loaded, mcmc = sampled

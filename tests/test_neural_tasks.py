@@ -41,6 +41,7 @@ def test_it_is_the_mixed_langevin_operator(rng, key):
     np.testing.assert_allclose(control(rows), slow, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_it_starts_at_zero_and_training_lowers_variance(rng, key):
     rows = draw_rows(rng, (300, 200))
     start, train = jax.random.split(key)

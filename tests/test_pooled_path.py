@@ -30,6 +30,7 @@ def product_path(rng: np.random.Generator, num_draws: int, d: int = 4) -> tuple[
     return make_ladder(levels, x, factor(x).sum(-1), slope, -x), d * float(np.log(masses[1] / masses[0]))
 
 
+@pytest.mark.slow
 def test_the_semi_exact_levels_minimise_their_objective(rng):
     d, n, landmarks = 2, 60, 7
     family = Family(3, 2, landmarks)

@@ -116,6 +116,7 @@ def test_stein_weights_integrate_everything_better_than_equal_ones(tree, draws):
     assert better < 0.1 * mp.kernel_stein_discrepancy(tree, kernel)
 
 
+@pytest.mark.slow
 def test_without_x64_the_library_still_solves_in_float64_and_leaves_the_configuration_alone():
     program = """
 import numpy as np, jax, mcmcpost as mp

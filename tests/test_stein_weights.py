@@ -51,6 +51,7 @@ def test_a_stop_on_the_variance_is_early_and_nearly_exact(trace):
     assert exact.variance_factor <= early.variance_factor < 1.1 * exact.variance_factor
 
 
+@pytest.mark.slow
 def test_model_error_is_that_of_the_dense_posterior(trace):
     values = trace.draws[..., :2] ** 2
     weights = solve_stein_weights(trace, values, method(), moments=(0.0, 1.0))
