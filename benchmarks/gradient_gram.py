@@ -1,16 +1,21 @@
 """Solves of the gradient Gram system: seconds and memory of every solver, and of the automatic rule.
 
     python -m benchmarks.gradient_gram
+    python -m benchmarks.gradient_gram --peers /path/to/python        # with torch and gpytorch
 
 Squared exponential, ℓ² = d, points N(0, I) or a random walk, gradients of the relaxed Rosenbrock function, noise 1e-6,
 relative residual 1e-6, marked ``*`` where it was not reached. ``-`` is a system whose work arrays exceed 4 GB (or
 ``--max-order``), or whose solver would need more than the time limit. Milliseconds are the least of the repeats after
-compilation; MB is what XLA's program allocates. ``ratio`` is the automatic rule's time over the best of the row. The
-second table is the paper's Figure 4: uniform points in [−2, 2]^100, ℓ² = 10·100, matrix-free; a product beside one
-product of two 1000 × 1000 float32 matrices.
+compilation; MB is what XLA's program allocates. ``ratio`` is the automatic rule's time over the best of the row's
+solvers of ours; ``GPyTorch`` is a Cholesky solve with its RBFKernelGrad. The second table is the paper's Figure 4:
+uniform points in [−2, 2]^100, ℓ² = 10·100, matrix-free; a product beside one product of two 1000 × 1000 float32
+matrices.
 """
 
 import argparse
+import json
+import subprocess
+import tempfile
 import time
 from typing import Any
 
@@ -89,6 +94,17 @@ def measure(
     }
 
 
+def gpytorch_solve(interpreter: str, X: np.ndarray, lengthscale: float, noise: float, repeats: int) -> dict[str, float]:
+    """Return seconds and residual of the same system by GPyTorch, whose noise is that of an unscaled gradient."""
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        np.savez(file, X=X, G=slopes(X), lengthscale=lengthscale, noise=noise / lengthscale**2)
+        file.flush()
+        command = [interpreter, "-m", "benchmarks._gradient_peers", file.name, str(repeats)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def clouds(kind: str, n: int, d: int) -> np.ndarray:
     """Return well-spread points N(0, I) or a random walk of steps .15, as a trajectory leaves them."""
     steps = generator(f"gradient gram {kind}", n * 10_000 + d).standard_normal((n, d))
@@ -123,6 +139,11 @@ def _row(kind: str, n: int, d: int, args: argparse.Namespace, slow: dict[str, fl
         star = "" if found is None or found["converged"] else "*"
         row[f"{name} ms"] = "-" if found is None else f"{1e3 * found['seconds']:.3g}{star}"
         row[f"{name} MB"] = "-" if found is None else f"{found['MB']:.3g}"
+    if args.peers and n * d <= args.max_order:
+        peer = gpytorch_solve(args.peers, X, np.sqrt(d), 1e-6, args.repeats)
+        row["GPyTorch ms"] = f"{1e3 * peer['seconds']:.3g}{'' if peer['residual'] < RTOL else '*'}"
+    elif args.peers:
+        row["GPyTorch ms"] = "-"
     row["best"] = min((name for name in times if name != "automatic"), key=times.__getitem__, default="-")
     row["ratio"] = times.get("automatic", np.nan) / times.get(row["best"], np.nan)
     return row
@@ -153,6 +174,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds per solve")
     parser.add_argument("--max-order", type=int, default=12_900, help="of a factorised matrix; 12,900 is 4 GB of work")
     parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--peers", default=None, help="an interpreter with torch and gpytorch")
     args = parser.parse_args()
     rows = grid(args)
     settings = {"rtol": RTOL, "limit": args.limit, "max_order": args.max_order, "not_converged": "*"}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads spin against XLA's and the other workers'
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # most of the time goes into compiling
 
 import jax
 import numpy as np
@@ -18,12 +19,6 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 install_import_hook("mcmcpost", "beartype.beartype")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Compile without optimisation where the slow tests are left out: two thirds of the time there is compilation."""
-    if "not slow" in config.option.markexpr:
-        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
