@@ -25,6 +25,7 @@ ORDER = (
     "bridge",
     "ladder_sampling",
     "kernel_product",
+    "kernel_product_devices",
     "iterative_gp",
     "computation_aware",
     "stein_weights",
