@@ -103,8 +103,7 @@ def pooled_path(
         three effective draws stand against each feature at every temperature, up to eight in one dimension, six in two
         and three beyond; or, for up to 10,000 draws, the quadratic with a kernel beside it (semi-exact). The error of
         each includes how far it moved the value from the one below, times the ratio of their errors among polynomials:
-        the best of several errors was too small without it (mean z² of 2.7 instead of .7 on van der Pol, 31 rungs of 20
-        draws), and with that ratio on semi-exact fits too.
+        the best of several errors is too small without it, and for semi-exact fits with that ratio.
     num_nodes : of Gauss–Legendre.
     controlled : whether scores may be used at all.
     """
