@@ -39,6 +39,12 @@ def plain(shift=0.0):
     numpyro.sample("a", dist.LogNormal(0.0, 1.0))
 
 
+def fixed_step(model=None, **settings):
+    """HMC that adapts nothing: it compiles in half the time."""
+    still = {"trajectory_length": None, "adapt_step_size": False, "adapt_mass_matrix": False}
+    return HMC(model, step_size=0.3, num_steps=5, **still, **settings)
+
+
 def run(kernel, *args, seed=0, samples=60, chains=2, fields=("z_grad",), init=None):
     mcmc = MCMC(
         kernel,
@@ -54,16 +60,7 @@ def run(kernel, *args, seed=0, samples=60, chains=2, fields=("z_grad",), init=No
 
 @pytest.fixture(scope="module")
 def sampled():
-    # A fixed step compiles in half the time.
-    kernel = HMC(
-        supports,
-        step_size=0.3,
-        num_steps=5,
-        trajectory_length=None,
-        adapt_step_size=False,
-        adapt_mass_matrix=False,
-    )
-    return run(kernel, DATA)
+    return run(fixed_step(supports), DATA)
 
 
 @pytest.fixture(scope="module")
@@ -123,18 +120,28 @@ def test_a_wrong_sign_is_caught(tree, sampled, monkeypatch):
     assert read_trace(from_numpyro(sampled, allow_bad_scores=True)).scores[0, 0, 0] == -read_trace(tree).scores[0, 0, 0]
 
 
-@pytest.mark.parametrize("fields", [("z_grad",), ()])
-def test_one_chain_in_float32(fields):
+def kept_and_recomputed(mcmc, monkeypatch):
+    """Return the trace with the scores that the run kept, and the one of a run that kept none."""
+    kept = from_numpyro(mcmc)
+    assert kept["sample_stats"].attrs["score_evaluations"] == "0"
+    monkeypatch.setattr(mcmc, "get_extra_fields", lambda **_: {})
+    recomputed = from_numpyro(mcmc)
+    assert recomputed["sample_stats"].attrs["score_evaluations"] != "0"
+    return read_trace(kept), read_trace(recomputed)
+
+
+def test_one_chain_in_float32(monkeypatch):
     with jax.enable_x64(False):
-        tree = from_numpyro(run(NUTS(plain, max_tree_depth=3), chains=1, samples=100, fields=fields))
-    trace = read_trace(tree)
-    assert trace.names == ("z[0]", "z[1]", "a")
-    assert trace.scores.dtype == np.float64
-    np.testing.assert_allclose(trace.scores, -trace.draws, atol=1e-5)
+        mcmc = run(NUTS(plain, max_tree_depth=3), chains=1, samples=100)
+        traces = kept_and_recomputed(mcmc, monkeypatch)
+    for trace in traces:
+        assert trace.names == ("z[0]", "z[1]", "a")
+        assert trace.scores.dtype == np.float64
+        np.testing.assert_allclose(trace.scores, -trace.draws, atol=1e-5)
 
 
-def test_arguments_of_the_run_are_used():
-    trace = read_trace(from_numpyro(run(HMC(plain, trajectory_length=1.0), 5.0, fields=())))
+def test_arguments_of_the_run_are_used_where_it_kept_no_scores():
+    trace = read_trace(from_numpyro(run(fixed_step(plain), 5.0, fields=())))
     np.testing.assert_allclose(trace.scores[..., :2], 5.0 - trace.draws[..., :2], rtol=1e-12)
 
 
@@ -142,7 +149,6 @@ def quadratic(parameters):
     return sum(0.5 * jnp.sum(leaf**2) for leaf in jax.tree.leaves(parameters))
 
 
-@pytest.mark.parametrize("fields", [("z_grad",), ()])
 @pytest.mark.parametrize(
     ("init", "names"),
     [
@@ -152,18 +158,18 @@ def quadratic(parameters):
     ],
     ids=["array", "dict", "tuple"],
 )
-def test_a_bare_potential(init, names, fields):
-    tree = from_numpyro(run(HMC(potential_fn=quadratic, trajectory_length=1.0), fields=fields, init=init, samples=100))
-    trace = read_trace(tree)
-    assert trace.names == names
-    np.testing.assert_allclose(trace.scores, -trace.draws, rtol=1e-12, atol=1e-12)
+def test_a_bare_potential(init, names, monkeypatch):
+    mcmc = run(fixed_step(potential_fn=quadratic), init=init, samples=100)
+    for trace in kept_and_recomputed(mcmc, monkeypatch):
+        assert trace.names == names
+        np.testing.assert_allclose(trace.scores, -trace.draws, rtol=1e-12, atol=1e-12)
 
 
 def test_bad_runs():
     with pytest.raises(ValueError, match="a finished MCMC run"):
         from_numpyro(MCMC(NUTS(plain), num_warmup=1, num_samples=1))
     with pytest.raises(ValueError, match="without z"):
-        from_numpyro(run(HMC(plain, trajectory_length=1.0), fields=("~z.z",), samples=4))
+        from_numpyro(run(fixed_step(plain), fields=("~z.z",), samples=4))
 
 
 def test_bad_models(tree):

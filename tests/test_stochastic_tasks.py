@@ -16,6 +16,8 @@ from mcmcpost.kernels import SquaredExponential
 
 RELATED = np.array([[1.0, 0.8], [0.8, 1.2]])
 FULL = 10_000
+SIZES = (30, 20)  # and twenty epochs: what trains at these shapes is compiled once
+SHORT = Stochastic(num_epochs=20)
 
 
 def kernel_tasks(rows, covariance=RELATED):
@@ -146,28 +148,20 @@ def test_variance_falls_on_fresh_draws(learn, rng, key):
 
 
 def test_what_is_given_is_not_trained(rng, key):
-    rows = draw_rows(rng, (20, 20))
+    rows = draw_rows(rng, SIZES)
     start = kernel_tasks(rows)
-    fit = fit_stochastic(start, rows, integrand(rows), Stochastic(num_epochs=3), key=key)
+    fit = fit_stochastic(start, rows, integrand(rows), SHORT, key=key)
     for name in ("kernel", "draws", "scores", "tasks", "scale", "covariance"):
         old, new = (jax.tree.leaves(getattr(c, name)) for c in (start, fit.control))
         assert all(np.array_equal(a, b) for a, b in zip(old, new, strict=True))
     assert np.abs(fit.control.coefficients).max() > 0
 
 
-def test_without_steps_worth_the_name_beta_is_the_task_means(rng, key):
-    rows = draw_rows(rng, (20, 10))
-    f = integrand(rows)
-    fit = fit_stochastic(kernel_tasks(rows), rows, f, Stochastic(num_epochs=1, learning_rate=1e-12), key=key)
-    np.testing.assert_allclose(fit.beta, [f[:20].mean(), f[20:].mean()], atol=1e-10)
-    assert not bool(fit.converged)
-
-
 def test_a_fit_is_its_own_warm_start(rng, key):
-    rows = draw_rows(rng, (30, 20))
+    rows = draw_rows(rng, SIZES)
     f = integrand(rows)
-    fit = fit_stochastic(kernel_tasks(rows), rows, f, Stochastic(num_epochs=100), key=key)
-    still = Stochastic(num_epochs=100, learning_rate=1e-12)
+    fit = fit_stochastic(kernel_tasks(rows), rows, f, SHORT, key=key)
+    still = Stochastic(num_epochs=20, learning_rate=1e-12)
     again = fit_stochastic(fit.control, rows, f, still, key=key, beta=fit.beta)
     np.testing.assert_allclose(again.loss, fit.loss, rtol=1e-6)
     np.testing.assert_allclose(again.beta, fit.beta, atol=1e-6)
@@ -175,29 +169,32 @@ def test_a_fit_is_its_own_warm_start(rng, key):
 
 
 def test_the_key_decides_everything(rng, key):
-    rows = draw_rows(rng, (30, 20))
-    f, choice = integrand(rows), Stochastic(num_epochs=5)
-    first, again = (fit_stochastic(kernel_tasks(rows), rows, f, choice, key=key) for _ in range(2))
-    other = fit_stochastic(kernel_tasks(rows), rows, f, choice, key=jax.random.fold_in(key, 1))
+    rows = draw_rows(rng, SIZES)
+    f = integrand(rows)
+    first, again = (fit_stochastic(kernel_tasks(rows), rows, f, SHORT, key=key) for _ in range(2))
+    other = fit_stochastic(kernel_tasks(rows), rows, f, SHORT, key=jax.random.fold_in(key, 1))
     assert eqx.tree_equal(first, again)
     assert np.abs(first.control.coefficients - other.control.coefficients).max() > 0
 
 
 def test_features_computed_in_every_batch_give_the_same_fit(rng, key, monkeypatch):
-    rows = draw_rows(rng, (30, 20))
-    f, choice = integrand(rows), Stochastic(num_epochs=20)
-    cached = fit_stochastic(kernel_tasks(rows), rows, f, choice, key=key)
+    rows = draw_rows(rng, SIZES)
+    f = integrand(rows)
+    cached = fit_stochastic(kernel_tasks(rows), rows, f, SHORT, key=key)
     monkeypatch.setattr(_stochastic, "CACHE_ENTRIES", 0)
-    fresh = fit_stochastic(kernel_tasks(rows), rows, f, choice, key=key)
+    fresh = fit_stochastic(kernel_tasks(rows), rows, f, SHORT, key=key)
     np.testing.assert_allclose(fresh.history, cached.history, rtol=1e-9)
     np.testing.assert_allclose(fresh.loss, cached.loss, rtol=1e-9)
 
 
-def test_the_loss_is_the_objective_on_all_data(rng, key, monkeypatch):
+def test_the_loss_is_the_objective_on_all_data_and_without_real_steps_beta_is_the_task_means(rng, key, monkeypatch):
     rows = draw_rows(rng, (31, 20))
     f = integrand(rows)
     monkeypatch.setattr(_stochastic, "_CHUNK", 8)  # 51 = 6·8 + 3: the last chunk overlaps
-    fit = fit_stochastic(kernel_tasks(rows), rows, f, Stochastic(num_epochs=2), key=key)
+    still = fit_stochastic(kernel_tasks(rows), rows, f, Stochastic(num_epochs=1, learning_rate=1e-12), key=key)
+    np.testing.assert_allclose(still.beta, [f[:31].mean(), f[31:].mean()], atol=1e-10)
+    assert not bool(still.converged)
+    fit = fit_stochastic(kernel_tasks(rows), rows, f, Stochastic(num_epochs=1, learning_rate=0.1), key=key)
     r = f - np.asarray(fit.control(rows)) - np.asarray(fit.beta)[rows.tasks]
     expected = sum(np.mean(r[rows.tasks == t] ** 2) for t in range(2)) + 1e-5 * np.sum(fit.control.coefficients**2)
     np.testing.assert_allclose(fit.loss, expected, rtol=1e-10)
@@ -205,7 +202,7 @@ def test_the_loss_is_the_objective_on_all_data(rng, key, monkeypatch):
 
 @pytest.mark.parametrize("bad", ["rate", "value"])
 def test_divergence_shows_in_the_record(bad, rng, key):
-    rows = draw_rows(rng, (20, 20))
+    rows = draw_rows(rng, SIZES)
     f = integrand(rows)
     if bad == "value":
         f[3] = np.nan
@@ -300,7 +297,7 @@ def test_bad_tasks_blocks_and_covariances_are_refused(rng):
 
 
 def test_float32_stays_float32(rng, key):
-    rows = draw_rows(rng, (20, 10))
+    rows = draw_rows(rng, SIZES)
     small = rows._replace(draws=rows.draws.astype(np.float32), scores=rows.scores.astype(np.float32))
     f = integrand(rows).astype(np.float32)
     control = KernelTasks.start(SquaredExponential(2.0), small, FixedCovariance(RELATED.astype(np.float32)))
@@ -309,7 +306,7 @@ def test_float32_stays_float32(rng, key):
 
 
 def test_strict_promotion_is_kept(rng, key):
-    rows = draw_rows(rng, (20, 10))
+    rows = draw_rows(rng, SIZES)
     with jax.numpy_dtype_promotion("strict"):
         fit = fit_stochastic(kernel_tasks(rows), rows, integrand(rows), Stochastic(num_epochs=2), key=key)
     assert bool(fit.finite)

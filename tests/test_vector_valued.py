@@ -13,7 +13,7 @@ from mcmcpost.control._kronecker import crossfit_kronecker, shared_covariance
 from mcmcpost.control._method import judged_variance
 from mcmcpost.control._problem import make_problem
 from mcmcpost.control._vector_valued import SCALAR_MARGIN, _data, _joint_design
-from mcmcpost.kernels import Matern52
+from mcmcpost.kernels import SquaredExponential
 from mcmcpost.linsolve import ConjugateGradients
 from mcmcpost.stein import Coregionalisation, SteinTile, matrix_stein_gram, matrix_stein_tile, stein_gram
 from mcmcpost.trace import make_trace
@@ -27,7 +27,7 @@ CHEAP = TaskREML(squared_lengthscales=(30.0,), max_steps=30)
 @pytest.fixture
 def shared(rng):
     """Two integrands at the same draws, some of them repeated."""
-    x = rng.normal(size=(2, 14, 2))
+    x = rng.normal(size=(2, 16, 2))
     x[:, 5:7] = x[:, 4:5]
     return make_problem(make_trace(x, -x), np.stack([smooth(x), np.cos(x[..., 1]) + x[..., 0]], axis=-1), num_folds=4)
 
@@ -37,26 +37,34 @@ def kronecker_data(problem, degree):
     return _data((problem.draws, problem.scores), basis, problem.values, problem)
 
 
-def kronecker_and_dense(problem, kernel, covariance, nugget, degree):
+def halves(covariance, order=1):
+    """Two terms that add up to one: they take the dense way even at shared draws."""
+    return Coregionalisation((KERNEL, KERNEL), np.stack([0.3 * covariance, 0.7 * covariance]), order)
+
+
+def kronecker_and_dense(problem, kernel, terms, nugget, degree):
     joint = join(tuple(problem.select(np.array([j])) for j in range(problem.values.shape[1])))
     design, _ = _joint_design(joint, degree)
     rows = (joint.draws, joint.scores, joint.indicators)
     folds = (joint.train, joint.train_mask, joint.everyone, joint.everyone_mask)
     dense = crossfit_dense(
-        matrix_stein_tile(Coregionalisation((kernel,), covariance[None])),
+        matrix_stein_tile(terms),
         jnp.asarray(nugget),
         _data(rows, design, joint.values[:, None], joint),
         *(jnp.asarray(a) for a in folds),
         num_constants=joint.num_tasks,
     )
     tile, data = SteinTile(kernel), kronecker_data(problem, degree)
-    return crossfit_kronecker(tile, jnp.asarray(covariance), jnp.asarray(nugget), data), dense, joint
+    covariance = jnp.asarray(terms.covariances.sum(axis=0))
+    return crossfit_kronecker(tile, covariance, jnp.asarray(nugget), data), dense, joint
 
 
-@pytest.mark.parametrize("degree", [0, 2])
-def test_the_kronecker_fit_is_the_dense_one(shared, degree):
+@pytest.mark.parametrize(
+    ("degree", "terms"), [(0, Coregionalisation((KERNEL,), RELATED[None])), (2, halves(RELATED))], ids=["0", "2"]
+)
+def test_the_kronecker_fit_is_the_dense_one(shared, degree, terms):
     assert shared.counts.max() > 1
-    fast, dense, joint = kronecker_and_dense(shared, KERNEL, RELATED, 0.05, degree)
+    fast, dense, joint = kronecker_and_dense(shared, KERNEL, terms, 0.05, degree)
     np.testing.assert_allclose(fast.mean, dense.mean, atol=1e-8)
     np.testing.assert_allclose(fast.fold_means[:, :, 0], dense.fold_means[:, :, 0], atol=1e-7)
     scattered = np.zeros(len(joint.values))
@@ -74,7 +82,7 @@ def test_the_kronecker_fit_is_the_dense_one(shared, degree):
 
 
 def test_the_task_covariance_matters_for_shared_draws_only_with_a_ridge(shared):
-    data, tile = kronecker_data(shared, 0), SteinTile(Matern52(1.0))
+    data, tile = kronecker_data(shared, 0), SteinTile(SquaredExponential(np.array([0.3, 0.3])))
     covariances = (np.eye(2), RELATED, np.array([[1.0, -0.9], [-0.9, 1.0]]))
 
     def means(nugget):
@@ -180,12 +188,12 @@ def test_the_same_draws_with_other_scores_are_another_target(rng):
     np.testing.assert_allclose(same["a"].mean, same["b"].mean, rtol=0.2)
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_two_terms_on_one_trace_go_the_dense_way_and_one_term_the_kronecker_way(shared, order):
+@pytest.mark.parametrize(("order", "degree"), [(1, 2), (2, 0)])
+def test_two_terms_on_one_trace_go_the_dense_way_and_one_term_the_kronecker_way(shared, order, degree):
     """The order of the operator is that of the kernel which is given."""
-    one = VectorValued(Coregionalisation((KERNEL,), RELATED[None], order), nugget=0.05, guard=False).crossfit(shared)
-    halves = Coregionalisation((KERNEL, KERNEL), np.stack([0.3 * RELATED, 0.7 * RELATED]), order)
-    two = VectorValued(halves, nugget=0.05, guard=False).crossfit(shared)
+    kernels = (Coregionalisation((KERNEL,), RELATED[None], order), halves(RELATED, order))
+    one, two = (VectorValued(k, nugget=0.05, degree=degree, guard=False).crossfit(shared) for k in kernels)
+    assert one.status == two.status == ("controlled",) * 2
     for field in ("mean", "control", "jackknife"):
         np.testing.assert_allclose(getattr(two, field), getattr(one, field), atol=1e-7)
 
@@ -250,7 +258,7 @@ def test_a_relation_that_is_not_there_is_refused(rng):
 def test_a_task_alone_has_its_nugget_tuned_where_the_tasks_together_have(rng):
     """Steps under a kernel that is given: at 1e-8 alone would be far worse, and the guard a farce."""
     step = {"a": normal_task(rng, 28, lambda x: 1.0 * (x[..., 0] > 0)), "b": normal_task(rng, 28, lambda x: x[..., 1])}
-    joint = make_joint_problem([t.trace for t in step.values()], [t.values for t in step.values()])
+    joint = make_joint_problem([t.trace for t in step.values()], [t.values for t in step.values()], num_folds=4)
     free = VectorValued(KERNEL)
     assert free._alone(joint.problems[0]).info["nugget"] > 1e-4
     for given in (VectorValued(KERNEL, RELATED), VectorValued(Coregionalisation((KERNEL,), RELATED[None]))):
