@@ -8,8 +8,8 @@
 decline. Chains start from N(0, I), those of the models near the mode. All gradients are counted, warm-up included;
 ``energies`` are those that an acceptance rests on (every leapfrog step of NUTS). ``bulk`` and ``tail`` are the least
 effective sizes over coordinates, the columns per thousand take the lesser of the two. ``HMC, same warm-up`` is the
-kernel with true gradients only; ``surrogate, 8 × 100`` has eight directions and a hundred points; ``HMC`` and ``NUTS``
-are NumPyro's, with a diagonal mass matrix for the densities and a dense one for the models.
+kernel with true gradients only; ``forced, 8 × 100`` has eight directions and a hundred points and is never declined;
+``HMC`` and ``NUTS`` are NumPyro's, with a diagonal mass matrix for the densities and a dense one for the models.
 """
 
 import argparse
@@ -92,6 +92,7 @@ def kernels(problem: Problem) -> dict[str, Any]:
         if problem.start is not None:
             where["init_strategy"] = init_to_value(values=problem.start)
     surrogate = {**where, "num_steps": STEPS}
+    forced = {"max_gradient_error": np.inf}
     dense = {"NUTS, dense": NUTS(**where, dense_mass=True)} if problem.model is None else {}
     return {
         "NUTS": NUTS(**where),
@@ -100,9 +101,11 @@ def kernels(problem: Problem) -> dict[str, Any]:
         "HMC, same warm-up": mp.SurrogateHMC(**surrogate, true_gradient_probability=1.0),
         "surrogate": mp.SurrogateHMC(**surrogate),
         "surrogate, 8 moves": mp.SurrogateHMC(**surrogate, delayed_acceptance=8),
-        "surrogate, 4 × 50": mp.SurrogateHMC(**surrogate, surrogate=mp.SubspaceSurrogate(50, 4)),
-        "surrogate, 8 × 100": mp.SurrogateHMC(**surrogate, surrogate=mp.SubspaceSurrogate(100, 8)),
-        "published": mp.SurrogateHMC(**surrogate, surrogate=mp.PublishedSurrogate(), max_gradient_error=np.inf),
+        **{
+            f"forced, {q} × {m}": mp.SurrogateHMC(**surrogate, surrogate=mp.SubspaceSurrogate(m, q, None, 50), **forced)
+            for q, m in ((8, 200), (8, 100), (4, 50), (2, 50))
+        },
+        "published": mp.SurrogateHMC(**surrogate, surrogate=mp.PublishedSurrogate(), **forced),
     }
 
 
@@ -224,7 +227,8 @@ def main() -> None:
     for name in args.targets:
         problem = PROBLEMS[name]()
         for method, kernel in kernels(problem).items():
-            wanted = args.methods or (["NUTS", "NUTS, dense", "HMC", "surrogate"] if problem.declines else [method])
+            few = problem.declines or method.startswith("forced")
+            wanted = args.methods or (["NUTS", "NUTS, dense", "HMC", "surrogate"] if few else [method])
             if method not in wanted:
                 continue
             done = run(name, problem, kernel, args.warmup, args.samples)

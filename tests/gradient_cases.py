@@ -1,5 +1,6 @@
 """The slow definition of a process and its derivatives, by nested autodiff of the kernel on one pair of points."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,11 @@ from mcmcpost.kernels import AbstractKernel
 
 def autodiff_blocks(kernel: AbstractKernel, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
     """Return the covariance of values and gradients at X with values and gradients at Y, (m, 1 + d, n, 1 + d)."""
+    return np.moveaxis(np.asarray(_blocks(kernel, jnp.asarray(X), jnp.asarray(Y))), 1, 2)
 
+
+@eqx.filter_jit
+def _blocks(kernel: AbstractKernel, X: jax.Array, Y: jax.Array) -> jax.Array:
     def block(x: jax.Array, y: jax.Array) -> jax.Array:
         k = kernel.evaluate
         by_y = jax.jacfwd(k, 1)
@@ -17,8 +22,7 @@ def autodiff_blocks(kernel: AbstractKernel, X: np.ndarray, Y: np.ndarray) -> np.
         below = jnp.concatenate([jax.jacfwd(k, 0)(x, y)[:, None], jax.jacfwd(by_y, 0)(x, y).T], axis=1)
         return jnp.concatenate([top[None], below], axis=0)
 
-    blocks = jax.jit(jax.vmap(lambda x: jax.vmap(lambda y: block(x, y))(Y)))(X)
-    return np.moveaxis(np.asarray(blocks), 1, 2)
+    return jax.vmap(lambda x: jax.vmap(lambda y: block(x, y))(Y))(X)
 
 
 def observed(blocks: np.ndarray, with_values: bool) -> np.ndarray:

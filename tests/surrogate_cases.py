@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from numpyro.infer import MCMC
 
+from mcmcpost.gp import ScalarProfile
+from mcmcpost.kernels import SquaredExponential
 from mcmcpost.surrogate import SurrogateHMC
 
 NUM_TRANSITIONS = 8
@@ -63,6 +65,32 @@ def gaussian():
 
 
 TARGETS = {"gaussian": gaussian(), "banana2": banana(2), "banana10": banana(10)}
+PLANE = ("gaussian", "banana2")
+"""Of two dimensions: one program serves both."""
+
+
+def energy(which, x):
+    """Return the potential of the target in PLANE that `which` counts to, or of the banana in more dimensions."""
+    if len(x) > 2:
+        return banana_potential(x)
+    return jax.lax.switch(which, [TARGETS[name].potential for name in PLANE], x)
+
+
+def padded(fitted, number=20):
+    """Return the same surrogate on `number` points and in all directions, so that all of one dimension share programs.
+
+    What is added has no weight.
+    """
+    q, d = fitted.projection.shape
+    more, wider = number - len(fitted.points), min(d, 8) - q
+    amplitude = jnp.asarray(fitted.profile.amplitude, fitted.points.dtype)
+    return fitted._replace(
+        projection=jnp.pad(fitted.projection, ((0, wider), (0, 0))),
+        offset=jnp.pad(fitted.offset, (0, wider)),
+        points=jnp.pad(fitted.points, ((0, more), (0, wider))),
+        weights=jnp.pad(fitted.weights, ((0, more), (0, wider))),
+        profile=ScalarProfile(SquaredExponential(1.0), amplitude),
+    )
 
 
 def frozen_state(kernel, fitted, draws, key, step_size):

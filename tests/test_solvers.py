@@ -1,5 +1,7 @@
 """Every solver under every operator, eager, jitted, vectorised and differentiated, against dense algebra."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -38,6 +40,15 @@ def kernel(lengthscale):
     return Scaled(1.5, Matern32(lengthscale))
 
 
+def limited(name, rtol=RTOL, budget=None):
+    """Return the solver with both limits as arrays: one compiled program serves them all."""
+    solver = SOLVERS[name]
+    if name == "cholesky":
+        return solver
+    limits = rtol, solver.budget if budget is None else budget
+    return eqx.tree_at(lambda s: (s.rtol, s.budget), solver, tuple(map(jnp.asarray, limits)))
+
+
 def system(name, points, lengthscale=1.3, noise=NOISE):
     if name == "matern":
         return Regularised(kernel_operator(kernel(lengthscale), points, block=16), jnp.asarray(noise))
@@ -51,38 +62,53 @@ def data(rng):
     return jnp.asarray(rng.normal(size=(N, 2))), jnp.asarray(rng.normal(size=(N, K)))
 
 
-CASES = [
-    pytest.param(o, s, t, marks=() if o == "matern" and t == "eager" else pytest.mark.slow)
-    for t in ("eager", "jit", "vmap", "grad")
-    for s in SOLVERS
-    for o in OPERATORS
-]
-
-
-@pytest.mark.parametrize(("operator", "solver", "transform"), CASES)
-def test_every_solver_agrees_with_dense_algebra(operator, solver, transform, data, key):
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("operator", [OPERATORS[0], pytest.param(OPERATORS[1], marks=pytest.mark.slow)])
+def test_every_solver_agrees_with_dense_algebra(operator, solver, data, key):
     points, right = data
+    a = system(operator, points)
+    wanted = np.linalg.solve(a.dense(), right)
+    got = solve(a, right, limited(solver), key=key).value
+    np.testing.assert_allclose(got, wanted, atol=2e-6 * np.abs(wanted).max())
 
-    def dense(lengthscale, b):
-        return jnp.linalg.solve(system(operator, points, lengthscale).dense(), b)
+
+def with_derivatives(solution):
+    """Return the solution and its derivatives in lengthscale and right-hand side, at two lengthscales, jitted."""
+
+    def scalar(lengthscale, b):
+        value = solution(lengthscale, b)
+        return jnp.sum(jnp.sin(value)), value
+
+    return jax.jit(jax.vmap(jax.value_and_grad(scalar, (0, 1), has_aux=True), in_axes=(0, None)))
+
+
+@functools.cache
+def dense_with_derivatives(operator):
+    @jax.jit
+    def reference(points, widths, b):
+        def solution(lengthscale, b):
+            return jnp.linalg.solve(system(operator, points, lengthscale).dense(), b)
+
+        return with_derivatives(solution)(widths, b)
+
+    return reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_solver_is_jitted_vectorised_and_differentiated(operator, solver, data, key):
+    points, right = data
 
     def ours(lengthscale, b):
         return solve(system(operator, points, lengthscale), b, SOLVERS[solver], key=key).value
 
-    match transform:
-        case "eager":
-            got, wanted = ours(1.3, right), dense(1.3, right)
-        case "jit":
-            got, wanted = jax.jit(ours)(1.3, right), dense(1.3, right)
-        case "vmap":
-            widths = jnp.array([0.9, 1.7])
-            got = jax.vmap(ours, in_axes=(0, None))(widths, right)
-            wanted = jax.vmap(dense, in_axes=(0, None))(widths, right)
-        case "grad":
-            got = jax.grad(lambda *a: jnp.sum(jnp.sin(ours(*a))), (0, 1))(1.3, right)
-            wanted = jax.grad(lambda *a: jnp.sum(jnp.sin(dense(*a))), (0, 1))(1.3, right)
+    widths = jnp.array([1.3, 1.7])
+    got = with_derivatives(ours)(widths, right)
+    wanted = dense_with_derivatives(operator)(points, widths, right)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-6 * np.abs(b).max())
+        for one, other in zip(a, b, strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-6 * np.abs(other).max())
 
 
 def test_every_solver_is_in_the_table():
@@ -94,8 +120,7 @@ def test_every_solver_is_in_the_table():
 def test_a_budget_ends_a_solve_with_the_residual_that_it_reached(solver, data, key):
     points, right = data
     a = system("matern", points)
-    short = eqx.tree_at(lambda s: s.budget, SOLVERS[solver], 2.0)
-    found = solve(a, right, short, key=key)
+    found = solve(a, right, limited(solver, budget=2.0), key=key)
     assert int(found.outcome) == Outcome.BUDGET
     assert 2 <= float(found.epochs) <= 5
     np.testing.assert_allclose(found.residual, right - a.dense() @ found.value, atol=1e-10)
@@ -108,7 +133,7 @@ def test_a_budget_ends_a_solve_with_the_residual_that_it_reached(solver, data, k
 @pytest.mark.parametrize("solver", [s for s in SOLVERS if s != "cholesky"])
 def test_a_warm_start_nearby_needs_fewer_epochs(solver, data, key):
     points, right = data
-    loose = eqx.tree_at(lambda s: s.rtol, SOLVERS[solver], 1e-4)
+    loose = limited(solver, rtol=1e-4)
     before = solve(system("matern", points, 1.3), right, loose, key=key)
     cold = solve(system("matern", points, 1.3001), right, loose, key=key)
     warm = solve(system("matern", points, 1.3001), right, loose, key=key, initial=before.value)
@@ -139,7 +164,7 @@ def test_a_tolerance_out_of_reach_in_float32_is_said(solver, data, key):
 def test_an_indefinite_matrix_is_broken_not_endless(solver, data, key):
     points, right = data
     a = Regularised(kernel_operator(kernel(1.3), points, block=16), jnp.asarray(-3.0))
-    found = solve(a, right, SOLVERS[solver], key=key)
+    found = solve(a, right, limited(solver), key=key)
     assert int(found.outcome) in (Outcome.BROKEN, Outcome.BUDGET)
     assert np.isfinite(found.value).all()
 
@@ -153,9 +178,9 @@ def test_duplicates_without_noise_are_jittered_by_cholesky_and_said(data):
     np.testing.assert_allclose(found.residual_norms, 0, atol=1e-6)
 
 
-def test_zero_columns_are_solved_by_zero(data):
+def test_zero_columns_are_solved_by_zero(data, key):
     points, right = data
-    found = solve(system("matern", points), right.at[:, 1].set(0), SOLVERS["cg"])
+    found = solve(system("matern", points), right.at[:, 1].set(0), limited("cg"), key=key)
     assert int(found.outcome) == Outcome.CONVERGED
     assert not np.asarray(found.value[:, 1]).any()
 
@@ -167,8 +192,8 @@ def test_probes_count_by_their_mean():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 7, 203])
-def test_small_and_uneven_sizes(n, rng, key):
+@pytest.mark.parametrize("n", [1, 7])
+def test_small_sizes(n, rng, key):
     points, right = jnp.asarray(rng.normal(size=(n, 2))), jnp.asarray(rng.normal(size=(n, 1)))
     a = system("matern", points, noise=1.0)
     exact = np.linalg.solve(a.dense(), right)

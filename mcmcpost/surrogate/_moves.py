@@ -65,10 +65,13 @@ class Metric(NamedTuple):
 class Outcome(NamedTuple):
     """What a move did and what it cost.
 
-    energies : true energies on which acceptance rests; that of a true trajectory came with its last gradient.
+    path_accept_prob : the mean over the trajectory's points of the probability to accept each, which adaptation looks
+    at: less noisy than the last one's, it ends in larger steps, those of NUTS.
+    true_energies : those on which acceptance rests; that of a true trajectory came with its last gradient.
     """
 
     accept_prob: Float[Array, ""]
+    path_accept_prob: Float[Array, ""]
     diverging: Bool[Array, ""]
     true_gradients: Int[Array, ""]
     true_energies: Int[Array, ""]
@@ -76,13 +79,16 @@ class Outcome(NamedTuple):
 
 
 class Leapfrog(NamedTuple):
-    """End of a trajectory and all its points, of leading axis l."""
+    """The points of a trajectory, of leading axis l, with potential and kinetic energies, infinite beyond its end."""
 
-    x: Float[Array, " d"]
-    p: Float[Array, " d"]
     points: Float[Array, "l d"]
     gradients: Float[Array, "l d"]
     energies: Float[Array, " l"]
+    kinetic: Float[Array, " l"]
+
+    def errors(self, point: Point, kinetic: Float[Array, ""]) -> Float[Array, " l"]:
+        """Return by how much the Hamiltonian differs from that at the start."""
+        return self.energies + self.kinetic - point.energy - kinetic
 
 
 def leapfrog(
@@ -92,19 +98,22 @@ def leapfrog(
     p: Float[Array, " d"],
     gradient: Float[Array, " d"],
     step_size: Float[Array, ""],
-    num_steps: int,
+    num_steps: int | Int[Array, ""],
+    most: int,
 ) -> Leapfrog:
-    """Return the trajectory of (x, p), given the gradient at x."""
+    """Return the trajectory of (x, p), given the gradient at x; num_steps : at most `most`, the length l."""
 
-    def step(carry: tuple, _: None) -> tuple[tuple, tuple]:
-        x, p, gradient = carry
+    def step(i: Any, carry: tuple) -> tuple:
+        x, p, gradient, path = carry
         p = p - 0.5 * step_size * gradient
         x = x + step_size * metric.velocity(p)
         energy, gradient = evaluate(x)
-        return (x, p - 0.5 * step_size * gradient, gradient), (x, gradient, energy)
+        p = p - 0.5 * step_size * gradient
+        new = Leapfrog(x, gradient, energy, metric.kinetic(p))
+        return x, p, gradient, jax.tree.map(lambda all, one: all.at[i].set(one), path, new)
 
-    (x, p, _), (points, gradients, energies) = jax.lax.scan(step, (x, p, gradient), None, length=num_steps)
-    return Leapfrog(x, p, points, gradients, energies)
+    none, far = jnp.zeros((most, len(x)), x.dtype), jnp.full(most, jnp.inf, x.dtype)
+    return jax.lax.fori_loop(0, num_steps, step, (x, p, gradient, Leapfrog(none, none, far, far)))[3]
 
 
 def accepts(key: Array, log_ratio: Float[Array, ""]) -> Bool[Array, ""]:
@@ -113,18 +122,18 @@ def accepts(key: Array, log_ratio: Float[Array, ""]) -> Bool[Array, ""]:
 
 
 def hamiltonian_move(
-    target: Target, point: Point, metric: Metric, key: Array, num_steps: int
+    target: Target, point: Point, metric: Metric, key: Array, num_steps: int | Int[Array, ""], most: int
 ) -> tuple[Point, Outcome, Leapfrog]:
-    """Move by Hamiltonian Monte Carlo on the gradients of `target`."""
+    """Move by Hamiltonian Monte Carlo on the gradients of `target`, by `num_steps`, which are at most `most`."""
     key_p, key_step, key_accept = jax.random.split(key, 3)
     p = metric.momentum(key_p, len(point.x))
     step_size = _jittered(key_step, metric.step_size)
-    path = leapfrog(target.evaluate, metric, point.x, p, point.gradient, step_size, num_steps)
-    energy, gradient = path.energies[-1], path.gradients[-1]
-    error = energy + metric.kinetic(path.p) - point.energy - metric.kinetic(p)
-    moved = Point(path.x, energy, gradient)
-    new, outcome = _finish(key_accept, point, moved, error, (num_steps, 1, 0))
-    return new, outcome, path
+    path = leapfrog(target.evaluate, metric, point.x, p, point.gradient, step_size, num_steps, most)
+    errors = path.errors(point, metric.kinetic(p))
+    last = num_steps - 1
+    moved = Point(path.points[last], path.energies[last], path.gradients[last])
+    new, outcome = _finish(key_accept, point, moved, errors[last], (num_steps, 1, 0))
+    return new, outcome._replace(path_accept_prob=jnp.sum(_accept_prob(errors)) / num_steps), path
 
 
 def surrogate_move(
@@ -149,16 +158,16 @@ def surrogate_move(
         p = metric.momentum(key_p, len(point.x))
         start = surrogate.evaluate(point.x)
         step_size = _jittered(key_step, metric.step_size)
-        path = leapfrog(surrogate.evaluate, metric, point.x, p, start.gradient, step_size, num_steps)
-        energy = target.energy(path.x)
-        error = energy + metric.kinetic(path.p) - point.energy - metric.kinetic(p)
-        end = path.x
+        path = leapfrog(surrogate.evaluate, metric, point.x, p, start.gradient, step_size, num_steps, num_steps)
+        end = path.points[-1]
+        energy = target.energy(end)
+        error = energy + path.kinetic[-1] - point.energy - metric.kinetic(p)
     else:
         start = surrogate.evaluate(point.x)
         model = Target(lambda x: surrogate.evaluate(x).energy, surrogate.evaluate)
 
         def inner(inside: Point, key: Array) -> tuple[Point, None]:
-            return hamiltonian_move(model, inside, metric, key, num_steps)[0], None
+            return hamiltonian_move(model, inside, metric, key, num_steps, num_steps)[0], None
 
         stop = jax.lax.scan(inner, Point(point.x, *start), jax.random.split(key_moves, num_moves))[0]
         energy, end = target.energy(stop.x), stop.x
@@ -171,10 +180,15 @@ def _jittered(key: Array, step_size: Float[Array, ""]) -> Float[Array, ""]:
 
 
 def _finish(
-    key: Array, point: Point, moved: Point, error: Float[Array, ""], cost: tuple[int, int, int]
+    key: Array, point: Point, moved: Point, error: Float[Array, ""], cost: tuple[Any, int, int]
 ) -> tuple[Point, Outcome]:
     error = jnp.where(jnp.isnan(error), jnp.inf, error)
     taken = accepts(key, -error)
     new = jax.tree.map(lambda to, stay: jnp.where(taken, to, stay), moved, point)
     counts = (jnp.asarray(count, int) for count in cost)
-    return new, Outcome(jnp.minimum(1, jnp.exp(-error)), error > DIVERGENCE, *counts)
+    chance = _accept_prob(error)
+    return new, Outcome(chance, chance, error > DIVERGENCE, *counts)
+
+
+def _accept_prob(error: Float[Array, "..."]) -> Float[Array, "..."]:
+    return jnp.minimum(1, jnp.exp(-jnp.where(jnp.isnan(error), jnp.inf, error)))

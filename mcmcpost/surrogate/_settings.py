@@ -34,4 +34,4 @@ def check_settings(settings: Settings) -> None:
     if not 0 <= chance <= 1:
         raise ValueError(fault(where, "`true_gradient_probability` in [0, 1]", chance, "Use 0.1."))
     if not error >= 0:
-        raise ValueError(fault(where, "`max_gradient_error` not negative", error, "Use 0.05."))
+        raise ValueError(fault(where, "`max_gradient_error` not negative", error, "Use 0.2."))
