@@ -31,12 +31,13 @@ class SurrogateHMC:
     """Sample with few true gradients: a NumPyro kernel, ``MCMC(SurrogateHMC(model), num_warmup=..., num_samples=...)``.
 
     Warm-up is Hamiltonian Monte Carlo with true gradients; its step size and mass matrix are adapted as NumPyro's NUTS
-    does, on the mean acceptance probability along the trajectory, and its latest trajectories are kept. At its end a surrogate energy is fitted to their gradients and everything is
-    frozen. Then trajectories follow the surrogate's gradient and are accepted with the true energy, which leaves the
-    target invariant whatever the surrogate is; now and then a transition uses true gradients, for the tails that the
-    surrogate does not know. A surrogate whose gradient is wrong on held-out trajectories is declined: sampling goes on
-    as NUTS with the adapted settings, `surrogate_used` is false, and a warning is logged. So it does without warm-up,
-    with the settings that it starts from, and with a warning.
+    does, on the mean acceptance probability along the trajectory, and its latest trajectories are kept. At its end a
+    surrogate energy is fitted to their gradients and everything is frozen. Then trajectories follow the surrogate's
+    gradient and are accepted with the true energy, which leaves the target invariant whatever the surrogate is; now and
+    then a transition uses true gradients, for the tails that the surrogate does not know. A surrogate whose gradient is
+    wrong on held-out trajectories is declined: sampling goes on as NUTS with the adapted settings, `surrogate_used` is
+    false, and a warning is logged. So it does without warm-up, with the settings that it starts from, and with a
+    warning.
 
     Fields collected besides the draws: `diverging`, `accept_prob`, `num_true_gradients`, `num_true_energies`,
     `num_surrogate_gradients`, `surrogate_used` and `gradient_error`; see `SurrogateState`. There is no `z_grad`:
@@ -55,8 +56,8 @@ class SurrogateHMC:
     true_gradient_probability : of a transition with true gradients after warm-up.
     delayed_acceptance : surrogate moves per true energy, each accepted with the surrogate's own. Many can lose:
     chains stick in tails where the surrogate's energy is too high; look at the tail effective size.
-    max_gradient_error : largest relative error on held-out trajectories for which the surrogate is used. In 20-D logistic
-    regression .15 and .19 give more than twice the effective draws of NUTS per gradient, .22 fewer than NUTS.
+    max_gradient_error : largest relative error on held-out trajectories for which the surrogate is used. In 20-D
+    logistic regression .15 gives more than twice the effective draws of NUTS per gradient, .22 fewer than NUTS.
     history_size : points of warm-up that are kept, per chain.
     step_size, target_accept_prob, dense_mass, init_strategy : as of NumPyro's HMC.
 
