@@ -33,10 +33,11 @@ def dense_posterior(kernel, X, new, observations, with_values):
     d = X.shape[1]
     white = 1 / kernel_root(kernel, d)
     noise = NOISE * np.tile(np.concatenate([np.ones(int(with_values)), white**-2]), len(X))
-    K = observed(autodiff_blocks(kernel, X, X), with_values) + np.diag(noise)
-    first = 1 - with_values
-    cross = autodiff_blocks(kernel, new, X)[:, :, :, first:].reshape(len(new) * (1 + d), -1)
-    prior = autodiff_blocks(kernel, new, new).reshape(cross.shape[0], -1)
+    n, both = len(X), np.concatenate([X, new])
+    blocks = autodiff_blocks(kernel, both, both)
+    K = observed(blocks[:n, :, :n], with_values) + np.diag(noise)
+    cross = blocks[n:, :, :n, 1 - with_values :].reshape(len(new) * (1 + d), -1)
+    prior = blocks[n:, :, n:].reshape(cross.shape[0], -1)
     mean = cross @ np.linalg.solve(K, observations.ravel())
     return mean.reshape(len(new), 1 + d), prior - cross @ np.linalg.solve(K, cross.T)
 
