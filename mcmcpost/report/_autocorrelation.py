@@ -1,16 +1,15 @@
 """Autocorrelation of the integrands and of what the control variate leaves of them."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._types import Status
 from mcmcpost.control import Estimate
-from mcmcpost.report._canvas import CONTROLLED, PLAIN, axes_for
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from mcmcpost.report._canvas import CONTROLLED, DASHED, FAINT, PLAIN, SOLID, canvas_for
+from mcmcpost.report._dialects import UPPER_RIGHT
+from mcmcpost.report._ticks import whole_ticks
 
 MAX_LAG = 40
 
@@ -26,8 +25,13 @@ def autocorrelations(series: Float[np.ndarray, "c n p"], max_lag: int = MAX_LAG)
 
 
 def plot_residual_autocorrelation(
-    estimate: Estimate, values: Float[np.ndarray, "c n p"], ax: "Axes | None" = None, *, max_lag: int = MAX_LAG
-) -> "Axes":
+    estimate: Estimate,
+    values: Float[np.ndarray, "c n p"],
+    ax: Any = None,
+    *,
+    max_lag: int = MAX_LAG,
+    backend: str | None = None,
+) -> Any:
     """Plot the autocorrelation of the integrands f and of the cross-fitted residuals f − g: thin lines, thick median.
 
     The mcse is that of the residuals with their autocorrelation: a control variate helps less where it lasts longer.
@@ -36,28 +40,33 @@ def plot_residual_autocorrelation(
     ----------
     estimate : of p quantities. Those whose residual is at rounding, or not finite, are left out.
     values : (c, n, p) the integrands at the draws.
-    ax : matplotlib axes to draw on; new ones by default.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
+        ``arviz_base.rcParams["plot.backend"]``.
     max_lag : last lag.
 
     Returns
     -------
-    Axes
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
     """
-    axes = axes_for("plot_residual_autocorrelation", ax, (7.0, 3.2))
+    canvas = canvas_for("plot_residual_autocorrelation", ax, backend, (7.0, 3.2))
     shown = [j for j, status in enumerate(estimate.status) if status not in (Status.EXACT, Status.UNDEFINED)]
-    axes.axhline(0.0, color="0.8", lw=1, zorder=0)
+    canvas.level(0.0, FAINT)
+    lags = np.arange(min(max_lag + 1, values.shape[1]), dtype=float)
     for series, color, style, label in (
-        (values, PLAIN, "--", "integrand"),
-        (estimate.residuals, CONTROLLED, "-", "residual"),
+        (values, PLAIN, DASHED, "integrand"),
+        (estimate.residuals, CONTROLLED, SOLID, "residual"),
     ):
         if shown:
             lines = autocorrelations(series[..., shown], max_lag)
             if len(shown) > 1:
-                axes.plot(lines, color=color, ls=style, lw=0.6, alpha=0.5)
-            axes.plot(np.median(lines, axis=1), color=color, ls=style, lw=2, label=label)
-    axes.locator_params(axis="x", integer=True)
-    axes.set_xlabel("lag (draws)")
-    axes.set_ylabel("autocorrelation")
+                broken = np.append(lines, np.full((1, len(shown)), np.nan), axis=0).ravel("F")
+                along = np.tile(np.append(lags, np.nan), len(shown))
+                canvas.line(along, broken, color, style=style, width=0.6, alpha=0.5)
+            canvas.line(lags, np.median(lines, axis=1), color, label=label, style=style, width=2.0)
+    places = whole_ticks(len(lags) - 1)
+    canvas.x_axis("lag (draws)", ticks=(places, list(map(str, places))))
+    canvas.y_axis("autocorrelation")
     if shown:
-        axes.legend(frameon=False)
-    return axes
+        canvas.legend(UPPER_RIGHT)
+    return canvas.target

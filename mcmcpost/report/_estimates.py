@@ -1,23 +1,20 @@
 """Plain against controlled estimates as pictures."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from mcmcpost._cli_edge import significant
+from mcmcpost._cli_edge import digits_of, significant
 from mcmcpost._types import Status
 from mcmcpost.control import Estimate
-from mcmcpost.report._canvas import CONTROLLED, PLAIN, axes_for, legend_above, name_rows, rows_height
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+from mcmcpost.report._canvas import CIRCLE, CONTROLLED, FAINT, PLAIN, SQUARE, Series, canvas_for, rows_height
+from mcmcpost.report._ticks import decade_ticks
 
 ROOM = 1.4
 """Length of the axis of gains in lengths of the longest bar: words follow the bars."""
 
 
-def plot_controlled_forest(estimate: Estimate, ax: "Axes | None" = None) -> "Axes":
+def plot_controlled_forest(estimate: Estimate, ax: Any = None, *, backend: str | None = None) -> Any:
     """Plot plain and controlled means with ± two standard errors, one row per quantity.
 
     Every row is measured from its controlled mean in posterior standard deviations, so that quantities of different
@@ -27,60 +24,70 @@ def plot_controlled_forest(estimate: Estimate, ax: "Axes | None" = None) -> "Axe
     Parameters
     ----------
     estimate : from `expectation`; a quantity that is not finite has an empty row.
-    ax : matplotlib axes to draw on; new ones by default.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
+        ``arviz_base.rcParams["plot.backend"]``.
 
     Returns
     -------
-    Axes
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
     """
-    axes = axes_for("plot_controlled_forest", ax, (7.0, rows_height(len(estimate.names))))
+    canvas = canvas_for("plot_controlled_forest", ax, backend, (7.0, rows_height(len(estimate.names))))
     unit = np.where(estimate.sd > 0, estimate.sd, 1.0)
     rows = np.arange(len(estimate.names))
-    series = (
-        (-0.16, (estimate.mean_plain - estimate.mean) / unit, estimate.mcse_plain / unit, PLAIN, "s", "plain mean"),
-        (0.16, np.zeros(len(rows)) * estimate.mean, estimate.mcse / unit, CONTROLLED, "o", "control variate"),
-    )
-    axes.axvline(0.0, color="0.8", lw=1, zorder=0)
-    for shift, centre, error, color, marker, label in series:
-        axes.errorbar(
-            centre, rows + shift, xerr=2 * error, ls="", ms=4, lw=1.2, color=color, marker=marker, label=label
-        )
-    name_rows(axes, estimate.names)
-    axes.set_xlabel("difference from the controlled mean (posterior sd), ± 2 mcse")
-    legend_above(axes)
-    return axes
+    canvas.upright(0.0, FAINT)
+    reach = [0.0]
+    for shift, mean, mcse, series in (
+        (-0.16, estimate.mean_plain, estimate.mcse_plain, Series("plain mean", PLAIN, SQUARE)),
+        (0.16, estimate.mean, estimate.mcse, Series("control variate", CONTROLLED, CIRCLE)),
+    ):
+        told = [
+            f"{name}: {digits_of(m, e)} ± {significant(e, 2)}"
+            for name, m, e in zip(estimate.names, mean, mcse, strict=True)
+        ]
+        centre, error = (mean - estimate.mean) / unit, 2 * mcse / unit
+        canvas.points(centre, rows + shift, series, told, x_error=error)
+        ends = np.concatenate([centre, centre - error, centre + error])
+        reach += ends[np.isfinite(ends)].tolist()
+    canvas.rows(estimate.names)
+    room = 0.05 * (max(reach) - min(reach)) or 1.0
+    canvas.x_axis("difference from controlled mean (sd), ± 2 mcse", limits=(min(reach) - room, max(reach) + room))
+    canvas.legend()
+    return canvas.target
 
 
-def plot_gain(estimate: Estimate, ax: "Axes | None" = None) -> "Axes":
+def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None) -> Any:
     """Plot the gain (mcse/mcse_cv)², the factor of draws saved, one bar per quantity on a logarithmic axis.
 
-    An exact quantity has no finite gain: its bar is open and ten times as long as the longest other one.
+    The abscissa is log₁₀ of the gain, and its ticks say the gain. An exact quantity has no finite gain: its
+    bar is open and ends at ten times the largest other one.
 
     Parameters
     ----------
     estimate : from `expectation`.
-    ax : matplotlib axes to draw on; new ones by default.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
+        ``arviz_base.rcParams["plot.backend"]``.
 
     Returns
     -------
-    Axes
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
     """
-    axes = axes_for("plot_gain", ax, (7.0, rows_height(len(estimate.names))))
+    canvas = canvas_for("plot_gain", ax, backend, (7.0, rows_height(len(estimate.names))))
     exact = np.array([status is Status.EXACT for status in estimate.status])
-    finite = np.isfinite(estimate.gain)
-    longest = max(estimate.gain[finite & ~exact], default=1.0)
-    shown = np.where(exact, 10 * max(longest, 1.0), estimate.gain)
-    axes.set_xscale("log")
-    for row, (gain, status) in enumerate(zip(shown, estimate.status, strict=True)):
-        text = str(status) if exact[row] or not finite[row] else f"{significant(gain, 3)}× {status}"
-        if np.isfinite(gain):
-            face = "none" if exact[row] else CONTROLLED
-            axes.barh(row, gain - 1.0, left=1.0, height=0.6, facecolor=face, edgecolor=CONTROLLED)
-        end = max(gain, 1.0) if np.isfinite(gain) else 1.0
-        axes.annotate(text, (end, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize="small")
-    axes.axvline(1.0, color=PLAIN, lw=1)
-    seen = shown[np.isfinite(shown)]
-    axes.set_xlim(0.9 * min(1.0, min(seen, default=1.0)), max(10.0, max(seen, default=1.0)) ** ROOM)
-    name_rows(axes, estimate.names)
-    axes.set_xlabel("gain: factor of draws saved")
-    return axes
+    known = np.isfinite(estimate.gain) & (estimate.gain > 0) & ~exact
+    lengths = np.where(known, np.log10(estimate.gain, where=known, out=np.zeros(len(exact))), 0.0)
+    lengths[exact] = 1.0 + max(lengths.max(initial=0.0), 0.0)
+    for shown, filled in ((known, True), (exact, False)):
+        canvas.bars(np.flatnonzero(shown).tolist(), lengths[shown].tolist(), CONTROLLED, filled=filled)
+    canvas.upright(0.0, PLAIN)
+    limits = min(0.0, lengths.min(initial=0.0)) - 0.05, ROOM * max(1.0, lengths.max(initial=0.0))
+    texts = [
+        f"{significant(gain, 3)}× {status}" if has else str(status)
+        for gain, status, has in zip(estimate.gain, estimate.status, known, strict=True)
+    ]
+    gap = 0.008 * (limits[1] - limits[0])
+    canvas.words(np.maximum(lengths, 0.0) + gap, np.arange(len(texts)), texts, align="left")
+    canvas.rows(estimate.names)
+    canvas.x_axis("gain: factor of draws saved", ticks=decade_ticks(*limits), limits=limits)
+    return canvas.target

@@ -1,13 +1,12 @@
 """The learnt task covariance as a picture."""
 
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from mcmcpost._checks import fault
 from mcmcpost.control import JointEstimate
-from mcmcpost.report._canvas import axes_for, name_rows, row_name
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from mcmcpost.report._canvas import INK, WHITE, canvas_for
 
 MOST_WRITTEN = 12
 
@@ -23,17 +22,19 @@ def matrix_size(count: int) -> tuple[float, float]:
     return side + 1.0, side
 
 
-def plot_task_correlation(joint: JointEstimate, ax: "Axes | None" = None) -> "Axes":
+def plot_task_correlation(joint: JointEstimate, ax: Any = None, *, backend: str | None = None) -> Any:
     """Plot the learnt task covariance B as a correlation matrix; values are written in up to twelve rows.
 
     Parameters
     ----------
     joint : from `joint_expectation`.
-    ax : matplotlib axes to draw on; new ones by default.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
+        ``arviz_base.rcParams["plot.backend"]``.
 
     Returns
     -------
-    Axes
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
 
     Raises
     ------
@@ -44,18 +45,14 @@ def plot_task_correlation(joint: JointEstimate, ax: "Axes | None" = None) -> "Ax
         raise ValueError(
             fault("plot_task_correlation", "a joint estimate with fitted tasks", "none", "See the statuses.")
         )
-    axes = axes_for("plot_task_correlation", ax, matrix_size(len(names)))
+    canvas = canvas_for("plot_task_correlation", ax, backend, matrix_size(len(names)))
     correlation = joint.task_correlation
-    image = axes.imshow(correlation, vmin=-1.0, vmax=1.0, cmap="RdBu_r")
-    axes.figure.colorbar(image, ax=axes, label="correlation", shrink=0.8)
-    name_rows(axes, names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xticks(
-        range(len(names)), list(map(row_name, names)), rotation=45, ha="right", rotation_mode="anchor", parse_math=False
-    )
+    canvas.matrix(correlation, "correlation")
+    canvas.rows(names, margin=0.5)
+    canvas.columns(names)
     if len(names) <= MOST_WRITTEN:
-        for i, row in enumerate(correlation):
-            for j, value in enumerate(row):
-                color = "w" if abs(value) > 0.7 else "k"
-                axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize="small", color=color)
-    return axes
+        dark = np.abs(correlation) > 0.7
+        for where, color in ((dark, WHITE), (~dark, INK)):
+            i, j = np.nonzero(where)
+            canvas.words(j, i, [f"{value:.2f}" for value in correlation[where]], color=color)
+    return canvas.target
