@@ -18,12 +18,12 @@ def main(processes: int, rank: int, port: int) -> None:
     from mcmcpost.stein import stein_operator
 
     rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(1_100, 3)), rng.normal(size=(1_100, 2))
+    X, y = rng.normal(size=(280, 3)), rng.normal(size=(280, 2))
     mesh = device_mesh()
     found = {"devices": 1 if mesh is None else mesh.size}
     for name, operator in (
-        ("matern", kernel_operator(Matern32(1.0), X, block=128)),
-        ("stein", stein_operator(InverseMultiquadric(1.0), X, -X, block=128)),
+        ("matern", kernel_operator(Matern32(1.0), X, block=32)),
+        ("stein", stein_operator(InverseMultiquadric(1.0), X, -X, block=32)),
     ):
         solution = solve(Regularised(operator, jnp.asarray(0.5)), jnp.asarray(y), ConjugateGradients(1e-12, 200, 30))
         value = np.asarray(solution.value.addressable_data(0))
