@@ -94,6 +94,7 @@ def test_the_paper_priors_are_the_papers():
     np.testing.assert_allclose([zeros[name] for name in lv.init()], expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("priors", "transform"), [("paper", "eager"), ("stan", "vmap")])
 def test_a_failed_solve_has_no_density_and_no_score(priors, transform, rng):
     """Thirty steps end after several years are saved near the mode, and before the first at a wild state."""
