@@ -263,7 +263,7 @@ def ten_bananas(x):
 
 
 def rough(x):
-    return 0.5 * jnp.sum(x**2) + 2 * jnp.sum(jnp.abs(x[:3]) % 0.3)
+    return 0.5 * jnp.sum(x**2) + 2 * jnp.sum(jnp.abs(x[:2]) % 0.3)
 
 
 def two_modes(x):

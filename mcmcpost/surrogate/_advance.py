@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from mcmcpost.surrogate._designs import AbstractSurrogate
 from mcmcpost.surrogate._fitted import FittedSurrogate, relative_error
 from mcmcpost.surrogate._history import History, Trajectory, pooled, record
-from mcmcpost.surrogate._moves import Metric, Outcome, Point, Target, hamiltonian_move, surrogate_move
+from mcmcpost.surrogate._moves import STEP_FACTORS, Metric, Outcome, Point, Target, hamiltonian_move, surrogate_move
 from mcmcpost.surrogate._settings import Settings
 from mcmcpost.surrogate._state import SurrogateState
 
@@ -136,6 +136,8 @@ def _nuts_move(program: Program, point: Point, adapted: Any, key: Array) -> tupl
     from numpyro.infer.hmc import HMCState
 
     none, zero = jnp.zeros((), int), jnp.zeros_like(point.energy)
+    if program.num_warmup > 0:  # its steps do not vary: it takes the mean of those that were adapted
+        adapted = adapted._replace(step_size=adapted.step_size * sum(STEP_FACTORS) / 2)
     start = HMCState(
         i=none + program.num_warmup,
         z=point.x,

@@ -10,8 +10,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost.surrogate._fitted import EnergyAndGradient, FittedSurrogate
 
-JITTER = 0.2
-"""Half-width of the uniform relative jitter of step sizes: a fixed length may resonate."""
+STEP_FACTORS = (0.2, 1.2)
+"""Every trajectory has a step size of its own, the adapted one times a factor uniform between these: no length
+resonates, and short steps leave tails where long ones are refused."""
 DIVERGENCE = 1000.0
 """Energy error from which a trajectory counts as divergent, as in NumPyro."""
 
@@ -176,7 +177,7 @@ def surrogate_move(
 
 
 def _jittered(key: Array, step_size: Float[Array, ""]) -> Float[Array, ""]:
-    return step_size * (1 + JITTER * jax.random.uniform(key, (), step_size.dtype, -1.0, 1.0))
+    return step_size * jax.random.uniform(key, (), step_size.dtype, *STEP_FACTORS)
 
 
 def _finish(
