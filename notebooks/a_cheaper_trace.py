@@ -73,10 +73,10 @@ hares = sample(kernel, 150, 300, **lotka_volterra.data())
 bill(hares)
 
 # %% [markdown]
-# Five thousand of these gradients are the warm-up's; three hundred draws of each chain added some fourteen hundred, nine
-# tenths of all trajectories having used none. For 4 × 1,000 draws the surrogate spends 8,900, warm-up included, and
-# NUTS 56,400 (`benchmarks/RESULTS.md`, with effective sizes). The gradient is off by four per cent on trajectories that
-# were held out.
+# Five thousand of these gradients are the warm-up's; three hundred draws of each chain added some fourteen hundred,
+# nine tenths of all trajectories having used none. For 4 × 1,000 draws the surrogate spends 8,900, warm-up included,
+# and NUTS 56,400 (`benchmarks/RESULTS.md`, with effective sizes). The gradient is off by four per cent on trajectories
+# that were held out.
 #
 # The surrogate's gradient is never passed off as a score. True scores are computed now, one a draw, and counted.
 
