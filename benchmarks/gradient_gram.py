@@ -175,11 +175,13 @@ def main() -> None:
     parser.add_argument("--max-order", type=int, default=12_900, help="of a factorised matrix; 12,900 is 4 GB of work")
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--peers", default=None, help="an interpreter with torch and gpytorch")
+    parser.add_argument("--name", default="", help="added to the name of the JSON file; leaves out the second table")
     args = parser.parse_args()
     rows = grid(args)
     settings = {"rtol": RTOL, "limit": args.limit, "max_order": args.max_order, "not_converged": "*"}
-    emit("gradient_gram", "Gradient Gram solves", rows, **settings)
-    emit("gradient_gram_matrix_free", "N = 1000, d = 100, matrix-free", figure_four(1), rtol=RTOL)
+    emit("gradient_gram" + args.name, "Gradient Gram solves", rows, **settings)
+    if not args.name:
+        emit("gradient_gram_matrix_free", "N = 1000, d = 100, matrix-free", figure_four(1), rtol=RTOL)
 
 
 if __name__ == "__main__":
