@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
 from kernel_registry import ARD, KERNELS
+from stein_cases import check_parameter_gradients
 from test_stein_kernels import _rank_three_shapes
 
 from mcmcpost.kernels import (
@@ -295,24 +295,7 @@ def test_no_intermediate_has_three_axes(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["squared_exponential_ard", "matern52_ard", "polynomial_quartic_ard", "scaled_sum"])
 def test_gradients_in_the_parameters_are_finite_and_right(name: str, rng: np.random.Generator) -> None:
-    """With a repeated state, where √r is not differentiable."""
-    X = rng.normal(size=(4, 3))
-    X[3] = X[0]
-    S, C = -X, rng.normal(size=(4, 4))
-    kernel = jax.tree.map(jnp.asarray, SUPPORTED[name])
-
-    flat, unravel = ravel_pytree(kernel)
-
-    @jax.jit
-    @jax.value_and_grad
-    def objective(parameters: jax.Array) -> jax.Array:
-        return jnp.sum(C * second_order_stein_gram(unravel(parameters), X, S))
-
-    flat, step = np.asarray(flat), 1e-5
-    gradient = np.asarray(objective(flat)[1])
-    ends = [(objective(flat + step * e)[0], objective(flat - step * e)[0]) for e in np.eye(flat.size)]
-    numeric = np.diff(np.asarray(ends))[:, 0] / (-2 * step)
-    np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-7 * np.abs(gradient).max())
+    check_parameter_gradients(second_order_stein_gram, SUPPORTED[name], rng)
 
 
 @pytest.mark.parametrize("name", ["matern52_ard", "sum"])

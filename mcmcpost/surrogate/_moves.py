@@ -183,12 +183,11 @@ def _jittered(key: Array, step_size: Float[Array, ""]) -> Float[Array, ""]:
 def _finish(
     key: Array, point: Point, moved: Point, error: Float[Array, ""], cost: tuple[Any, int, int]
 ) -> tuple[Point, Outcome]:
-    error = jnp.where(jnp.isnan(error), jnp.inf, error)
-    taken = accepts(key, -error)
+    taken = accepts(key, -error)  # not where it is NaN
     new = jax.tree.map(lambda to, stay: jnp.where(taken, to, stay), moved, point)
     counts = (jnp.asarray(count, int) for count in cost)
     chance = _accept_prob(error)
-    return new, Outcome(chance, chance, error > DIVERGENCE, *counts)
+    return new, Outcome(chance, chance, ~(error <= DIVERGENCE), *counts)
 
 
 def _accept_prob(error: Float[Array, "..."]) -> Float[Array, "..."]:
