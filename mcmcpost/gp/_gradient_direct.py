@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from mcmcpost._checks import fault
 from mcmcpost.gp._gradient_factor import factor_solve, floored_cholesky, outside_matrix, projected_factor
-from mcmcpost.gp._gradient_gram import GradientGram
+from mcmcpost.gp._gradient_gram import GradientGram, span_basis
 from mcmcpost.gp._gradient_solution import (
     AbstractGradientSolver,
     GradientSolution,
@@ -34,12 +34,17 @@ class DenseCholesky(AbstractGradientSolver):
 
 
 class ProjectedCholesky(AbstractGradientSolver):
-    """Factorise in the span of the points, order n·min(d, n − 1), and A₁ (n×n) for all other directions at once."""
+    """Factorise in the span of the points, order n·min(d, n − 1), and A₁ (n×n) for all other directions at once.
+
+    Where the points span all of space it is `DenseCholesky`.
+    """
 
     def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
         check_memory("ProjectedCholesky", n * (projected_dimension(profile.stationary, n, d) + with_values))
 
     def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
+        if span_basis(gram.points, stationary=gram.stationary) is None:
+            return DenseCholesky().solve(gram, right)
         factor = projected_factor(gram)
         value = factor_solve(factor, right, gram.points.shape[1])
         return direct(gram, right, value, factor.inside.shape[0], factor.nugget, factor.raised)
