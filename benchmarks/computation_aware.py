@@ -1,16 +1,22 @@
-"""A computation-aware process beside the exact one on a subset of pol, in equal seconds of training.
+"""A computation-aware process beside the exact one, SGPR and SVGP on a subset of pol, in equal seconds of training.
 
-    python -m benchmarks.computation_aware --shared ../shared --name computation_aware
+    taskset -c 0 python -m benchmarks.computation_aware
+    taskset -c 0 python -m benchmarks.computation_aware --peers /path/to/python        # with torch and gpytorch
 
 n training rows of pol and 556 test rows, both standardised by the training rows; Matérn-3/2 ARD from lengthscales 1,
 amplitude 1 and noise .5. CaGP-Opt learns block-sparse actions by the evidence bound; the exact process is Cholesky with
 the analytic gradient and L-BFGS. All have the same seconds of wall clock on one core, compilation left out: each is
 compiled by a one-step fit first. ``step s`` is CPU seconds for one value and gradient. CaGP-CG is left out: finding 256
-residuals takes 256 kernel products, as long as the whole budget. GPyTorch's SGPR and SVGP are left out: not installed.
+residuals takes 256 kernel products, as long as the whole budget. GPyTorch's SGPR and SVGP have i and 1,024 inducing
+points and two learning rates (``benchmarks._sparse_peers``); their losses are of one batch where they have batches.
 """
 
 import argparse
 import gzip
+import itertools
+import json
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +38,8 @@ TARGET_STEP = 3.47
 """Seconds of the GPyTorch branch for one CaGP-Opt step at n = 5288, i = 256 (TARGETS.md); the prototype took .63."""
 TEST_ROWS = 556
 START_NOISE = 0.5
+RATES = (0.1, 0.01)
+"""Learning rates of the peers' Adam."""
 
 
 def main() -> None:
@@ -44,16 +52,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=45, help="of training per method")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--peers", default=None, help="an interpreter with torch and gpytorch")
     args = parser.parse_args()
     data = _pol(args.shared, args.rows, args.seed)
+    methods = {method: METHODS[method] for method in args.methods}
+    if args.peers:
+        for kind, inducing, rate in itertools.product(("SGPR", "SVGP"), (args.actions, 1024), RATES):
+            methods[f"{kind}, {inducing}, rate {rate}"] = _peer(args.peers, kind, inducing, rate)
     rows = []
-    for method in args.methods:
-        rows.append({"method": method} | METHODS[method](*data[:3], args.actions, args.seconds, data[3]))
+    for method, train in methods.items():
+        rows.append({"method": method} | train(*data[:3], args.actions, args.seconds, data[3]))
         emit(
             args.name,
-            "pol subset: computation-aware and exact processes after equal seconds of training",
+            "pol subset: computation-aware, exact and sparse processes after equal seconds of training",
             rows,
-            final=method == args.methods[-1],
+            final=len(rows) == len(methods),
             n=args.rows,
             d=data[0].shape[1],
             i=args.actions,
@@ -141,6 +154,22 @@ def _exact(X: np.ndarray, y: np.ndarray, Z: np.ndarray, _: int, seconds: float, 
         "end loss/n": best[0] / n,
         "status": "",
     }
+
+
+def _peer(interpreter: str, kind: str, inducing: int, rate: float) -> Callable[..., dict]:
+    def run(X: np.ndarray, y: np.ndarray, Z: np.ndarray, _: int, seconds: float, truth: np.ndarray) -> dict:
+        with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+            np.savez(file, X=X, y=y, Z=Z, noise=START_NOISE)
+            file.flush()
+            command = [interpreter, "-m", "benchmarks._sparse_peers", file.name, kind, str(inducing), str(rate)]
+            done = subprocess.run([*command, str(seconds)], capture_output=True, text=True, check=True)
+            record = json.loads(done.stdout.splitlines()[-1])
+            found = np.load(file.name)
+            prediction = Prediction(found["mean"], found["variance"])
+        evaluations, wall, cpu, noise = (record.pop(name) for name in ("evaluations", "wall s", "cpu s", "noise"))
+        return _row(prediction, truth, evaluations, wall, cpu, noise) | record | {"status": ""}
+
+    return run
 
 
 def _row(
