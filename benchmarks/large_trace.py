@@ -1,11 +1,12 @@
 """Seconds and peak memory of ``mcmcpost reduce`` and ``mcmcpost report`` on a large trace.
 
     python -m benchmarks.large_trace
-    python -m benchmarks.large_trace --draws 2500 --methods zv1
+    python -m benchmarks.large_trace --draws 420000 --methods zv1 --limit 1800 --name _2gb
 
 A correlated Gaussian in 50 dimensions, 4 chains of 25,000 autoregressive draws (lag-one correlation 0.5) with their
-scores, 120 MB on disk with the constrained values. Each command is a process of its own, whose peak resident memory
-the kernel reports; both start with an empty compilation cache. ``limit`` marks a command that was stopped.
+scores, 120 MB on disk with the constrained values; 420,000 draws are 2 GB. Each command is a process of its own, whose
+peak resident memory the kernel reports; both start with an empty compilation cache. ``limit`` marks a command that was
+stopped.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import mcmcpost as mp
 from benchmarks._table import emit
 
 CHAINS = 4
+TITLE = "A large trace through the command line"
 PROGRAM = [sys.executable, "-c", "from mcmcpost.cli import main; main()"]
 
 
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=50)
     parser.add_argument("--methods", nargs="+", default=["zv1", "auto"])
     parser.add_argument("--limit", type=float, default=170.0, help="seconds for one command")
+    parser.add_argument("--name", default="", help="added to the name of the JSON file")
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -43,8 +46,8 @@ def main() -> None:
                 extra = ["-o", str(Path(folder) / f"{method}.html")] if command == "report" else []
                 rows.append(measure(command, method, [str(path), "--method", method, *extra], folder, args.limit))
                 settings = {"chains": CHAINS, "draws": args.draws, "dimension": args.dimension, "file_megabytes": size}
-                emit("large_trace", "A large trace through the command line", rows, final=False, **settings)
-    emit("large_trace", "A large trace through the command line", rows, **settings)
+                emit("large_trace" + args.name, TITLE, rows, final=False, **settings)
+    emit("large_trace" + args.name, TITLE, rows, **settings)
 
 
 def gaussian_trace(draws: int, dimension: int, seed: int = 0) -> Any:

@@ -31,8 +31,11 @@ def _to_numpy(leaf: object) -> object:
     return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
 
 
-def as_float64(where: str, name: str, values: object, shape: str) -> np.ndarray:
-    """Return `values` as a float64 array, refusing what is not a real numeric array of the rank of `shape`."""
+def as_float64(where: str, name: str, values: object, shape: str, *, copy: bool = True) -> np.ndarray:
+    """Return `values` as a float64 array, refusing what is not a real numeric array of the rank of `shape`.
+
+    Without `copy` a float64 array is returned as a view that cannot be written to.
+    """
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise TypeError(
@@ -47,4 +50,6 @@ def as_float64(where: str, name: str, values: object, shape: str) -> np.ndarray:
                 "Add the missing axes: one chain is an axis of length one.",
             )
         )
-    return array.astype(np.float64)
+    result = array.astype(np.float64, copy=copy).view()
+    result.flags.writeable = copy
+    return result

@@ -3,6 +3,8 @@
 import numpy as np
 from jaxtyping import Float
 
+from mcmcpost._blocks import in_blocks
+
 
 def mcse_mean(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
     """Return the Monte Carlo standard error of the mean of each series.
@@ -20,6 +22,15 @@ def mcse_mean(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
     (...) in the units of `series`; NaN where there are fewer than four draws a chain or a value is not finite; zero
     for a constant series.
     """
+    c, n = series.shape[:2]
+    columns = series.reshape(c, n, -1)
+    error = np.empty(columns.shape[-1])
+    for some in in_blocks(len(error), c * n):
+        error[some] = _mcse_mean(columns[..., some])
+    return error.reshape(series.shape[2:])[()]
+
+
+def _mcse_mean(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     from arviz_stats.base import array_stats
 
     finite = np.isfinite(series).all(axis=(0, 1))

@@ -37,10 +37,13 @@ class States(NamedTuple):
     inverse: Int[np.ndarray, " n"]
 
 
-def make_trace(draws: object, scores: object, names: tuple[str, ...] | None = None) -> Trace:
-    """Return a `Trace` after checking that draws and scores are two real arrays of one shape (c, n, d)."""
-    draws_ = as_float64("Trace", "draws", draws, "chain, draw, d")
-    scores_ = as_float64("Trace", "scores", scores, "chain, draw, d")
+def make_trace(draws: object, scores: object, names: tuple[str, ...] | None = None, *, copy: bool = True) -> Trace:
+    """Return a `Trace` after checking that draws and scores are two real arrays of one shape (c, n, d).
+
+    Without `copy` float64 arrays are not copied, and the trace's cannot be written to.
+    """
+    draws_ = as_float64("Trace", "draws", draws, "chain, draw, d", copy=copy)
+    scores_ = as_float64("Trace", "scores", scores, "chain, draw, d", copy=copy)
     if draws_.shape != scores_.shape:
         raise ValueError(
             fault(
@@ -87,14 +90,19 @@ def check_same_order(where: str, labels: Mapping[str, tuple[str, ...] | None]) -
 
 
 def distinct_states(trace: Trace) -> States:
-    """Return the distinct states of `trace`, in order of first visit."""
+    """Return the distinct states of `trace`, in order of first visit; the trace's own arrays where none is repeated.
+
+    Whole rows are compared only where their first coordinate is repeated.
+    """
     flat = trace.draws.reshape(-1, trace.draws.shape[-1])
-    _, first, inverse = np.unique(flat, axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    inverse = rank[inverse.reshape(-1)]
-    keep = first[order]
-    return States(
-        flat[keep], trace.scores.reshape(flat.shape)[keep], np.bincount(inverse, minlength=len(keep)), inverse
-    )
+    scores = trace.scores.reshape(flat.shape)
+    first_visit = np.arange(len(flat))
+    _, label, copies = np.unique(flat[:, 0], return_inverse=True, return_counts=True)
+    tied = np.flatnonzero(copies[label] > 1)
+    if len(tied):
+        _, first, inverse = np.unique(flat[tied], axis=0, return_index=True, return_inverse=True)
+        first_visit[tied] = tied[first[inverse.reshape(-1)]]
+    keep, inverse, counts = np.unique(first_visit, return_inverse=True, return_counts=True)
+    if len(keep) == len(flat):
+        return States(flat, scores, counts, inverse)
+    return States(flat[keep], scores[keep], counts, inverse)

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mcmcpost"
 
 LAYERS = (
-    ("_types", "_checks", "_mcse", "_versions", "_cli_edge"),
+    ("_types", "_checks", "_blocks", "_versions", "_cli_edge"),
+    ("_mcse",),
     ("trace", "scores", "kernels", "linops"),
     ("stein", "linsolve"),
     ("hyper",),

@@ -3,8 +3,9 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
+from mcmcpost._blocks import in_blocks
 from mcmcpost._mcse import mcse_mean
 from mcmcpost._types import Status
 from mcmcpost.control._method import (
@@ -15,7 +16,7 @@ from mcmcpost.control._method import (
     tail_inflation,
     total_error,
 )
-from mcmcpost.control._problem import Problem, make_problem
+from mcmcpost.control._problem import Problem, column_sd, make_problem
 from mcmcpost.trace import Trace, distinct_states
 
 MIN_STATES = 4
@@ -83,7 +84,8 @@ def estimate_expectations(
     """
     columns = controllable(trace, values)
     if len(columns):
-        problem = make_problem(trace, values[..., columns], num_folds=num_folds, moments=moments)
+        asked = values if len(columns) == values.shape[-1] else np.ascontiguousarray(values[..., columns])
+        problem = make_problem(trace, asked, num_folds=num_folds, moments=moments)
         part = assemble(names, values, columns, method.crossfit(problem), problem, fallback=fallback)
     else:
         part = plain_estimate(names, values)
@@ -94,14 +96,12 @@ def controllable(trace: Trace, values: Float[np.ndarray, "c n p"]) -> np.ndarray
     """Return the columns to which a control variate may be fitted: finite, not constant, at four states or more."""
     if len(distinct_states(trace).counts) < MIN_STATES:
         return np.zeros(0, int)
-    finite = np.isfinite(values).all(axis=(0, 1))
-    return np.flatnonzero(finite & (np.ptp(np.where(finite, values, 0.0), axis=(0, 1)) > 0))
+    return np.flatnonzero(_varying(values))
 
 
 def mark(part: Estimate, trace: Trace, values: Float[np.ndarray, "c n p"], *, bad_scores: bool) -> Estimate:
     """Return the estimate with the statuses that the data alone decide: undefined, too few draws, bad scores."""
-    finite = np.isfinite(values).all(axis=(0, 1))
-    varying = finite & (np.ptp(np.where(finite, values, 0.0), axis=(0, 1)) > 0)
+    finite, varying = np.isfinite(values).all(axis=(0, 1)), _varying(values)
     few = len(distinct_states(trace).counts) < MIN_STATES
     status = list(part.status)
     for j in range(len(status)):
@@ -115,17 +115,25 @@ def mark(part: Estimate, trace: Trace, values: Float[np.ndarray, "c n p"], *, ba
     return part._replace(status=tuple(status))
 
 
+def _varying(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
+    """Return which integrands are finite and not constant."""
+    with np.errstate(invalid="ignore"):
+        low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
+        return np.isfinite(low) & np.isfinite(high) & (high > low)
+
+
 def plain_estimate(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> Estimate:
     """Return plain means; a constant integrand is exact."""
     p = values.shape[-1]
     finite = np.isfinite(values).all(axis=(0, 1))
-    safe = np.where(finite, values, 0.0)
-    constant = np.ptp(safe, axis=(0, 1)) == 0
+    safe = values if finite.all() else np.where(finite, values, 0.0)
+    constant = ~_varying(safe)
     mean = np.where(constant, safe[0, 0], safe.mean(axis=(0, 1)))
     nan = np.where(finite, 0.0, np.nan)
     mcse = np.where(constant, 0.0, mcse_mean(safe)) + nan
     ones = np.ones(p) + nan
-    sd = (safe.std(axis=(0, 1), ddof=1) if values.shape[0] * values.shape[1] > 1 else np.full(p, np.nan)) + nan
+    many = values.shape[0] * values.shape[1] > 1
+    sd = (column_sd(safe.reshape(-1, p), ddof=1) if many else np.full(p, np.nan)) + nan
     return Estimate(
         names=names,
         mean=mean + nan,
@@ -155,31 +163,48 @@ def assemble(
 ) -> Estimate:
     """Combine a fit of some columns with the plain estimate of all."""
     base = plain_estimate(names, values)
-    shape = (*values.shape[:2], len(columns))
-    control = (fit.control[problem.inverse] * problem.scale).reshape(shape)
+    facts = fit.info | {"num_folds": len(problem.held_out), "num_states": problem.num_states}
+    status, method = list(base.status), list(base.method)
+    for some in in_blocks(len(columns), values.shape[0] * values.shape[1]):
+        _put(base, status, method, values, columns[some], fit.select(some), problem.select(some), fallback)
+    covariance = covariance_of(base.residuals, base.mcse)
+    return base._replace(status=tuple(status), method=tuple(method), covariance=covariance, info=facts)
+
+
+def _put(
+    out: Estimate,
+    status: list[Status],
+    method: list[str],
+    values: Float[np.ndarray, "c n p"],
+    columns: np.ndarray,
+    fit: ControlFit,
+    problem: Problem,
+    fallback: bool,
+) -> None:
+    """Put the fit of `columns` into `out`, `status` and `method`, which hold their plain estimates."""
+    control = (fit.control[problem.inverse] * problem.scale).reshape(*values.shape[:2], len(columns))
     residual = values[..., columns] - control
+    sd, plain = out.sd[columns], out.mcse_plain[columns]
     with np.errstate(invalid="ignore", divide="ignore"):
         seen = mcse_mean(residual)
-        size = np.abs(base.mean[columns]) + base.sd[columns]
+        size = np.abs(out.mean_plain[columns]) + sd
         parts = np.maximum(residual.std(axis=(0, 1)), problem.scale * np.maximum(fit.jackknife, fit.doubt))
         exact = np.isfinite(seen) & (parts <= ROUNDING * size)
-        ess = (base.sd[columns] / base.mcse[columns]) ** 2
-        inflation = tail_inflation(residual.reshape(-1, len(columns))) * feature_inflation(fit.num_features, ess)
+        inflation = tail_inflation(residual.reshape(-1, len(columns))) * feature_inflation(
+            fit.num_features, (sd / plain) ** 2
+        )
         mcse = np.where(exact, seen, problem.scale * total_error(seen / problem.scale, fit, inflation))
-        usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < base.mcse[columns]) | (not fallback))
-        gain = (base.mcse[columns] / mcse) ** 2
+        usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain) | (not fallback))
+        gain = (plain / mcse) ** 2
         ratio = values[..., columns].var(axis=(0, 1)) / residual.var(axis=(0, 1))
     mcse = np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse)
 
-    out = base._replace(info=fit.info | {"num_folds": len(problem.held_out), "num_states": problem.num_states})
-    status, method = list(base.status), list(base.method)
     for k, j in enumerate(columns):
         if fit.status[k] in (Status.PLAIN, Status.TOO_FEW_DRAWS):
             status[j] = fit.status[k]
             continue
         if not usable[k]:
-            few = not np.isfinite(base.mcse[j])
-            status[j] = Status.TOO_FEW_DRAWS if few else Status.PLAIN
+            status[j] = Status.PLAIN if np.isfinite(plain[k]) else Status.TOO_FEW_DRAWS
             continue
         status[j] = Status.EXACT if exact[k] and fit.status[k] is not Status.NOT_CONVERGED else fit.status[k]
         method[j] = fit.method[k]
@@ -187,16 +212,16 @@ def assemble(
         out.mcse[j], out.gain[j], out.variance_ratio[j] = mcse[k], gain[k], ratio[k]
         out.mean_crossfit[j] = residual[..., k].mean()
         out.residuals[..., j] = residual[..., k]
-    return out._replace(status=tuple(status), method=tuple(method), covariance=covariance_of(out.residuals, out.mcse))
 
 
 def covariance_of(series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " p"]) -> Float[np.ndarray, "p p"]:
     """Return the correlation of the series (c, n, p) times the errors (p,)."""
     flat = series.reshape(-1, series.shape[-1])
+    correlation = np.zeros((flat.shape[1], flat.shape[1]))
     with np.errstate(invalid="ignore", divide="ignore"):
-        centred = flat - flat.mean(axis=0)
-        norm = np.sqrt((centred**2).sum(axis=0))
-        unit = centred / np.where(norm > 0, norm, 1.0)
-        correlation = unit.T @ unit
+        mean, norm = flat.mean(axis=0), column_sd(flat) * np.sqrt(len(flat))
+        for rows in in_blocks(*flat.shape):
+            unit = (flat[rows] - mean) / np.where(norm > 0, norm, 1.0)
+            correlation += unit.T @ unit
     np.fill_diagonal(correlation, 1.0)
     return correlation * mcse[:, None] * mcse[None, :]

@@ -7,6 +7,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Int
 
+from mcmcpost._blocks import in_blocks
 from mcmcpost._types import Status
 from mcmcpost.control._problem import Problem
 
@@ -32,6 +33,18 @@ class ControlFit(NamedTuple):
     status: tuple[Status, ...]
     method: tuple[str, ...]
     info: dict[str, Any]
+
+    def select(self, columns: slice) -> "ControlFit":
+        """Return the fit restricted to some integrands; `info` stays that of all."""
+        return self._replace(
+            mean=self.mean[columns],
+            control=self.control[:, columns],
+            doubt=self.doubt[columns],
+            jackknife=self.jackknife[columns],
+            num_features=self.num_features[columns],
+            status=self.status[columns],
+            method=self.method[columns],
+        )
 
 
 class AbstractControlVariate(eqx.Module):
@@ -86,7 +99,7 @@ def mean_doubt(
     flexible fit therefore has small held-out residuals around a wrong constant. Two things do see it: the fits with
     and without the folds disagree, and the kernel's own model knows that 1ᵀA⁻¹1 is small.
     """
-    crossfit = problem.counts @ (problem.values - control) / problem.counts.sum()
+    crossfit = (problem.counts @ problem.values - problem.counts @ control) / problem.counts.sum()
     return np.sqrt((mean - crossfit) ** 2 + model_variance)
 
 
@@ -109,8 +122,11 @@ def total_error(
 def judged_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]:
     """Return n·`total_error`² as if draws were independent: by it methods compare, beside `residual_variance`."""
     total = problem.counts.sum()
-    inflation = tail_inflation((problem.values - fit.control)[problem.inverse])
-    return total * total_error(np.sqrt(residual_variance(problem, fit.control) / total), fit, inflation) ** 2
+    variance = residual_variance(problem, fit.control)
+    inflation = np.empty_like(variance)
+    for some in in_blocks(len(variance), len(problem.counts)):
+        inflation[some] = tail_inflation((problem.values[:, some] - fit.control[:, some])[problem.inverse])
+    return total * total_error(np.sqrt(variance / total), fit, inflation) ** 2
 
 
 def merge_fits(old: ControlFit, new: ControlFit, take: np.ndarray) -> ControlFit:
@@ -167,9 +183,12 @@ def tail_inflation(residual: Float[np.ndarray, "n p"]) -> Float[np.ndarray, " p"
 
 def residual_variance(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[np.ndarray, " p"]:
     """Return the variance of values − control over draws, within the problem's units."""
-    residual = problem.values - control
     weight = problem.counts / problem.counts.sum()
-    return weight @ (residual - weight @ residual) ** 2
+    variance = np.empty(control.shape[1])
+    for some in in_blocks(len(variance), len(weight)):
+        residual = problem.values[:, some] - control[:, some]
+        variance[some] = weight @ (residual - weight @ residual) ** 2
+    return variance
 
 
 def feature_inflation(num_features: Int[np.ndarray, " p"], ess: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from mcmcpost._blocks import in_blocks
 from mcmcpost._checks import fault
 from mcmcpost.trace import Trace, distinct_states
 
@@ -48,7 +49,7 @@ class Problem(NamedTuple):
         """The smallest number of states outside a fold."""
         return int(self.train_mask.sum(axis=1).min())
 
-    def select(self, columns: np.ndarray) -> "Problem":
+    def select(self, columns: np.ndarray | slice) -> "Problem":
         """Return the problem restricted to some integrands."""
         return self._replace(values=self.values[:, columns], location=self.location[columns], scale=self.scale[columns])
 
@@ -82,15 +83,20 @@ def make_problem(
     states = distinct_states(trace)
     m = len(states.counts)
     flat = values.reshape(-1, values.shape[-1])
-    sums = np.zeros((m, flat.shape[1]))
-    np.add.at(sums, states.inverse, flat)
-    means = sums / states.counts[:, None]
+    means = flat
+    if m < len(flat):
+        means = np.zeros((m, flat.shape[1]))
+        np.add.at(means, states.inverse, flat)
+        means /= states.counts[:, None]
     location = flat.mean(axis=0)
-    spread = flat.std(axis=0)
+    spread = column_sd(flat)
     scale = np.where(spread > 0, spread, 1.0)
     shift, lower = standard_coordinates(trace.draws, moments) if coordinates is None else coordinates
-    z = np.linalg.solve(lower, (states.draws - shift).T).T
-    s = states.scores @ lower
+    z, s, f = (np.zeros((padded(m), width)) for width in (len(shift), len(shift), flat.shape[1]))
+    for rows in in_blocks(m, len(shift) + flat.shape[1]):
+        z[rows] = np.linalg.solve(lower, (states.draws[rows] - shift).T).T
+        s[rows] = states.scores[rows] @ lower
+        f[rows] = (means[rows] - location) / scale
 
     first_visit = np.full(m, -1)
     first_visit[states.inverse[::-1]] = np.arange(len(flat))[::-1]
@@ -99,9 +105,9 @@ def make_problem(
     train, train_mask = ragged([np.flatnonzero(fold != k) for k in range(fold.max() + 1)])
     everyone, everyone_mask = ragged([np.arange(m)])
     return Problem(
-        draws=pad_rows(z),
-        scores=pad_rows(s),
-        values=pad_rows((means - location) / scale),
+        draws=z,
+        scores=s,
+        values=f,
         counts=pad_rows(states.counts.astype(float)),
         held_out=held_out,
         held_out_mask=held_out_mask,
@@ -131,10 +137,14 @@ def standard_coordinates(
         if not (np.isfinite(mean).all() and np.isfinite(sd).all() and (sd > 0).all()):
             raise ValueError(fault("standardize", "a finite mean and a positive sd", moments, "Pass (mean, sd)."))
         return mean, np.diag(sd)
-    mean, sd = flat.mean(axis=0), flat.std(axis=0)
+    mean, sd = flat.mean(axis=0), column_sd(flat)
     sd = np.where(sd > 0, sd, 1.0)
     if n >= 5 * d:
-        correlation = ((flat - mean) / sd).T @ ((flat - mean) / sd) / n
+        correlation = np.zeros((d, d))
+        for rows in in_blocks(n, d):
+            unit = (flat[rows] - mean) / sd
+            correlation += unit.T @ unit
+        correlation /= n
         if np.linalg.eigvalsh(correlation)[0] > 1e-10:
             return mean, sd[:, None] * np.linalg.cholesky(correlation)
     return mean, np.diag(sd)
@@ -168,15 +178,28 @@ def _occupied(fold: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
     return kept if kept.max() > 0 else np.arange(len(fold)) * 2 // len(fold)
 
 
+def column_sd(columns: Float[np.ndarray, "n p"], ddof: int = 0) -> Float[np.ndarray, " p"]:
+    """Return the standard deviation of each column."""
+    sd = np.empty(columns.shape[1])
+    for some in in_blocks(len(sd), len(columns)):
+        sd[some] = columns[:, some].std(axis=0, ddof=ddof)
+    return sd
+
+
+def padded(rows: int) -> int:
+    """Return the next multiple of `PAD`."""
+    return -(-rows // PAD) * PAD
+
+
 def pad_rows(array: np.ndarray) -> np.ndarray:
     """Return the array with rows of zeros up to a multiple of `PAD`."""
-    extra = -len(array) % PAD
+    extra = padded(len(array)) - len(array)
     return np.concatenate([array, np.zeros((extra, *array.shape[1:]), array.dtype)])
 
 
 def ragged(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return row lists of different lengths as one padded array (k, b) and the mask of its real entries."""
-    width = max(PAD, -(-max(len(part) for part in parts) // PAD) * PAD)
+    width = max(PAD, padded(max(len(part) for part in parts)))
     rows = np.zeros((len(parts), width), int)
     mask = np.zeros((len(parts), width), bool)
     for k, part in enumerate(parts):

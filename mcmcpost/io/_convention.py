@@ -37,7 +37,8 @@ def read_trace(tree: "xarray.DataTree") -> Trace:
 
     Returns
     -------
-    Trace : draws and scores (c, n, d). The scores are not tested; see `check_tree`.
+    Trace : draws and scores (c, n, d), not to be written to: the tree's own arrays where these are float64. The scores
+        are not tested; see `check_tree`.
 
     Raises
     ------
@@ -57,7 +58,7 @@ def read_trace(tree: "xarray.DataTree") -> Trace:
     _check_aligned(tree, scores)
     names = _labels(draws, scores)
     check_same_order("read_trace", {DRAWS: _labels(draws), SCORES: _labels(scores)})
-    return make_trace(draws.values, scores.values, names)
+    return make_trace(draws.values, scores.values, names, copy=False)
 
 
 def _missing(tree: "xarray.DataTree", name: str) -> str:

@@ -49,7 +49,7 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
             if _is_zarr(place)
             else xarray.open_datatree(place, engine="h5netcdf")
         ) as stored:
-            tree = _in_order(stored.load().copy(deep=True))
+            tree = _in_order(stored.load())
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(fault("load_tree", f"a {kind} tree at {place}", repr(error), _CURE)) from error
     if not tree.children:

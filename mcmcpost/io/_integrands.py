@@ -28,7 +28,7 @@ class Integrands(NamedTuple):
     """Named integrands at every draw.
 
     names : p labels.
-    values : (c, n, p).
+    values : (c, n, p), not to be written to: they may be the tree's own.
     """
 
     names: tuple[str, ...]
@@ -73,7 +73,8 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     if len(set(names)) != len(names):
         repeated = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(fault("integrands", "distinct names", repeated, "Rename the repeated integrands."))
-    return Integrands(names, np.concatenate([part.values for part in parts], axis=-1))
+    values = parts[0].values if len(parts) == 1 else np.concatenate([part.values for part in parts], axis=-1)
+    return Integrands(names, values)
 
 
 def constrained_draws(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
@@ -163,7 +164,9 @@ def _numeric(name: str, array: np.ndarray, chains_draws: tuple[int, int]) -> Flo
         raise TypeError(
             fault("integrands", f"`{name}` to be a real number", f"dtype {array.dtype}", "Leave it out or encode it.")
         )
-    return array.astype(np.float64).reshape(*chains_draws, math.prod(array.shape[2:]))
+    values = array.astype(np.float64, copy=False).reshape(*chains_draws, math.prod(array.shape[2:]))
+    values.flags.writeable = False
+    return values
 
 
 def _evaluate(

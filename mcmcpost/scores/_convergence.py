@@ -6,6 +6,7 @@ from scipy.special import ndtri
 from scipy.stats import f as f_distribution
 from scipy.stats import rankdata
 
+from mcmcpost._blocks import in_blocks
 from mcmcpost.scores._moments import effective_size
 
 _RHAT = 1.05
@@ -29,6 +30,13 @@ def disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.ndar
     (d,) False also where half a chain has fewer than four draws.
     """
     c, n, d = draws.shape
+    parts = [_disagreeing(draws[..., some], level / d) for some in in_blocks(d, c * n)]
+    return np.concatenate([np.zeros(0, bool), *parts])
+
+
+def _disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.ndarray, " d"]:
+    """Return which coordinates disagree at `level` each."""
+    c, n, d = draws.shape
     stuck = np.ptp(draws, axis=(0, 1)) == 0
     half = n // 2
     if half < 4:
@@ -41,6 +49,6 @@ def disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.ndar
     between = means.var(0, ddof=1)
     within = np.maximum((sds**2 / sizes).mean(0), np.finfo(float).tiny)
     degrees = np.maximum((sizes - 1).sum(0), 1)
-    significant = between / within > f_distribution.isf(level / d, len(halves) - 1, degrees)
+    significant = between / within > f_distribution.isf(level, len(halves) - 1, degrees)
     r_hat = np.sqrt(1 + between / np.maximum((sds**2).mean(0), np.finfo(float).tiny))
     return stuck | (significant & (r_hat > _RHAT))

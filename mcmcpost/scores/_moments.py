@@ -3,9 +3,8 @@
 import numpy as np
 from jaxtyping import Float
 
+from mcmcpost._blocks import in_blocks
 from mcmcpost._mcse import mcse_mean
-
-_CHUNK_BYTES = 64 * 2**20
 
 
 def z_zero_mean(series: Float[np.ndarray, "c n *k"], screen: float = 0.0) -> Float[np.ndarray, "*k"]:
@@ -27,8 +26,8 @@ def z_zero_mean(series: Float[np.ndarray, "c n *k"], screen: float = 0.0) -> Flo
     """
     shape = series.shape[2:]
     columns = series.reshape(*series.shape[:2], -1)
-    step = max(1, _CHUNK_BYTES // (8 * columns.shape[0] * columns.shape[1]))
-    parts = [_z(columns[..., i : i + step], screen) for i in range(0, columns.shape[-1], step)]
+    size = columns.shape[0] * columns.shape[1]
+    parts = [_z(columns[..., some], screen) for some in in_blocks(columns.shape[-1], size)]
     return np.concatenate([np.zeros(0), *parts]).reshape(shape)
 
 

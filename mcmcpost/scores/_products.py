@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
+from mcmcpost._blocks import in_blocks
 from mcmcpost.scores._moments import normal_score, z_zero_mean
 
 _ALL_PAIRS = 50
@@ -28,26 +29,30 @@ def z_products(
     size = draws.shape[0] * draws.shape[1]
     if draws.shape[1] < 4:
         return np.full((d, d), np.nan)
-    x = draws - draws.mean((0, 1))
-    x_flat, x_scale = _unit(x.reshape(size, d))
-    s_flat, s_scale = _unit(scores.reshape(size, d))
+    centre = draws.mean((0, 1))
+    x_flat, s_flat = draws.reshape(size, d), scores.reshape(size, d)
+    x_scale, s_scale = _root_mean_square(x_flat, centre), _root_mean_square(s_flat, np.zeros(d))
     scale = x_scale[:, None] * s_scale[None, :]
-    first = x_flat.T @ s_flat / size
-    second = (x_flat**2).T @ (s_flat**2) / size
-    third = (x_flat**3).T @ (s_flat**3) / size
+    moments = np.zeros((3, d, d))
+    for some in in_blocks(size, d):
+        x, s = (x_flat[some] - centre) / x_scale, s_flat[some] / s_scale
+        for power, moment in enumerate(moments, 1):
+            moment += (x**power).T @ s**power
+    first, second, third = moments / size
     sd = np.sqrt(np.maximum(second - first**2, 0.0))
     skew = (third - 3 * first * second + 2 * first**3) / np.where(sd > 0, sd, 1.0) ** 3
     z = normal_score(first + np.eye(d) / scale, sd, skew, np.full((d, d), float(size)))
     z[~tested_pairs(d)] = np.nan
     rows, columns = np.nonzero(np.abs(z) > screen)
-    step = max(1, 64 * 2**20 // (8 * size))
-    for k in range(0, len(rows), step):
-        i, j = rows[k : k + step], columns[k : k + step]
-        z[i, j] = z_zero_mean(x[..., i] * scores[..., j] + (i == j), screen)
+    for some in in_blocks(len(rows), size):
+        i, j = rows[some], columns[some]
+        z[i, j] = z_zero_mean((draws[..., i] - centre[i]) * scores[..., j] + (i == j), screen)
     return z
 
 
-def _unit(columns: Float[np.ndarray, "n d"]) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " d"]]:
-    root = np.sqrt((columns**2).mean(0))
-    scale = np.where(root > 0, root, 1.0)
-    return columns / scale, scale
+def _root_mean_square(columns: Float[np.ndarray, "n d"], centre: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
+    """Return the size of each column about its centre, one for a column that is zero."""
+    squares = np.zeros(columns.shape[1])
+    for some in in_blocks(*columns.shape):
+        squares += ((columns[some] - centre) ** 2).sum(0)
+    return np.where(squares > 0, np.sqrt(squares / len(columns)), 1.0)
