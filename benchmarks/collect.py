@@ -26,6 +26,7 @@ ORDER = (
     "ladder_sampling",
     "kernel_product",
     "kernel_product_devices",
+    "kernel_product_stein",
     "iterative_gp",
     "computation_aware",
     "stein_weights",

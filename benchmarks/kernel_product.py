@@ -3,12 +3,13 @@
     python -m benchmarks.kernel_product
     python -m benchmarks.kernel_product --peers /path/to/python        # with torch, pykeops and gpytorch
     JAX_NUM_CPU_DEVICES=2 python -m benchmarks.kernel_product --devices
+    taskset -c 0 python -m benchmarks.kernel_product --stein
 
 CPU seconds of the fastest of five calls, so that a shared machine matters little; ``--devices`` takes wall seconds of
 one core (every thread of one device held on it), of one device, whose program uses several, and of all devices.
 ``sgemm`` is the product with a dense matrix of the same size, in the same precision. Targets (TARGETS.md section 5):
 2.6 times the broadcast product in fp64, 8 times KeOps and GPyTorch in fp32, .9 of gemm at 65 right-hand sides; two
-cores 1.7 times one.
+cores 1.7 times one. ``--stein`` multiplies Stein kernels (d = 8, one right-hand side, fp64) in tiles of several sizes.
 """
 
 import argparse
@@ -25,10 +26,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks._table import emit
-from mcmcpost.kernels import Matern32
+from mcmcpost.kernels import InverseMultiquadric, Matern32, Matern52, RationalQuadratic, SquaredExponential
 from mcmcpost.linops import KernelTile, TileOperator, kernel_operator
+from mcmcpost.stein import stein_operator
 
 CASES = ((8, 1), (26, 65))
+TILES = (128, 256, 512)
+STEIN = {
+    "squared exponential": SquaredExponential(4.0),
+    "Matérn-5/2": Matern52(4.0),
+    "inverse multiquadric": InverseMultiquadric(4.0),
+    "inverse multiquadric, exponent given": InverseMultiquadric(4.0, 0.5),
+    "rational quadratic": RationalQuadratic(4.0),
+}
 
 
 def main() -> None:
@@ -37,7 +47,11 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=8_192)
     parser.add_argument("--peers", default=None, help="an interpreter with torch, pykeops and gpytorch")
     parser.add_argument("--devices", action="store_true", help="one device against all of them")
+    parser.add_argument("--stein", action="store_true", help="Stein kernels by tile size")
     args = parser.parse_args()
+    if args.stein:
+        emit("kernel_product_stein", "Stein kernel products, million entries/s", stein(args), size=args.size, d=8)
+        return
     rows = [row for d, k in CASES for row in (devices if args.devices else single)(args, d, k)]
     name = "kernel_product_devices" if args.devices else "kernel_product"
     emit(name, "kernel products, Matérn-3/2", rows, size=args.size, devices=jax.device_count())
@@ -102,6 +116,19 @@ def single(args: argparse.Namespace, d: int, k: int) -> list[dict[str, Any]]:
                     "who / ours": value / seconds["ours"],
                 }
             )
+    return rows
+
+
+def stein(args: argparse.Namespace) -> list[dict[str, Any]]:
+    x, v = data(args.size, 8, 1, np.float64)
+    rows = []
+    for name, kernel in STEIN.items():
+        row: dict[str, Any] = {"kernel": name}
+        for block in TILES:
+            operator = stein_operator(kernel, x, -x, block=block)
+            cpu = fastest(lambda operator=operator: operator.matmul(v), time.process_time)
+            row[f"tiles of {block}"] = args.size**2 / cpu / 1e6
+        rows.append(row)
     return rows
 
 

@@ -81,6 +81,14 @@ def test_rational_quadratic_tends_to_the_squared_exponential() -> None:
     np.testing.assert_allclose(rational, limit, rtol=1e-7)
 
 
+def test_inverse_multiquadric_without_an_exponent_has_one_half() -> None:
+    r = jnp.asarray([0.0, 1e-18, 0.3, 7.0, 1e12])
+    np.testing.assert_allclose(
+        InverseMultiquadric(2.0).derivatives(r, 4), InverseMultiquadric(2.0, 0.5).derivatives(r, 4), rtol=1e-13
+    )
+    assert len(jax.tree.leaves(InverseMultiquadric(2.0))) == 1
+
+
 def test_operators_build_compositions() -> None:
     a, b = SquaredExponential(), Matern52()
     assert isinstance(a + b, Sum)

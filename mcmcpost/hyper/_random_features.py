@@ -119,7 +119,7 @@ def _spectra(kernel: AbstractKernel, key: jax.Array, r: int, like: Array) -> tup
             alpha = jnp.asarray(kernel.alpha, like.dtype)
             precision = jax.random.gamma(second, alpha, (r,), like.dtype) / alpha
         case InverseMultiquadric():
-            exponent = jnp.asarray(kernel.exponent, like.dtype)
+            exponent = jnp.asarray(0.5 if kernel.exponent is None else kernel.exponent, like.dtype)
             precision = 2 * jax.random.gamma(second, exponent, (r,), like.dtype)
         case _:
             raise ValueError(

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from mcmcpost.kernels import AbstractKernel
-from mcmcpost.linops._operator import TileOperator, device_mesh, fold, pad, split, tile_diagonal
+from mcmcpost.linops._operator import TileOperator, device_mesh, fold, pad, split, tile_diagonal, tile_size
 
 
 class KernelTile(eqx.Module):
@@ -19,7 +19,9 @@ class KernelTile(eqx.Module):
         return self.kernel.jet(x, y).value
 
 
-def kernel_operator(kernel: AbstractKernel, X: Float[Array | np.ndarray, "n d"], *, block: int = 512) -> TileOperator:
+def kernel_operator(
+    kernel: AbstractKernel, X: Float[Array | np.ndarray, "n d"], *, block: int | None = None
+) -> TileOperator:
     """Return the operator k(X, X), its tiles shared by all devices."""
     tile, points = KernelTile(kernel), jnp.asarray(X)
     return TileOperator(tile, points, tile_diagonal(tile, points), block=block, mesh=device_mesh())
@@ -32,7 +34,7 @@ def bilinear_gradient[K: AbstractKernel](
     left: Float[Array, "n s"],
     right: Float[Array, "n s"],
     *,
-    block: int = 512,
+    block: int | None = None,
 ) -> K:
     """Return ∂/∂θ Σ_s left_sᵀ K(θ) right_s for every parameter θ that is a JAX array, as a kernel of derivatives.
 
@@ -41,7 +43,7 @@ def bilinear_gradient[K: AbstractKernel](
     more matrix product per side, not one per parameter.
     """
     n = X.shape[0]
-    blocks, size = split(n, block)
+    blocks, size = split(n, block or tile_size())
     points = fold(X, n, blocks, size)
     lefts, rights = (pad(array, blocks * size - n).reshape(blocks, size, -1) for array in (left, right))
     parameters, static = eqx.partition(kernel, eqx.is_inexact_array)

@@ -122,7 +122,7 @@ def stein_gram(
     return tile_gram(SteinTile(kernel), rows)
 
 
-def stein_operator(kernel: AbstractKernel, X: Points, SX: Points, *, block: int = 512) -> TileOperator:
+def stein_operator(kernel: AbstractKernel, X: Points, SX: Points, *, block: int | None = None) -> TileOperator:
     """Return the Stein Gram matrix of X, SX (n, d) as an operator that multiplies in tiles and is never formed."""
     tile, diagonal = SteinTile(kernel), stein_diagonal(kernel, X, SX)
     return TileOperator(tile, (X, SX), diagonal, block=block, mesh=device_mesh())
