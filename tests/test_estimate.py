@@ -22,6 +22,7 @@ from mcmcpost.control import (
     ZeroVariance,
 )
 from mcmcpost.control._problem import draw_folds, standard_coordinates
+from mcmcpost.scores import check_scores
 from mcmcpost.trace import Trace, make_trace
 
 TRUTH = np.array([np.exp(-0.5 * 1.5**2), np.exp(0.125)])
@@ -65,6 +66,21 @@ def test_every_method_is_near_the_truth_and_never_worse_than_plain_by_its_own_es
     np.testing.assert_allclose(result.gain, (result.mcse_plain / result.mcse) ** 2)
     np.testing.assert_allclose(result.residuals.mean(axis=(0, 1)), result.mean_crossfit, rtol=1e-9)
     np.testing.assert_allclose(np.diag(result.covariance), result.mcse**2)
+
+
+def test_blocks_of_rows_and_columns_change_nothing(monkeypatch):
+    whole = gaussian_trace(np.random.default_rng(1), (3, 100, 3))
+    x = np.repeat(whole.draws, 2, axis=1)  # repeated states, and a number of rows that no block divides
+    trace = make_trace(x, np.repeat(whole.scores, 2, axis=1))
+    values = np.concatenate([np.sin(x), np.exp(x / 2)], axis=-1)
+    found, check = estimate(trace, values, METHODS["zv2"]), check_scores(trace)
+    monkeypatch.setattr("mcmcpost._blocks.ENTRIES", 70)
+    in_blocks, check_in_blocks = estimate(trace, values, METHODS["zv2"]), check_scores(trace)
+    for name in ("mean", "mcse", "sd", "gain", "residuals", "covariance"):
+        np.testing.assert_allclose(getattr(in_blocks, name), getattr(found, name), rtol=1e-9, atol=1e-13, err_msg=name)
+    assert in_blocks.status == found.status
+    np.testing.assert_allclose(check_in_blocks.z_product, check.z_product, rtol=1e-9)
+    np.testing.assert_allclose(check_in_blocks.z_mean, check.z_mean, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["zv2", "cf_given", "auto"])

@@ -61,6 +61,18 @@ def test_arrays_there_and_back(draws):
     assert "mcmcpost_version" in attrs
 
 
+def test_a_tree_is_read_without_a_copy_and_cannot_be_written_through(draws):
+    given = draws.copy()
+    tree = from_arrays(given, -draws)
+    trace = read_trace(tree)
+    assert np.shares_memory(trace.draws, tree["sample_stats/unconstrained_draw"].values)
+    for array in (trace.draws, trace.scores, integrand_values(tree, "x[0]").values):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0, 0, 0] = 1.0
+    given[0, 0, 0] = 99.0
+    np.testing.assert_array_equal(trace.draws, draws)
+
+
 def test_values_become_scalar_variables(draws):
     tree = from_arrays(draws, -draws, np.exp(draws[..., :2]), value_names=("p", "q"))
     assert tuple(tree["posterior"].data_vars) == ("p", "q")
