@@ -1,6 +1,6 @@
 """What is to be averaged: posterior variables, a model file's quantities, expressions, all as named scalars."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -78,16 +78,22 @@ def named_scalars(tree: "xarray.DataTree", expressions: Mapping[str, str | Expre
         Two of them share a name, or an expression names what there is not.
     """
     draws, stored = constrained_draws(tree), _stored(tree)
-    variables = integrand_values(tree)
-    scalars = dict(zip(variables.names, np.moveaxis(variables.values, -1, 0), strict=True))
+    scalars: dict[str, np.ndarray] = {}
+    for name in draws:  # one by one, which makes them views of the tree's own arrays
+        part = integrand_values(tree, name)
+        _add(scalars, part.names, np.moveaxis(part.values, -1, 0))
     for arrays in (stored, evaluate_expressions({**draws, **stored}, expressions)):
         for name, array in arrays.items():
-            labels = element_names(name, array.shape[2:])
-            taken = sorted(set(labels) & set(scalars))
-            if taken:
-                raise ValueError(fault("Quantities", "names not taken yet", taken, "Rename the quantity."))
-            scalars |= {label: array[(..., *i)] for label, i in zip(labels, np.ndindex(array.shape[2:]), strict=True)}
+            parts = [array[(..., *i)] for i in np.ndindex(array.shape[2:])]
+            _add(scalars, element_names(name, array.shape[2:]), parts)
     return scalars
+
+
+def _add(scalars: dict[str, np.ndarray], names: Sequence[str], arrays: Iterable[np.ndarray]) -> None:
+    taken = sorted(set(names) & set(scalars))
+    if taken:
+        raise ValueError(fault("Quantities", "names not taken yet", taken, "Rename the quantity."))
+    scalars |= dict(zip(names, arrays, strict=True))
 
 
 def _stored(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
