@@ -1,7 +1,6 @@
 """Stein weights of many draws under a budget, beside Stein thinning, a dense subset and the plain mean.
 
-    python -m benchmarks.stein_weights --sizes 10000 20000
-    python -m benchmarks.stein_weights --sizes 100000 --methods weights --budget 12
+    taskset -c 0 python -m benchmarks.stein_weights
 
 Four independent 2-D bananas (d = 8), inverse multiquadric of lengthscale 4, f and settings of `large_kernel`. One
 subprocess per row, so that peak memory is the row's own. ``reported`` is the model's error with the amplitude from a
@@ -31,7 +30,7 @@ SUBSET = 2_000
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 20_000])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 20_000, 100_000])
     parser.add_argument("--methods", nargs="+", default=["weights", "thinning", "subset"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--budget", type=int, default=60, help="products with the Stein kernel")

@@ -7,8 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from mcmcpost.linops import Tile, tile_diagonal, tile_gram
+from mcmcpost.linops import Tile, TileOperator, tile_diagonal, tile_gram
 from mcmcpost.linsolve import LeastSquaresSolution, factorise, generalised_least_squares
+
+LARGE_CROSS = 1 << 22
+"""Entries (32 MB) above which the kernel between held-out and fitted rows is not formed."""
 
 
 class KernelFit(NamedTuple):
@@ -82,8 +85,8 @@ def crossfit_dense(
     def leave_out(fold: tuple) -> tuple[Float[Array, "b p"], Float[Array, "c p"], Float[Array, ""]]:
         out, out_mask, index, mask = fold
         solution, _, used = fit(index, mask)
-        across = tile(take(data.rows, out), take(data.rows, index)) / scale
-        control = across @ solution.dual + data.basis[out, c:] @ solution.coefficients[c:]
+        across = cross_product(tile, take(data.rows, out), take(data.rows, index), solution.dual) / scale
+        control = across + data.basis[out, c:] @ solution.coefficients[c:]
         return control * out_mask[:, None], solution.coefficients[:c], used
 
     whole, size, used = fit(everyone, everyone_mask)
@@ -97,6 +100,14 @@ def crossfit_dense(
         num_steps=jnp.zeros((), int),
         converged=jnp.ones((), bool),
     )
+
+
+def cross_product(tile: Tile, rows: PyTree, columns: PyTree, V: Float[Array, "t p"]) -> Float[Array, "b p"]:
+    """Return K₀(rows, columns) V; a large K₀ is never formed."""
+    size = jax.tree.leaves(rows)[0].shape[0] * len(V)
+    if size <= LARGE_CROSS:
+        return tile(rows, columns) @ V
+    return TileOperator(tile, columns, tile_diagonal(tile, columns)).cross_matmul(rows, V)
 
 
 def take(rows: PyTree, index: Int[Array, " t"]) -> PyTree:
