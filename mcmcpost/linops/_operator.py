@@ -15,6 +15,8 @@ from mcmcpost._checks import fault
 type Tile = Callable[[Any, Any], Float[Array, "a b"]]
 type Matrix = Float[Array | np.ndarray, "n k"]
 
+DIAGONAL_ROWS = 1 << 13
+"""Rows of a diagonal that are formed at a time: a tile of one pair holds several times its entries."""
 DEVICES = "devices"
 """The one axis of a mesh."""
 
@@ -206,7 +208,10 @@ def tile_diagonal(tile: Tile, rows: PyTree) -> Float[Array, " n"]:
         single = jax.tree.map(lambda leaf: leaf[None], row)
         return tile(single, single)[0, 0]
 
-    return jax.vmap(one)(jax.tree.map(jnp.asarray, rows))
+    points = jax.tree.map(jnp.asarray, rows)
+    if jax.tree.leaves(points)[0].shape[0] <= DIAGONAL_ROWS:
+        return jax.vmap(one)(points)
+    return jax.lax.map(one, points, batch_size=DIAGONAL_ROWS)
 
 
 @eqx.filter_jit
