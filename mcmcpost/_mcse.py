@@ -27,7 +27,7 @@ def mcse_mean(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
     error = np.empty(columns.shape[-1])
     for some in in_blocks(len(error), c * n):
         error[some] = _mcse_mean(columns[..., some])
-    return error.reshape(series.shape[2:])[()]
+    return error.reshape(series.shape[2:])
 
 
 def _mcse_mean(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:

@@ -190,9 +190,8 @@ def _put(
         size = np.abs(out.mean_plain[columns]) + sd
         parts = np.maximum(residual.std(axis=(0, 1)), problem.scale * np.maximum(fit.jackknife, fit.doubt))
         exact = np.isfinite(seen) & (parts <= ROUNDING * size)
-        inflation = tail_inflation(residual.reshape(-1, len(columns))) * feature_inflation(
-            fit.num_features, (sd / plain) ** 2
-        )
+        ess = (sd / plain) ** 2
+        inflation = tail_inflation(residual.reshape(-1, len(columns))) * feature_inflation(fit.num_features, ess)
         mcse = np.where(exact, seen, problem.scale * total_error(seen / problem.scale, fit, inflation))
         usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain) | (not fallback))
         gain = (plain / mcse) ** 2
