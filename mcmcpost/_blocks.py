@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 
 ENTRIES = 1 << 20
-"""Of an array that is formed on the way: 8 MB."""
+"""Of a block that is formed on the way: 8 MB."""
+LARGE = 1 << 22
+"""Entries (32 MB) above which an array is not formed whole."""
+
+
+def is_large(entries: int) -> bool:
+    """Return whether an array is to be worked through in blocks."""
+    return entries > LARGE
 
 
 def in_blocks(length: int, width: int) -> Iterator[slice]:

@@ -7,9 +7,9 @@ import pytest
 from control_cases import estimate, gaussian_trace
 
 from mcmcpost._types import Status
-from mcmcpost.control import REML, ControlFunctional, GridREML, SemiExact, _kernel, make_problem, solve_stein_weights
+from mcmcpost.control import REML, ControlFunctional, GridREML, SemiExact, make_problem, solve_stein_weights
 from mcmcpost.control._basis import exponents_of_degree, polynomial_basis
-from mcmcpost.control._kernel import KernelData, crossfit_dense
+from mcmcpost.control._kernel import KernelData, cross_product, crossfit_dense
 from mcmcpost.control._kernel_iterative import crossfit_iterative
 from mcmcpost.kernels import InverseMultiquadric, Matern32, SquaredExponential
 from mcmcpost.linsolve import ConjugateGradients
@@ -190,6 +190,6 @@ def test_unfinished_stein_weights_report_the_variance_of_the_rule_they_are(rng):
 def test_a_kernel_too_large_to_form_gives_the_same_product(monkeypatch, rng):
     rows, columns = ((jnp.asarray(rng.normal(size=(n, 2))), jnp.asarray(rng.normal(size=(n, 2)))) for n in (300, 41))
     V, tile = jnp.asarray(rng.normal(size=(41, 3))), SteinTile(InverseMultiquadric(1.5))
-    formed = _kernel.cross_product(tile, rows, columns, V)
-    monkeypatch.setattr(_kernel, "LARGE_CROSS", 0)
-    np.testing.assert_allclose(_kernel.cross_product(tile, rows, columns, V), formed, rtol=1e-12, atol=1e-12)
+    formed = cross_product(tile, rows, columns, V)
+    monkeypatch.setattr("mcmcpost._blocks.LARGE", 0)
+    np.testing.assert_allclose(cross_product(tile, rows, columns, V), formed, rtol=1e-12, atol=1e-12)

@@ -6,7 +6,7 @@ import pytest
 from control_cases import estimate, gaussian_trace
 
 from mcmcpost._types import Status
-from mcmcpost.control import Lasso, LeastSquares, Ridge, ZeroVariance, _row_blocks, make_problem
+from mcmcpost.control import Lasso, LeastSquares, Ridge, ZeroVariance, make_problem
 from mcmcpost.control._lasso import lasso_path
 from mcmcpost.control._linear import fit_linear, independent_columns
 from mcmcpost.stein import polynomial_exponents, polynomial_features
@@ -56,8 +56,8 @@ def test_a_large_design_by_blocks_is_the_same_fit(rng, repeats, monkeypatch):
     trace = make_trace(x, -x)
     values = np.stack([np.cos(x[..., 0]), np.exp(0.3 * x[..., 1]) * x[..., 2]], axis=-1)
     dense = estimate(trace, values, ZeroVariance(2))
-    monkeypatch.setattr(_row_blocks, "LARGE_DESIGN", 0)
-    monkeypatch.setattr(_row_blocks, "BLOCK_ENTRIES", 700)
+    monkeypatch.setattr("mcmcpost._blocks.LARGE", 0)
+    monkeypatch.setattr("mcmcpost._blocks.ENTRIES", 700)
     blocks = estimate(trace, values, ZeroVariance(2))
     assert blocks.info == dense.info
     assert blocks.info["num_dependent_features"] == 1

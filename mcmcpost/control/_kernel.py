@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from mcmcpost._blocks import is_large
 from mcmcpost.linops import Tile, TileOperator, tile_diagonal, tile_gram
 from mcmcpost.linsolve import LeastSquaresSolution, factorise, generalised_least_squares
-
-LARGE_CROSS = 1 << 22
-"""Entries (32 MB) above which the kernel between held-out and fitted rows is not formed."""
 
 
 class KernelFit(NamedTuple):
@@ -104,8 +102,7 @@ def crossfit_dense(
 
 def cross_product(tile: Tile, rows: PyTree, columns: PyTree, V: Float[Array, "t p"]) -> Float[Array, "b p"]:
     """Return K₀(rows, columns) V; a large K₀ is never formed."""
-    size = jax.tree.leaves(rows)[0].shape[0] * len(V)
-    if size <= LARGE_CROSS:
+    if not is_large(jax.tree.leaves(rows)[0].shape[0] * len(V)):
         return tile(rows, columns) @ V
     return TileOperator(tile, columns, tile_diagonal(tile, columns)).cross_matmul(rows, V)
 

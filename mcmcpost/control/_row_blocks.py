@@ -10,12 +10,10 @@ import scipy.linalg
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost.control._problem import PAD, Problem
+from mcmcpost._blocks import in_blocks, is_large
+from mcmcpost.control._problem import Problem
 from mcmcpost.stein import polynomial_features
 
-LARGE_DESIGN = 1 << 22
-"""Entries (32 MB) above which a design is not formed."""
-BLOCK_ENTRIES = 1 << 20
 PIVOT_TOLERANCE = 1e-10
 """Of the Gram matrix of unit columns: 1e-5 of a column's norm."""
 
@@ -37,7 +35,7 @@ class BlockFit(NamedTuple):
 def has_large_design(problem: Problem, size: int) -> bool:
     """Return whether a design of `size` columns is large, and larger than one Gram matrix for each fold."""
     rows = len(problem.counts)
-    return rows * size > LARGE_DESIGN and len(problem.held_out) * size < rows
+    return is_large(rows * size) and len(problem.held_out) * size < rows
 
 
 def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> BlockFit:
@@ -75,12 +73,11 @@ def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> BlockF
 
 
 def _blocks(problem: Problem, size: int) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
-    """Yield each fold and some of its states, at most `BLOCK_ENTRIES` entries of the design at a time."""
-    length = max(PAD, BLOCK_ENTRIES // size // PAD * PAD)
+    """Yield each fold and some of its states, a block of the design at a time."""
     for fold, (rows, mask) in enumerate(zip(problem.held_out, problem.held_out_mask, strict=True)):
         real = rows[mask]
-        for start in range(0, len(real), length):
-            yield fold, real[start : start + length]
+        for some in in_blocks(len(real), size):
+            yield fold, real[some]
 
 
 def _rows(problem: Problem, exponents: np.ndarray, index: np.ndarray) -> Float[np.ndarray, "b q"]:
