@@ -1,7 +1,10 @@
 """Iterative Gaussian processes on UCI data: solver epochs along the exact trajectory, and test errors at full size.
 
     python -m benchmarks.iterative_gp --epochs --names pol elevators bike   # n = 2,000, every solver and estimator
-    python -m benchmarks.iterative_gp --names pol                           # full training split
+    python -m benchmarks.iterative_gp --names pol --solvers cg --rank 500 --precision float32   # full training split
+    python -m benchmarks.iterative_gp --rows 2000 --solvers ap sgd
+    python -m benchmarks.iterative_gp --names pol --exact-step              # one exact step at full size
+    python -m benchmarks.iterative_gp --names elevators --ranks 100 300 500 800
 
 Matérn-3/2 with ARD, 100 Adam steps of 0.1 on the softplus scale from 1.0, 64 probes, 2,000 features, tolerance .01
 (Lin et al. 2024, Appendix B). `--epochs` walks the trajectory of the exact gradient and solves the same systems with
@@ -10,6 +13,7 @@ solves ended there. Targets: TARGETS.md section 5.
 """
 
 import argparse
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +29,8 @@ from benchmarks._uci import Split, load
 from mcmcpost.gp import IterativeGP
 from mcmcpost.hyper import Pathwise, Softplus, Standard, Template, estimate_gradient, maximise_exact_likelihood
 from mcmcpost.kernels import Matern32, Scaled
-from mcmcpost.linsolve import AlternatingProjections, ConjugateGradients, Outcome, StochasticGradientDescent
+from mcmcpost.linops import Regularised, kernel_operator
+from mcmcpost.linsolve import AlternatingProjections, ConjugateGradients, Outcome, StochasticGradientDescent, solve
 
 SCALE = Softplus()
 ESTIMATORS = {"standard": Standard(64), "pathwise": Pathwise(64, 2_000)}
@@ -42,6 +47,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=None, help="training rows; 2,000 with --epochs")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--budget", type=float, default=100, help="epochs of one solve")
+    parser.add_argument("--rank", type=int, default=100, help="of the preconditioner")
+    parser.add_argument("--ranks", type=int, nargs="+", help="one solve from zero with each rank")
+    parser.add_argument("--precision", choices=("float32", "float64"), default="float64", help="of the search")
+    parser.add_argument("--exact-step", action="store_true", help="seconds of one step by Cholesky")
     parser.add_argument("--solvers", nargs="+", default=["cg", "ap", "sgd"])
     parser.add_argument("--estimators", nargs="+", choices=ESTIMATORS, default=list(ESTIMATORS))
     parser.add_argument("--splits", type=int, nargs="+", default=[0])
@@ -57,6 +66,14 @@ def main() -> None:
                 emit("iterative_gp_epochs" + args.name, title, rows, final=False)
         emit("iterative_gp_epochs" + args.name, title, rows, steps=args.steps, budget=args.budget)
         return
+    if args.exact_step:
+        rows = [exact_step(name, load(args.shared, name, 0, args.rows)) for name in args.names]
+        emit("iterative_gp_exact" + args.name, "one step of the exact likelihood, by Cholesky", rows)
+        return
+    if args.ranks:
+        rows = [row for name in args.names for row in solves(name, load(args.shared, name, 0, args.rows), args)]
+        emit("iterative_gp_ranks" + args.name, "one solve by preconditioned conjugate gradients", rows)
+        return
     for name in args.names:
         for split in args.splits:
             data = load(args.shared, name, split, args.rows)
@@ -66,12 +83,46 @@ def main() -> None:
     emit("iterative_gp" + args.name, "test error of iterative fits", rows, steps=args.steps)
 
 
-def solver_of(name: str, budget: float) -> Any:
+def solver_of(name: str, args: argparse.Namespace) -> Any:
     return {
-        "cg": ConjugateGradients(1e-2, budget, 100),
-        "ap": AlternatingProjections(1e-2, budget, 500),
-        "sgd": StochasticGradientDescent(1e-2, budget, 500),
+        "cg": ConjugateGradients(1e-2, args.budget, args.rank),
+        "ap": AlternatingProjections(1e-2, args.budget, 500),
+        "sgd": StochasticGradientDescent(1e-2, args.budget, 500),
     }[name]
+
+
+def exact_step(name: str, data: Split) -> dict[str, Any]:
+    kernel = Scaled(1.0, Matern32(np.ones(data.X.shape[1])))
+    start, cpu = time.perf_counter(), time.process_time()
+    maximise_exact_likelihood(kernel, 1.0, data.X, data.y, scale=SCALE, learning_rate=0.1, max_steps=1)
+    return {
+        "data": name,
+        "n": len(data.y),
+        "s / step": time.perf_counter() - start,
+        "cpu s / step": time.process_time() - cpu,
+        "peak GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+    }
+
+
+def solves(name: str, data: Split, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Solve for y and 64 probes at lengthscale 4, amplitude .9, noise .1, near where elevators ends."""
+    kernel = Scaled(0.9, Matern32(np.full(data.X.shape[1], 4.0)))
+    probes = np.random.default_rng(0).normal(size=(len(data.y), 64))
+    right = jnp.asarray(np.column_stack([data.y, probes]))
+    system = Regularised(kernel_operator(kernel, data.X), jnp.asarray(0.1))
+    for rank in args.ranks:
+        start, cpu = time.perf_counter(), time.process_time()
+        solution = solve(system, right, ConjugateGradients(1e-2, args.budget, rank), probes=64)
+        solution.value.block_until_ready()
+        yield {
+            "data": name,
+            "n": len(data.y),
+            "rank": rank,
+            "products": int(solution.num_steps),
+            "outcome": Outcome(int(solution.outcome)).name.lower(),
+            "s": time.perf_counter() - start,
+            "cpu s": time.process_time() - cpu,
+        }
 
 
 def trajectory(name: str, data: Split, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -90,7 +141,7 @@ def trajectory(name: str, data: Split, args: argparse.Namespace) -> Iterator[dic
                     keys = jax.random.key(1), jax.random.fold_in(jax.random.key(2), step)
                     begun = time.process_time()
                     report = estimate_gradient(
-                        template, SCALE, ESTIMATORS[estimator], solver_of(solver, args.budget), arrays,
+                        template, SCALE, ESTIMATORS[estimator], solver_of(solver, args), arrays,
                         jnp.asarray(SCALE.walked(positive)), last, keys,
                     )  # fmt: skip
                     epochs.append(float(report.epochs))
@@ -118,9 +169,10 @@ def fits(name: str, split: int, data: Split, args: argparse.Namespace) -> Iterat
     for solver in args.solvers:
         for estimator in args.estimators:
             gp = IterativeGP(
-                solver=solver_of(solver, args.budget),
+                solver=solver_of(solver, args),
                 estimator=ESTIMATORS[estimator],
                 num_steps=args.steps,
+                precision=args.precision,
             )
             start, cpu = time.perf_counter(), time.process_time()
             gp = gp.fit(data.X, data.y, key=jax.random.key(split))
@@ -136,6 +188,7 @@ def fits(name: str, split: int, data: Split, args: argparse.Namespace) -> Iterat
                 "n": len(data.y),
                 "solver": solver,
                 "estimator": estimator,
+                "precision": args.precision,
                 "rmse": rmse,
                 "rmse se": float(square.std() / np.sqrt(len(square)) / (2 * rmse)),
                 "paper rmse": paper[0],

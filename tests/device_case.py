@@ -13,19 +13,21 @@ def main(processes: int, rank: int, port: int) -> None:
     if processes > 1:
         jax.distributed.initialize(f"localhost:{port}", processes, rank)
     from mcmcpost.kernels import InverseMultiquadric, Matern32
-    from mcmcpost.linops import Regularised, device_mesh, kernel_operator
+    from mcmcpost.linops import Regularised, TileOperator, device_mesh, kernel_operator
     from mcmcpost.linsolve import ConjugateGradients, solve
     from mcmcpost.stein import stein_operator
 
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(280, 3)), rng.normal(size=(280, 2))
-    mesh = device_mesh()
-    found = {"devices": 1 if mesh is None else mesh.size}
+    automatic = device_mesh()
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("devices",)) if jax.device_count() > 1 else None
+    found = {"devices": jax.device_count(), "automatic": 1 if automatic is None else automatic.size}
     for name, operator in (
         ("matern", kernel_operator(Matern32(1.0), X, block=32)),
         ("stein", stein_operator(InverseMultiquadric(1.0), X, -X, block=32)),
     ):
-        solution = solve(Regularised(operator, jnp.asarray(0.5)), jnp.asarray(y), ConjugateGradients(1e-12, 200, 30))
+        shared = TileOperator(operator.tile, operator.rows, operator.diagonal(), block=32, mesh=mesh)
+        solution = solve(Regularised(shared, jnp.asarray(0.5)), jnp.asarray(y), ConjugateGradients(1e-12, 200, 30))
         value = np.asarray(solution.value.addressable_data(0))
         found[name] = [value[:5].tolist(), float(np.abs(value).sum())]
     print(json.dumps(found))

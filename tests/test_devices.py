@@ -40,6 +40,7 @@ def test_devices_and_processes_give_the_same_numbers():
     pair = [start(2, rank, port, 1) for rank in range(2)]
     two = [result(process) for process in pair]
     assert [case["devices"] for case in (alone, four, *two)] == [1, 4, 2, 2]
+    assert [case["automatic"] for case in (alone, four, *two)] == [1, 1, 2, 2]
     for other in (four, *two):
         for name in ("matern", "stein"):
             for got, wanted in zip(other[name], alone[name], strict=True):

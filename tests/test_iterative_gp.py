@@ -234,6 +234,24 @@ def test_a_fit_changes_neither_the_process_nor_the_data(data):
     assert eqx.tree_equal(gp.kernel, KERNEL)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", [Standard(16), Pathwise(16, 500)])
+def test_a_search_in_single_precision_ends_where_one_in_double_does(estimator, data):
+    X, y = data
+    new = X[:20] + 0.3
+    fits = [
+        IterativeGP(solver=CG, estimator=estimator, num_steps=15, precision=precision).fit(X, y)
+        for precision in ("float64", "float32")
+    ]
+    (mean, variance), (single_mean, single_variance) = (fit.predict(new) for fit in fits)
+    # The probes of the two precisions are different random numbers, so the searches differ by their noise.
+    assert np.abs(single_mean - mean).max() < 0.2 * np.sqrt(variance.max())
+    np.testing.assert_allclose(single_variance, variance, rtol=0.3)
+    # What is conditioned on is solved in double precision whatever the search was.
+    assert fits[1].info["residual"] < 1e-7
+    assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(fits[1].kernel))
+
+
 def test_bad_input_says_where_and_how(data):
     X, y = data
     gp = IterativeGP(KERNEL, 0.2, optimise=False)
@@ -251,6 +269,8 @@ def test_bad_input_says_where_and_how(data):
         IterativeGP(noise=0)
     with pytest.raises(ValueError, match="`num_steps` of at least 1"):
         IterativeGP(num_steps=0)
+    with pytest.raises(ValueError, match="`precision` float32 or float64, got 'half'"):
+        IterativeGP(precision="half")
     with pytest.raises(ValueError, match="`num_probes` of at least 1"):
         Standard(0)
     with pytest.raises(ValueError, match="`size` of at least 1"):

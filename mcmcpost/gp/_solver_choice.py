@@ -17,6 +17,10 @@ PILOT = 1_024
 """Rows on which both costs are measured."""
 DENSE_LIMIT = 10_000
 """Rows beyond which the five n×n matrices of an exact step need more than four gigabytes."""
+RANK = 100
+"""Of the preconditioner where both costs are measured."""
+LARGE_RANK = 500
+"""Beyond the dense limit: half the products of rank 100 for the cost of two (``benchmarks.iterative_gp --ranks``)."""
 EXPECTED_EPOCHS = 15
 """Solver epochs of one warm-started step, and one more for the gradient."""
 
@@ -42,7 +46,7 @@ def choose_solver(kernel: AbstractKernel, X: Float[np.ndarray, "m d"], columns: 
     timed on 1,024 rows. Call it under 64-bit JAX.
     """
     n = len(X)
-    iterative = ConjugateGradients(rtol=1e-2, budget=200, rank=100)
+    iterative = ConjugateGradients(rtol=1e-2, budget=200, rank=LARGE_RANK if n > DENSE_LIMIT else RANK)
     if n > DENSE_LIMIT:
         return SolverChoice(iterative, "memory", np.nan, np.nan)
     if n <= PILOT:

@@ -177,6 +177,7 @@ def maximise_likelihood_by_solves(
 
     Parameters
     ----------
+    X, y : their dtype, float32 or float64, is that of the whole search.
     warm_start : start each solve at the last one's solutions; the probes are then those of one key throughout. Without
         it every solve starts at zero, with fresh probes.
     callback : called after every step with its number and report.
@@ -185,7 +186,7 @@ def maximise_likelihood_by_solves(
     ------
     FloatingPointError : a gradient that is not finite; says at which step. The solve before it may be `BROKEN`.
     """
-    template = Template(kernel)
+    template = Template(jax.tree.map(lambda leaf: np.asarray(leaf, X.dtype), kernel))
     data = jnp.asarray(X), jnp.asarray(y)
     probe_key, solver_key = jax.random.split(key)
     records: dict[str, list[Any]] = {name: [] for name in ("epochs", "residual", "probe_residual", "outcome")}
@@ -208,7 +209,7 @@ def maximise_likelihood_by_solves(
             bar.update()
             return -report.gradient
 
-        start = scale.walked(template.vector(kernel, noise))
+        start = scale.walked(template.vector(kernel, noise)).astype(X.dtype)
         walked = _adam(slope, start, learning_rate, num_steps)
     fitted, level = template.build(scale.positive(jnp.asarray(walked)))
     history = {name: np.array(values) for name, values in records.items()} | {"parameters": np.array(trail)}

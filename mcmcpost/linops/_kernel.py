@@ -43,7 +43,7 @@ def bilinear_gradient[K: AbstractKernel](
     more matrix product per side, not one per parameter.
     """
     n = X.shape[0]
-    blocks, size = split(n, block or tile_size())
+    blocks, size = split(n, block or tile_size(X.dtype))
     points = fold(X, n, blocks, size)
     lefts, rights = (pad(array, blocks * size - n).reshape(blocks, size, -1) for array in (left, right))
     parameters, static = eqx.partition(kernel, eqx.is_inexact_array)

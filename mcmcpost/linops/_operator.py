@@ -22,20 +22,24 @@ DEVICES = "devices"
 
 
 def device_mesh() -> Mesh | None:
-    """Return a mesh over every device of every process, or None where there is one device only.
+    """Return a mesh over every accelerator, on a CPU over one device of every process; None for one device only.
 
-    A CPU is one device, and a product uses one core of it; ``JAX_NUM_CPU_DEVICES=2`` before JAX starts makes it two.
+    Several CPU devices of one process (``JAX_NUM_CPU_DEVICES``) are left alone, as programs that span them can return
+    wrong dense products, without a warning, in jaxlib 0.12 (``benchmarks.device_products``).
     """
     devices = jax.devices()
+    if jax.default_backend() == "cpu":
+        devices = [next(one for one in devices if one.process_index == i) for i in range(jax.process_count())]
     return Mesh(np.array(devices), (DEVICES,)) if len(devices) > 1 else None
 
 
-def tile_size() -> int:
-    """Return the rows of a tile: 256 on a CPU, where the handful of arrays behind a Stein tile then stay in its cache.
+def tile_size(dtype: np.dtype) -> int:
+    """Return the rows of a tile: on a CPU 256 in double precision and 512 in single, 512 elsewhere.
 
-    Tiles of 512 take up to three times as long for Stein kernels there (``benchmarks.kernel_product --stein``).
+    The handful of arrays behind a Stein tile of half a megabyte each then stay in a CPU's cache; larger tiles take up
+    to three times as long (``benchmarks.kernel_product --stein``), smaller ones up to twice in single precision.
     """
-    return 256 if jax.default_backend() == "cpu" else 512
+    return 256 if jax.default_backend() == "cpu" and dtype.itemsize > 4 else 512
 
 
 class TileOperator(eqx.Module):
@@ -50,7 +54,7 @@ class TileOperator(eqx.Module):
         (its arrays are then traced, its type hashed), so that equal operators share one compilation.
     rows : pytree of arrays of leading axis n.
     diagonal : (n,), exact; replaces the tile's own rounding where row and column are the same index.
-    block : rows and columns of a tile; `tile_size()` by default.
+    block : rows and columns of a tile; `tile_size` by default.
     mesh : devices that share the tiles of a product (`device_mesh()`), each with a copy of the rows; None for one.
 
     Raises
@@ -85,7 +89,7 @@ class TileOperator(eqx.Module):
                 )
             )
         self.tile, self.rows, self.exact_diagonal, self.mesh = tile, rows, diagonal, mesh
-        self.block = tile_size() if block is None else block
+        self.block = tile_size(self.dtype) if block is None else block
 
     @property
     def shape(self) -> tuple[int, int]:
