@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mcmcpost.linsolve import conjugate_gradients, factorise, generalised_least_squares
+from mcmcpost.linsolve import conjugate_gradients, factorise, generalised_least_squares, invert
 
 
 @pytest.fixture
@@ -84,3 +84,21 @@ def test_an_unreachable_tolerance_ends(system):
     )
     assert int(solution.num_steps) <= 200
     assert np.isfinite(solution.value).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_invert_is_the_dense_inverse(rng, dtype):
+    root = rng.normal(size=(30, 40))
+    matrix = (root @ root.T).astype(dtype)
+    found = invert(jnp.asarray(matrix))
+    rtol = 1e3 * np.finfo(dtype).eps
+    assert found.matrix.dtype == dtype
+    np.testing.assert_array_equal(found.matrix, found.matrix.T)
+    np.testing.assert_allclose(found.matrix @ matrix, np.eye(30), atol=rtol)
+    np.testing.assert_allclose(found.log_determinant, np.linalg.slogdet(matrix.astype(float))[1], rtol=rtol)
+
+
+def test_invert_of_an_indefinite_matrix_is_nan():
+    found = invert(jnp.asarray(np.diag([1.0, -1.0])))
+    assert np.isnan(found.matrix).all()
+    assert np.isnan(found.log_determinant)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linops import kernel_operator
-from mcmcpost.linsolve import Cholesky, ConjugateGradients, Solver
+from mcmcpost.linsolve import Cholesky, ConjugateGradients, Solver, invert
 
 PILOT = 1_024
 """Rows on which both costs are measured."""
@@ -54,8 +54,7 @@ def choose_solver(kernel: AbstractKernel, X: Float[np.ndarray, "m d"], columns: 
     rows = jnp.asarray(X[np.linspace(0, n - 1, PILOT).astype(int)])
     operator, right = kernel_operator(kernel, rows), jnp.ones((PILOT, columns))
     matrix = jnp.eye(PILOT) + 1.0 / PILOT
-    factor = jax.jit(lambda a: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(a), True), jnp.eye(PILOT)))
-    cholesky = _seconds(lambda: factor(matrix)) * (n / PILOT) ** 3
+    cholesky = _seconds(lambda: jnp.asarray(invert(matrix).matrix)) * (n / PILOT) ** 3
     products = _seconds(lambda: operator.matmul(right)) * (n / PILOT) ** 2 * (EXPECTED_EPOCHS + 1)
     solver = Cholesky() if cholesky <= products else iterative
     return SolverChoice(solver, "measured cost", cholesky, products)

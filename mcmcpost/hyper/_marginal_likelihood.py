@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float
 from tqdm import tqdm
 
@@ -18,7 +17,7 @@ from mcmcpost.hyper._parameters import AbstractScale, Template
 from mcmcpost.hyper._search import Start, minimise_from
 from mcmcpost.kernels import AbstractKernel, gram
 from mcmcpost.linops import Regularised, bilinear_gradient, kernel_operator
-from mcmcpost.linsolve import Solver, solve
+from mcmcpost.linsolve import Solver, invert, solve
 
 RANGE = 1e4
 """L-BFGS keeps every parameter within this factor of its start."""
@@ -51,21 +50,25 @@ def log_marginal_likelihood(
     return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
 
-@eqx.filter_jit
 def _exact_loss(template: Template, scale: AbstractScale, X: Array, y: Array, walked: Array) -> tuple[Array, Array]:
     """Return −L and its gradient ½(H⁻¹ − vvᵀ)·∂H, by one factorisation and one inverse."""
-    n = X.shape[0]
-
-    def covariance(walked: Array) -> Array:
-        kernel, noise = template.build(scale.positive(walked))
-        return gram(kernel, X) + noise * jnp.eye(n, dtype=X.dtype)
-
-    H, pull_back = jax.vjp(covariance, jnp.asarray(walked))
-    lower = jnp.linalg.cholesky(H)
-    precision = cho_solve((lower, True), jnp.eye(n, dtype=X.dtype))
+    inverse = invert(_covariance(template, scale, X, walked))
+    precision = jnp.asarray(inverse.matrix)
     v = precision @ y
-    loss = 0.5 * y @ v + jnp.sum(jnp.log(jnp.diagonal(lower))) + 0.5 * n * jnp.log(2 * jnp.pi)
-    return loss, pull_back(0.5 * (precision - v[:, None] * v[None, :]))[0]
+    loss = 0.5 * (y @ v + inverse.log_determinant + len(y) * jnp.log(2 * jnp.pi))
+    return loss, _pull_back(template, scale, X, walked, precision, v)
+
+
+@eqx.filter_jit
+def _covariance(template: Template, scale: AbstractScale, X: Array, walked: Array) -> Array:
+    kernel, noise = template.build(scale.positive(walked))
+    return gram(kernel, X) + noise * jnp.eye(X.shape[0], dtype=X.dtype)
+
+
+@eqx.filter_jit
+def _pull_back(template: Template, scale: AbstractScale, X: Array, walked: Array, precision: Array, v: Array) -> Array:
+    pull_back = jax.vjp(lambda walked: _covariance(template, scale, X, walked), walked)[1]
+    return pull_back(0.5 * (precision - v[:, None] * v[None, :]))[0]
 
 
 def maximise_exact_likelihood(

@@ -5,9 +5,11 @@ from mcmcpost.linsolve._cg import CGSolution, ConjugateGradients, conjugate_grad
 from mcmcpost.linsolve._cholesky import (
     Cholesky,
     Factor,
+    Inverse,
     LeastSquaresSolution,
     factorise,
     generalised_least_squares,
+    invert,
 )
 from mcmcpost.linsolve._iterative import AbstractIterativeSolver, worst_residual
 from mcmcpost.linsolve._sgd import StochasticGradientDescent
@@ -21,6 +23,7 @@ __all__ = [
     "Cholesky",
     "ConjugateGradients",
     "Factor",
+    "Inverse",
     "LeastSquaresSolution",
     "Outcome",
     "Solution",
@@ -29,6 +32,7 @@ __all__ = [
     "conjugate_gradients",
     "factorise",
     "generalised_least_squares",
+    "invert",
     "solve",
     "worst_residual",
 ]

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float
 
@@ -66,6 +68,36 @@ def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Floa
 
     lower, level, _ = jax.lax.while_loop(failed, climb, (attempt(nugget), nugget, 0))
     return Factor(lower, level, level > nugget)
+
+
+class Inverse(NamedTuple):
+    """The inverse (n, n) of a symmetric positive definite matrix and its log determinant; NaN where it is not."""
+
+    matrix: Float[Array | np.ndarray, "n n"]
+    log_determinant: Float[Array | np.ndarray, ""]
+
+
+def invert(matrix: Float[Array, "n n"]) -> Inverse:
+    """Return the inverse by Cholesky, outside of ``jit`` only.
+
+    On a CPU by LAPACK's ``potrf`` and ``potri``, n³ operations in all where XLA, which has no ``potri``, takes 7n³/3:
+    1.6 to 2.1 times the time (``benchmarks.exact_likelihood``).
+    """
+    if next(iter(matrix.devices())).platform != "cpu":
+        return Inverse(*_invert_by_solves(matrix))
+    dense = np.asarray(matrix)
+    potrf, potri = scipy.linalg.get_lapack_funcs(("potrf", "potri"), (dense,))
+    lower, fault = potrf(dense.T, lower=1)  # symmetric: its transpose is in LAPACK's order already
+    if fault:
+        return Inverse(np.full_like(dense, np.nan), dense.dtype.type(np.nan))
+    half = np.tril(potri(lower, lower=1)[0])
+    return Inverse(half + np.tril(half, -1).T, 2 * np.log(np.diagonal(lower)).sum())
+
+
+@jax.jit
+def _invert_by_solves(matrix: Float[Array, "n n"]) -> tuple[Float[Array, "n n"], Float[Array, ""]]:
+    lower = jnp.linalg.cholesky(matrix)
+    return cho_solve((lower, True), jnp.eye(len(matrix), dtype=matrix.dtype)), 2 * jnp.sum(jnp.log(jnp.diag(lower)))
 
 
 def solve_dense(matrix: Float[Array, "n n"], right: Float[Array, "n k"]) -> Solution:
