@@ -20,7 +20,7 @@ DENSE_LIMIT = 10_000
 RANK = 100
 """Of the preconditioner where both costs are measured."""
 LARGE_RANK = 500
-"""Beyond the dense limit: half the products and time of rank 100 at n = 15,000 (``benchmarks.iterative_gp --ranks``)."""
+"""Beyond the dense limit: half the time of rank 100 at n = 15,000 (``benchmarks.iterative_gp --ranks``)."""
 EXPECTED_EPOCHS = 15
 """Solver epochs of one warm-started step, and one more for the gradient."""
 
