@@ -86,9 +86,7 @@ def estimate_expectations(
     if len(columns):
         asked = values if len(columns) == values.shape[-1] else np.ascontiguousarray(values[..., columns])
         problem = make_problem(trace, asked, num_folds=num_folds, moments=moments)
-        fit = method.crossfit(problem)
-        problem = problem.without_rows()  # of a large trace: as much memory as what follows takes
-        part = assemble(names, values, columns, fit, problem, fallback=fallback)
+        part = assemble(names, values, columns, method.crossfit(problem), problem, fallback=fallback)
     else:
         part = plain_estimate(names, values)
     return mark(part, trace, values, bad_scores=bad_scores)

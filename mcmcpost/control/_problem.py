@@ -53,10 +53,6 @@ class Problem(NamedTuple):
         """Return the problem restricted to some integrands."""
         return self._replace(values=self.values[:, columns], location=self.location[columns], scale=self.scale[columns])
 
-    def without_rows(self) -> "Problem":
-        """Return the problem without its draws, scores and values, which assembling an estimate does not need."""
-        return self._replace(draws=self.draws[:0], scores=self.scores[:0], values=self.values[:0])
-
     def thin(self, max_states: int | None) -> "Problem":
         """Return the problem with fits on at most `max_states` evenly spaced states; every state is still held out."""
         if max_states is None or self.num_states <= max_states:
