@@ -50,7 +50,8 @@ def _hints(facts: dict[str, Any]) -> list[str]:
     if facts["backend"] == "cpu" and facts["cpu_devices"] == 1 < facts["cores"]:
         hints.append(
             f"One CPU device for {facts['cores']} cores: {SETTING}={facts['cores']} before the command makes one of"
-            " each, which scores and temperature ladders share."
+            " each, which scores and temperature ladders share. Not for models with products of matrices of a thousand"
+            " columns: jaxlib 0.12 can get them wrong there."
         )
     if facts["precision"] != "float64":
         hints.append("JAX computes in 32 bits here: the environment overrides the program's 64.")

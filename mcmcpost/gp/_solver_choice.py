@@ -16,7 +16,7 @@ from mcmcpost.linsolve import Cholesky, ConjugateGradients, Solver, invert
 PILOT = 1_024
 """Rows on which both costs are measured."""
 DENSE_LIMIT = 10_000
-"""Rows beyond which the five n×n matrices of an exact step need more than four gigabytes."""
+"""Rows beyond which the six n×n matrices of an exact step need more than five gigabytes."""
 RANK = 100
 """Of the preconditioner where both costs are measured."""
 LARGE_RANK = 500

@@ -36,8 +36,8 @@ def device_mesh() -> Mesh | None:
 def tile_size(dtype: np.dtype) -> int:
     """Return the rows of a tile: on a CPU 256 in double precision and 512 in single, 512 elsewhere.
 
-    The handful of arrays behind a Stein tile of half a megabyte each then stay in a CPU's cache; larger tiles take up
-    to three times as long (``benchmarks.kernel_product --stein``), smaller ones up to twice in single precision.
+    The handful of arrays behind a Stein tile then stay in a CPU's cache; twice as many rows take up to three times as
+    long in double precision (``benchmarks.kernel_product --stein``).
     """
     return 256 if jax.default_backend() == "cpu" and dtype.itemsize > 4 else 512
 

@@ -71,7 +71,7 @@ def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Floa
 
 
 class Inverse(NamedTuple):
-    """The inverse (n, n) of a symmetric positive definite matrix and its log determinant; NaN where it is not."""
+    """The inverse (n, n) of a symmetric positive definite matrix and its log determinant; NaN where it is not one."""
 
     matrix: Float[Array | np.ndarray, "n n"]
     log_determinant: Float[Array | np.ndarray, ""]
@@ -81,17 +81,19 @@ def invert(matrix: Float[Array, "n n"]) -> Inverse:
     """Return the inverse by Cholesky, outside of ``jit`` only.
 
     On a CPU by LAPACK's ``potrf`` and ``potri``, n³ operations in all where XLA, which has no ``potri``, takes 7n³/3:
-    1.6 to 2.1 times the time (``benchmarks.exact_likelihood``).
+    1.8 to 2.1 times the time (``benchmarks.exact_likelihood``).
     """
     if next(iter(matrix.devices())).platform != "cpu":
         return Inverse(*_invert_by_solves(matrix))
     dense = np.asarray(matrix)
     potrf, potri = scipy.linalg.get_lapack_funcs(("potrf", "potri"), (dense,))
-    lower, fault = potrf(dense.T, lower=1)  # symmetric: its transpose is in LAPACK's order already
+    lower, fault = potrf(dense.T, lower=1, clean=1)  # zeros above; dense is symmetric, its transpose in LAPACK's order
     if fault:
         return Inverse(np.full_like(dense, np.nan), dense.dtype.type(np.nan))
-    half = np.tril(potri(lower, lower=1)[0])
-    return Inverse(half + np.tril(half, -1).T, 2 * np.log(np.diagonal(lower)).sum())
+    log_determinant = 2 * np.log(np.diagonal(lower)).sum()
+    whole = potri(lower, lower=1, overwrite_c=1)[0]
+    whole += np.tril(whole, -1).T
+    return Inverse(whole, log_determinant)
 
 
 @jax.jit
