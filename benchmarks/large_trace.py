@@ -4,9 +4,9 @@
     python -m benchmarks.large_trace --draws 420000 --methods zv1 --limit 1800 --name _2gb
 
 A correlated Gaussian in 50 dimensions, 4 chains of 25,000 autoregressive draws (lag-one correlation 0.5) with their
-scores, 120 MB on disk with the constrained values; 420,000 draws are 2 GB. Each command is a process of its own, whose
-peak resident memory the kernel reports; both start with an empty compilation cache. ``limit`` marks a command that was
-stopped.
+scores, 120 MB on disk with the constrained values; 420,000 draws are 2 GB. Each command is a process of its own with an
+empty compilation cache. Peak memory: ``private``, which only swapping could free, and ``resident``, which counts the
+pages of temporary files too while nothing else asks for the memory. ``limit`` marks a command that was stopped.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def gaussian_trace(draws: int, dimension: int, seed: int = 0) -> Any:
 
 
 def measure(command: str, method: str, arguments: list[str], folder: str, limit: float) -> dict[str, Any]:
-    """Run one command and return its wall time, processor time and peak resident memory."""
+    """Run one command and return its wall time, processor time and peak memory."""
     cache = tempfile.mkdtemp(dir=folder)
     start = time.perf_counter()
     process = subprocess.Popen(
@@ -70,9 +70,11 @@ def measure(command: str, method: str, arguments: list[str], folder: str, limit:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    status, code, usage = 0, None, None
+    status, code, usage, private = 0, None, None, 0
     while not status:
         status, code, usage = os.wait4(process.pid, os.WNOHANG)
+        if not status:
+            private = max(private, private_megabytes(process.pid))
         if not status and time.perf_counter() - start > limit:
             process.kill()
         time.sleep(0.05)
@@ -86,9 +88,16 @@ def measure(command: str, method: str, arguments: list[str], folder: str, limit:
         "method": method,
         "seconds": round(time.perf_counter() - start, 1),
         "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
-        "peak_megabytes": round(usage.ru_maxrss / 1024),
+        "private_megabytes": private,
+        "resident_megabytes": round(usage.ru_maxrss / 1024),
         "end": "limit" if stopped else "done",
     }
+
+
+def private_megabytes(pid: int) -> int:
+    """Return the memory of a process that belongs to no file; zero of one that has just ended."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("RssAnon")), 0)
 
 
 if __name__ == "__main__":

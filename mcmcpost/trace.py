@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from mcmcpost._checks import as_float64, fault
+from mcmcpost._scratch import rows_of
 
 
 class Trace(NamedTuple):
@@ -105,4 +106,4 @@ def distinct_states(trace: Trace) -> States:
     keep, inverse, counts = np.unique(first_visit, return_inverse=True, return_counts=True)
     if len(keep) == len(flat):
         return States(flat, scores, counts, inverse)
-    return States(flat[keep], scores[keep], counts, inverse)
+    return States(rows_of(flat, keep), rows_of(scores, keep), counts, inverse)

@@ -21,6 +21,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("mcmcpost", "beartype.beartype")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep compiled programs with pytest's own cache: the slow tests use many of the others', a second run all."""
+    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave the tests on other samplers' packages alone where they are deselected: importing those takes seconds."""
     return (

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mcmcpost"
 
 LAYERS = (
-    ("_types", "_checks", "_blocks", "_versions", "_cli_edge"),
+    ("_types", "_checks", "_blocks", "_scratch", "_versions", "_cli_edge"),
     ("_mcse",),
     ("trace", "scores", "kernels", "linops"),
     ("stein", "linsolve"),

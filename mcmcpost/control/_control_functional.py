@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mcmcpost._checks import fault
+from mcmcpost._scratch import zeros
 from mcmcpost._types import Status
 from mcmcpost.control._basis import exponents_of_degree, polynomial_basis
 from mcmcpost.control._kernel import KernelData, KernelFit, crossfit_dense
@@ -133,7 +134,7 @@ def _crossfit(
     settings = tune(problem, basis, choice.kernel, choice.nugget, tuning, solver)
 
     p = problem.values.shape[1]
-    mean, control = np.empty(p), np.empty_like(problem.values)
+    mean, control = np.empty(p), zeros(problem.values.shape)
     doubt, jackknife = np.empty(p), np.empty(p)
     status = [Status.CONTROLLED] * p
     info: dict[str, Any] = {

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 
 from mcmcpost._blocks import in_blocks
 from mcmcpost._mcse import mcse_mean
+from mcmcpost._scratch import copy_of
 from mcmcpost._types import Status
 from mcmcpost.control._method import (
     AbstractControlVariate,
@@ -146,7 +147,7 @@ def plain_estimate(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -
         mean_plain=mean + nan,
         mcse_plain=mcse.copy(),
         mean_crossfit=mean + nan,
-        residuals=values.copy(),
+        residuals=copy_of(values),
         covariance=covariance_of(values, mcse),
         info={},
     )

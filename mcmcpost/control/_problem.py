@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost._blocks import in_blocks
 from mcmcpost._checks import fault
+from mcmcpost._scratch import zeros
 from mcmcpost.trace import Trace, distinct_states
 
 PAD = 64
@@ -85,14 +86,14 @@ def make_problem(
     flat = values.reshape(-1, values.shape[-1])
     means = flat
     if m < len(flat):
-        means = np.zeros((m, flat.shape[1]))
+        means = zeros((m, flat.shape[1]))
         np.add.at(means, states.inverse, flat)
         means /= states.counts[:, None]
     location = flat.mean(axis=0)
     spread = column_sd(flat)
     scale = np.where(spread > 0, spread, 1.0)
     shift, lower = standard_coordinates(trace.draws, moments) if coordinates is None else coordinates
-    z, s, f = (np.zeros((padded(m), width)) for width in (len(shift), len(shift), flat.shape[1]))
+    z, s, f = (zeros((padded(m), width)) for width in (len(shift), len(shift), flat.shape[1]))
     for rows in in_blocks(m, len(shift) + flat.shape[1]):
         z[rows] = np.linalg.solve(lower, (states.draws[rows] - shift).T).T
         s[rows] = states.scores[rows] @ lower

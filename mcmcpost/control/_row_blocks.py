@@ -11,6 +11,7 @@ from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._blocks import in_blocks, is_large
+from mcmcpost._scratch import zeros
 from mcmcpost.control._problem import Problem
 from mcmcpost.stein import polynomial_features
 
@@ -65,7 +66,7 @@ def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> BlockF
         theta[fold, keep] = _solve((whole - gram[fold])[inside], (cross.sum(axis=0) - cross[fold])[keep])
     mean = np.asarray(_solve(whole[inside], cross.sum(axis=0)[keep])[0]) / norms[0]
     theta /= norms[:, None]
-    control = np.zeros_like(problem.values)
+    control = zeros(problem.values.shape)
     for fold, index in _blocks(problem, size):
         features = np.asarray(polynomial_features(problem.draws[index], problem.scores[index], exponents))
         control[index] = features @ theta[fold, 1:]

@@ -7,7 +7,11 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from mcmcpost._blocks import in_blocks, is_large
 from mcmcpost._checks import fault
+from mcmcpost._scratch import zeros
 from mcmcpost.io._convention import check_tree_type
 from mcmcpost.io._csv import read_csv
 
@@ -19,7 +23,10 @@ _CURE = "Give a trace written by save_tree, ArviZ or xarray; write it again if t
 
 
 def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
-    """Return the tree stored at `path`, fully in memory, with the file closed.
+    """Return the tree stored at `path`, read whole, with the file closed.
+
+    Variables of 134 MB and more lie in temporary files, so a trace may be larger than memory; see the documentation of
+    the command line, large traces.
 
     Parameters
     ----------
@@ -49,7 +56,7 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
             if _is_zarr(place)
             else xarray.open_datatree(place, engine="h5netcdf")
         ) as stored:
-            tree = _in_order(stored.load())
+            tree = _in_order(stored)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(fault("load_tree", f"a {kind} tree at {place}", repr(error), _CURE)) from error
     if not tree.children:
@@ -111,7 +118,7 @@ def _with_order(tree: "xarray.DataTree") -> "xarray.DataTree":
 def _in_order(tree: "xarray.DataTree") -> "xarray.DataTree":
     import xarray
 
-    content = tree.to_dataset(inherit=False)
+    content = _read(tree.to_dataset(inherit=False))
     order = json.loads(content.attrs.pop(_ORDER, "{}"))
     variables = [name for name in order.get("variables", []) if name in content.data_vars]
     rest = [name for name in content.data_vars if name not in variables]
@@ -122,6 +129,28 @@ def _in_order(tree: "xarray.DataTree") -> "xarray.DataTree":
         {name: content[name] for name in [*variables, *rest]}, coords=content.coords, attrs=content.attrs
     )
     return xarray.DataTree(ordered, children=children, name=tree.name)
+
+
+def _read(stored: "xarray.Dataset") -> "xarray.Dataset":
+    """Return the dataset with its values."""
+    large = {
+        name: variable.copy(data=_by_pieces(variable))
+        for name, variable in stored.data_vars.items()
+        if is_large(variable.size) and variable.dtype.kind in "fiub"
+    }
+    return stored.assign(large).load()
+
+
+def _by_pieces(variable: "xarray.DataArray") -> np.ndarray:
+    """Return the values, whole chunks of the file at a time along the longest axis."""
+    values = zeros(variable.shape, variable.dtype)
+    axis = int(np.argmax(variable.shape))
+    chunks = variable.encoding.get("chunksizes") or variable.encoding.get("chunks") or (1,) * variable.ndim
+    length, chunk = variable.shape[axis], chunks[axis]
+    for some in in_blocks(-(-length // chunk), variable.size // length * chunk):
+        piece = (slice(None),) * axis + (slice(some.start * chunk, some.stop * chunk),)
+        values[piece] = variable[piece].values
+    return values
 
 
 def _is_zarr(place: Path) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._checks import fault
+from mcmcpost._scratch import zeros
 from mcmcpost.io._convention import GROUP, check_tree_type, element_names
 
 if TYPE_CHECKING:
@@ -73,8 +74,13 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     if len(set(names)) != len(names):
         repeated = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(fault("integrands", "distinct names", repeated, "Rename the repeated integrands."))
-    values = parts[0].values if len(parts) == 1 else np.concatenate([part.values for part in parts], axis=-1)
+    values = parts[0].values if len(parts) == 1 else _side_by_side([part.values for part in parts])
     return Integrands(names, values)
+
+
+def _side_by_side(parts: list[Float[np.ndarray, "c n _"]]) -> Float[np.ndarray, "c n p"]:
+    width = sum(part.shape[-1] for part in parts)
+    return np.concatenate(parts, axis=-1, out=zeros((*parts[0].shape[:2], width)))
 
 
 def constrained_draws(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
