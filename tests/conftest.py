@@ -23,6 +23,8 @@ install_import_hook("mcmcpost", "beartype.beartype")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep compiled programs with pytest's own cache: the slow tests use many of the others', a second run all."""
+    if not config.pluginmanager.hasplugin("cacheprovider"):
+        return
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
