@@ -11,6 +11,8 @@ import xarray
 import mcmcpost as mp
 from mcmcpost import _blocks, _scratch
 
+pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no files can be reserved on this system")
+
 
 @pytest.fixture
 def small(monkeypatch):
