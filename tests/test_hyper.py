@@ -6,6 +6,7 @@ import pytest
 from scipy.optimize import check_grad
 from scipy.stats import multivariate_normal
 
+from mcmcpost._blocks import COLUMNS, pad_columns
 from mcmcpost.hyper import (
     maximise_restricted_likelihood,
     negative_restricted_likelihood,
@@ -59,6 +60,16 @@ def test_the_slope_is_the_derivative(data, rng):
         return np.array([np.sum(negative_restricted_likelihood(moved, basis, values).slope * direction)])
 
     assert check_grad(along, slope, np.zeros(1), epsilon=1e-7) < 1e-4 * abs(slope(np.zeros(1))[0])
+
+
+def test_columns_of_zeros_count_for_nothing(data):
+    x, s, basis, values = data
+    covariance = stein_covariance(SquaredExponential(1.0), x, s, jnp.ones(60), jnp.asarray(1e-1))
+    alone = negative_restricted_likelihood(covariance, basis, values)
+    padded = negative_restricted_likelihood(covariance, basis, jnp.asarray(pad_columns(np.asarray(values))))
+    assert padded.losses.shape == (COLUMNS,)
+    np.testing.assert_allclose(padded.losses, [*alone.losses, *np.zeros(COLUMNS - 2)], rtol=1e-12)
+    np.testing.assert_allclose(padded.slope, alone.slope, rtol=1e-9, atol=1e-9 * np.abs(alone.slope).max())
 
 
 def test_the_grid_keeps_rough_integrands_from_costing_smooth_ones(data):

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from mcmcpost._blocks import pad_columns
 from mcmcpost._checks import fault
 from mcmcpost._scratch import zeros
 from mcmcpost._types import Status
@@ -176,12 +177,20 @@ def choose_solver(
 
 
 def _solve(part: Problem, design: np.ndarray, setting: Setting, solver: Cholesky | ConjugateGradients) -> KernelFit:
-    arrays = (design, part.values, part.counts, part.held_out, part.held_out_mask)
+    p = part.values.shape[1]
+    values = pad_columns(part.values) if isinstance(solver, Cholesky) else part.values
+    arrays = (design, values, part.counts, part.held_out, part.held_out_mask)
     data = KernelData((jnp.asarray(part.draws), jnp.asarray(part.scores)), *(jnp.asarray(a) for a in arrays))
     tile, nugget = SteinTile(setting.kernel), jnp.asarray(setting.nugget)
     match solver:
         case Cholesky():
             folds = (part.train, part.train_mask, part.everyone, part.everyone_mask)
-            return crossfit_dense(tile, nugget, data, *(jnp.asarray(a) for a in folds))
+            fit = crossfit_dense(tile, nugget, data, *(jnp.asarray(a) for a in folds))
+            return fit._replace(
+                mean=fit.mean[:, :p],
+                control=fit.control[..., :p],
+                fold_means=fit.fold_means[..., :p],
+                model_covariance=fit.model_covariance[:p],
+            )
         case ConjugateGradients():
             return crossfit_iterative(tile, nugget, solver, data)

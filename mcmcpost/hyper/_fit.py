@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost._blocks import pad_columns
 from mcmcpost.hyper._likelihood import negative_restricted_likelihood, stein_covariance
 from mcmcpost.hyper._search import Start, minimise_from
 from mcmcpost.kernels import AbstractKernel
@@ -64,7 +65,7 @@ def maximise_restricted_likelihood(
     ValueError
         If the likelihood is finite at none of the starts under any nugget.
     """
-    data = tuple(jnp.asarray(a) for a in (draws, scores, basis, values))
+    data = tuple(jnp.asarray(a) for a in (draws, scores, basis, pad_columns(values)))
     centre = jnp.asarray(np.append(pack(starts[0]), np.log(nugget)))
     parts = [eqx.partition(start, is_positive) for start in starts]
     prepared = []

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost._blocks import pad_columns
 from mcmcpost.hyper._likelihood import negative_restricted_likelihood
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.stein import stein_gram
@@ -80,7 +81,8 @@ def search_grid(
     """
     lengthscales = np.sqrt(np.asarray(GRID_SPREADS) * median_squared_distance(draws))
     nuggets = np.asarray(GRID_NUGGETS)
-    losses = np.asarray(_grid_losses(draws, scores, basis, values, lengthscales, nuggets))
+    losses = np.asarray(_grid_losses(draws, scores, basis, pad_columns(values), lengthscales, nuggets))
+    losses = losses[..., : values.shape[1]]
     flat = np.where(np.isfinite(losses), losses, np.inf).reshape(-1, values.shape[1])
     if not np.isfinite(flat).any(axis=0).all():
         flat = np.where(np.isfinite(flat), flat, 1e300)

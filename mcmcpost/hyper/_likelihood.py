@@ -13,7 +13,7 @@ from mcmcpost.stein import stein_gram
 class RestrictedLikelihood(NamedTuple):
     """Negative log restricted likelihoods of p integrands, and the derivative of their sum in A.
 
-    losses : (p,) in nats, up to a constant; NaN where A is not positive definite.
+    losses : (p,) in nats, up to a constant; NaN where A is not positive definite, zero for a column of zeros.
     slope : (m, m) ∂(Σ losses)/∂A.
     """
 
@@ -46,7 +46,7 @@ def negative_restricted_likelihood(
     ----------
     covariance : (m, m), A.
     basis : (m, q), the unpenalised part H, constant included.
-    values : (m, p), integrands of unit scale.
+    values : (m, p), integrands of unit scale; a column of zeros is padding and counts for nothing.
     """
     size, rank = basis.shape
     lower = jnp.linalg.cholesky(covariance)
@@ -58,6 +58,7 @@ def negative_restricted_likelihood(
     floor = size * jnp.finfo(covariance.dtype).eps
     energy = jnp.maximum(jnp.sum(values * image, axis=0), floor)
     half_logdet = jnp.sum(jnp.log(jnp.diagonal(lower))) + jnp.sum(jnp.log(jnp.abs(jnp.diagonal(r))))
-    losses = 0.5 * (size - rank) * jnp.log(energy) + half_logdet
-    slope = 0.5 * (values.shape[1] * projected - (size - rank) * (image / energy[None, :]) @ image.T)
+    real = jnp.any(values != 0, axis=0)
+    losses = jnp.where(real, 0.5 * (size - rank) * jnp.log(energy) + half_logdet, 0.0)
+    slope = 0.5 * (jnp.sum(real) * projected - (size - rank) * (image / energy[None, :]) @ image.T)
     return RestrictedLikelihood(losses, slope)
