@@ -17,6 +17,7 @@ ORDER = (
     "large_kernel",
     "auto_vs_plain",
     "out_of_rkhs",
+    "high_degree",
     "vector_valued",
     "lotka_volterra",
     "van_der_pol",

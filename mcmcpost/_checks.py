@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -53,3 +54,27 @@ def as_float64(where: str, name: str, values: object, shape: str, *, copy: bool 
     result = array.astype(np.float64, copy=copy).view()
     result.flags.writeable = copy
     return result
+
+
+def check_count(where: str, name: str, value: object, cure: str, *, least: int = 1) -> None:
+    """Refuse what is not an integer of at least `least`."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        raise ValueError(fault(where, f"`{name}` of at least {least}, an integer", value, cure))
+
+
+def check_kind(where: str, name: str, value: object, kind: type | tuple[type, ...], cure: str) -> None:
+    """Refuse what is no instance of `kind`, such as the name of a kernel in place of the kernel."""
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        names = " or ".join("None" if k is type(None) else k.__name__.removeprefix("Abstract") for k in kinds)
+        got = repr(value) if isinstance(value, str | type) else f"a {type(value).__name__}"
+        raise TypeError(fault(where, f"`{name}` to be a {names}", got, cure))
+
+
+def as_points(where: str, name: str, points: object) -> jax.Array:
+    """Return points (n, d) as a floating JAX array; a traced array is fine."""
+    array = jnp.asarray(points)
+    if array.ndim != 2:
+        cure = "One coordinate is a column: x[:, None]."
+        raise ValueError(fault(where, f"`{name}` of shape (n, d)", array.shape, cure))
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))

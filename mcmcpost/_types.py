@@ -27,7 +27,8 @@ class Status(StrEnum):
     UNDEFINED = "undefined"
     """The integrand is not finite at some draw: NaN in, NaN out."""
     BAD_SCORES = "bad_scores"
-    """The scores failed the score gate: the plain mean, unless the caller overrode the gate."""
+    """The scores failed the score gate, or the controlled mean contradicts the plain one: the plain mean is returned,
+    unless the caller overrode the gate."""
 
 
 WITHOUT_GAIN = (Status.EXACT, Status.TOO_FEW_DRAWS, Status.UNDEFINED, Status.BAD_SCORES)

@@ -252,3 +252,12 @@ def test_folds_that_hold_only_repeats_are_dropped(distinct, name, rng):
     found = estimate(make_trace(draws, -draws), draws, METHODS[name], num_folds=6)
     assert np.isfinite(found.mean).all()
     assert set(found.status) <= {Status.PLAIN, Status.TOO_FEW_DRAWS, Status.CONTROLLED, Status.EXACT}
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+def test_a_controlled_mean_that_contradicts_the_plain_one_is_not_published(rng, shift):
+    """Scores of N(3, 1) at draws of N(0, 1) would make the mean of x exactly three."""
+    x = rng.normal(size=(4, 200, 1))
+    result = estimate(make_trace(x, shift - x), x, ZeroVariance(1))
+    assert result.status == ((Status.BAD_SCORES,) if shift else (Status.EXACT,))
+    np.testing.assert_allclose(result.mean, result.mean_plain if shift else 0.0, atol=1e-12)

@@ -127,3 +127,21 @@ def test_dependent_columns_are_dropped_and_the_constant_stays(rng):
 def test_a_degree_that_is_not_a_positive_integer_is_refused(degree):
     with pytest.raises(ValueError, match="positive integer"):
         ZeroVariance(degree)
+
+
+def test_a_high_degree_knows_that_it_does_not_know_the_tail():
+    """1/x under Gamma(3, 2): between the draws of log x a polynomial of degree eight is right to six digits."""
+    z = []
+    for seed in range(12):
+        x = np.random.default_rng(seed).gamma(3.0, 0.5, size=(4, 300, 1))
+        result = estimate(make_trace(np.log(x), 3 - 2 * x), 1 / x, ZeroVariance(8))
+        z.append((result.mean[0] - 1.0) / result.mcse[0])
+        assert result.gain[0] > 100
+    assert np.abs(z).max() < 3
+
+
+def test_a_high_degree_is_exact_for_its_polynomial(rng):
+    x = rng.normal(size=(4, 100, 1))
+    result = estimate(make_trace(x, -x), x**4, ZeroVariance(4))
+    assert result.status == (Status.EXACT,)
+    np.testing.assert_allclose(result.mean, 3.0, rtol=1e-10)

@@ -6,8 +6,8 @@ import numpy as np
 
 from mcmcpost._types import Status
 from mcmcpost.control._control_functional import SemiExact
-from mcmcpost.control._estimate import ROUNDING
 from mcmcpost.control._method import (
+    ROUNDING,
     AbstractControlVariate,
     ControlFit,
     PlainMean,

@@ -111,8 +111,10 @@ def _check(choice: ControlFunctional | SemiExact) -> None:
         raise ValueError(fault(where, "no `kernel` with GridREML, which has its own", choice.kernel, "Use REML()."))
     if choice.nugget is not None and not 0 < choice.nugget < np.inf:
         raise ValueError(fault(where, "a positive `nugget`", choice.nugget, "It is relative: 1e-8 to 1."))
-    if choice.budget is not None and (not choice.budget > 0 or isinstance(choice.solver, Cholesky)):
-        raise ValueError(fault(where, "a positive `budget`, and no Cholesky()", choice.budget, "It counts products."))
+    whole = choice.budget is None or (isinstance(choice.budget, int) and choice.budget > 0)
+    if not whole or (choice.budget is not None and isinstance(choice.solver, Cholesky)):
+        wanted = "a whole positive `budget`, and no Cholesky()"
+        raise ValueError(fault(where, wanted, choice.budget, "It counts products."))
     if choice.max_states is not None and (choice.budget is not None or isinstance(choice.solver, ConjugateGradients)):
         raise ValueError(fault(where, "no `max_states` with ConjugateGradients", choice.max_states, "Use Cholesky()."))
     if choice.max_states is not None and choice.max_states < MIN_TRAIN:

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.stats
 from jaxtyping import Bool, Float
 
 from mcmcpost._blocks import in_blocks
@@ -10,6 +11,7 @@ from mcmcpost._mcse import mcse_mean
 from mcmcpost._scratch import copy_of
 from mcmcpost._types import Status
 from mcmcpost.control._method import (
+    ROUNDING,
     AbstractControlVariate,
     ControlFit,
     PlainMean,
@@ -22,8 +24,8 @@ from mcmcpost.trace import Trace, distinct_states
 
 MIN_STATES = 4
 """Below so many distinct states nothing is known about the error, not even of a constant."""
-ROUNDING = 1e-10
-"""Below this fraction of the integrand's size a residual, and every other part of the error, is rounding."""
+DISAGREEMENT = 2.9e-7
+"""Probability, one tail, beyond which the controlled and the plain mean contradict each other: five standard errors."""
 
 
 class Estimate(NamedTuple):
@@ -197,6 +199,10 @@ def _put(
         usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain) | (not fallback))
         gain = (plain / mcse) ** 2
         ratio = values[..., columns].var(axis=(0, 1)) / residual.var(axis=(0, 1))
+        mean = problem.location + problem.scale * fit.mean
+        slack = plain * np.sqrt(tail_inflation(values[..., columns].reshape(-1, len(columns))))
+        limit = scipy.stats.t.isf(DISAGREEMENT, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
+        contradicted = np.abs(mean - out.mean_plain[columns]) > limit
     mcse = np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse)
 
     for k, j in enumerate(columns):
@@ -206,9 +212,12 @@ def _put(
         if not usable[k]:
             status[j] = Status.PLAIN if np.isfinite(plain[k]) else Status.TOO_FEW_DRAWS
             continue
+        if contradicted[k]:
+            status[j] = Status.BAD_SCORES
+            continue
         status[j] = Status.EXACT if exact[k] and fit.status[k] is not Status.NOT_CONVERGED else fit.status[k]
         method[j] = fit.method[k]
-        out.mean[j] = problem.location[k] + problem.scale[k] * fit.mean[k]
+        out.mean[j] = mean[k]
         out.mcse[j], out.gain[j], out.variance_ratio[j] = mcse[k], gain[k], ratio[k]
         out.mean_crossfit[j] = residual[..., k].mean()
         out.residuals[..., j] = residual[..., k]

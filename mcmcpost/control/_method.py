@@ -11,6 +11,9 @@ from mcmcpost._blocks import in_blocks
 from mcmcpost._types import Status
 from mcmcpost.control._problem import Problem
 
+ROUNDING = 1e-10
+"""Below this fraction of the integrand's size a residual, and every other part of the error, is rounding."""
+
 
 class ControlFit(NamedTuple):
     """A cross-fitted control variate for each of p integrands, in the problem's units.

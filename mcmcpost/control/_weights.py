@@ -10,7 +10,7 @@ import scipy.linalg
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int, PyTree
 
-from mcmcpost._checks import fault
+from mcmcpost._checks import check_kind, fault
 from mcmcpost._types import Status
 from mcmcpost.control._basis import exponents_of_degree, polynomial_basis
 from mcmcpost.control._control_functional import ControlFunctional, SemiExact, choose_solver
@@ -65,18 +65,21 @@ class SteinWeights(NamedTuple):
     def model_error(self, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
         """Return √(a·wᵀAw), the kernel model's own error of each mean, computational uncertainty included.
 
-        The amplitude a of an integrand is its restricted maximum likelihood on at most 1,000 evenly spaced states: the
-        lower bound that an unfinished solve gives is overconfident (MATH.md section 5). An integrand outside the
-        kernel's space has a larger error than this says; `expectation` reports the one that holds.
+        NaN where an integrand is not finite at some draw. The amplitude a of an integrand is its restricted maximum
+        likelihood on at most 1,000 evenly spaced states: the lower bound that an unfinished solve gives is
+        overconfident (MATH.md section 5). An integrand outside the kernel's space has a larger error than this says;
+        `expectation` reports the one that holds.
         """
         array = self._checked("model_error", values)
         rows = array.reshape(-1, *array.shape[2:])[self.subset.draws]
         flat = rows.reshape(len(rows), -1)
+        finite = np.isfinite(array).all(axis=(0, 1)).ravel()
+        flat = np.where(finite, flat, 0.0)
         basis = scipy.linalg.solve_triangular(self.subset.lower, self.subset.basis, lower=True)
         white = scipy.linalg.solve_triangular(self.subset.lower, flat, lower=True)
         residual = white - basis @ np.linalg.lstsq(basis, white)[0]
         amplitude = np.sum(residual**2, axis=0) / (len(flat) - basis.shape[1])
-        return np.sqrt(amplitude * self.variance_factor).reshape(rows.shape[1:])
+        return np.where(finite, np.sqrt(amplitude * self.variance_factor), np.nan).reshape(rows.shape[1:])
 
     def _checked(self, name: str, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "c n *p"]:
         array = np.asarray(values, float)
@@ -106,6 +109,7 @@ def solve_stein_weights(
     on them otherwise. Copies of a state share its weight. `initial` are weights of the same draws under a kernel or a
     temperature nearby, from which conjugate gradients start.
     """
+    check_kind("stein_weights", "method", method, (ControlFunctional, SemiExact), "Such as ControlFunctional().")
     if method.max_states is not None:
         cure = "Thin the trace, or use ConjugateGradients."
         raise ValueError(fault("stein_weights", "a method without `max_states`", method.max_states, cure))
@@ -121,7 +125,7 @@ def solve_stein_weights(
                 "stein_weights",
                 f"at least {needed:.0f} distinct draws for {method.label}",
                 problem.num_states,
-                "Use a lower degree, ControlFunctional(), or more draws.",
+                "Use more draws, or a lower degree.",
             )
         )
     solver = choose_solver(method, problem.num_states, ConjugateGradients(gain=GAIN))
