@@ -1,5 +1,8 @@
 """Iterative Gaussian processes: gradients, fits, predictions and samples against dense algebra."""
 
+import json
+from contextlib import nullcontext
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -250,6 +253,41 @@ def test_a_search_in_single_precision_ends_where_one_in_double_does(estimator, d
     # What is conditioned on is solved in double precision whatever the search was.
     assert fits[1].info["residual"] < 1e-7
     assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(fits[1].kernel))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", [Cholesky(), CG])
+def test_the_units_of_the_inputs_do_not_matter(solver, data):
+    X, y = data
+    units = np.array([1.0, 1e6])
+    fits = [IterativeGP(solver=solver, num_steps=30).fit(X * unit, y) for unit in (1.0, units)]
+    lengthscales = [fit.kernel.kernel.lengthscale for fit in fits]
+    np.testing.assert_allclose(lengthscales[1] / units, lengthscales[0], rtol=1e-2)
+    np.testing.assert_allclose(fits[1].noise, fits[0].noise, rtol=1e-2)
+
+
+@pytest.mark.parametrize("budget", [200, 2])
+def test_an_exact_variance_is_exact_or_too_large_and_says_so(budget, data):
+    X, y = data
+    loose = ConjugateGradients(1e-2, budget, 20)
+    gp = IterativeGP(KERNEL, 1e-3, optimise=False, solver=loose, estimator=Pathwise(4)).fit(X, y)
+    cross, H = np.asarray(gram(KERNEL, X[:9] + 0.1, X)), np.asarray(gram(KERNEL, X)) + 1e-3 * np.eye(N)
+    exact = y.var() * (1.3 - np.sum(cross * np.linalg.solve(H, cross.T).T, axis=1))
+    with nullcontext() if budget > 2 else pytest.warns(UserWarning, match="They are too large"):
+        variance = gp.predict(X[:9] + 0.1, noise=False, exact_variance=True).variance
+    assert (variance > exact * (1 - 1e-6)).all()
+    if budget > 2:
+        np.testing.assert_allclose(variance, exact, rtol=1e-3)
+
+
+def test_a_covariance_that_no_small_noise_repairs_is_refused():
+    X = np.linspace(0, 1, 60)[:, None]
+    with pytest.raises(ValueError, match="positive definite covariance"):
+        IterativeGP(SquaredExponential(3.0), 1e-30, optimise=False).fit(X, X[:, 0])
+
+
+def test_what_a_fit_tells_is_json(data):
+    json.dumps(IterativeGP(num_steps=1, estimator=Pathwise(2, 10)).fit(*data).info, allow_nan=False)
 
 
 def test_bad_input_says_where_and_how(data):

@@ -119,6 +119,8 @@ def test_parameters_keep_jax_arrays_and_become_float64_otherwise() -> None:
         (lambda: RationalQuadratic(1.0, np.ones(2)), "alpha.*scalar"),
         (lambda: InverseMultiquadric(1.0, -0.5), "exponent"),
         (lambda: Polynomial(0), "degree"),
+        (lambda: gram(SquaredExponential(), np.arange(3.0)), r"gram: expected `X` of shape \(n, d\)"),
+        (lambda: gram(SquaredExponential(), np.ones((3, 2)), np.ones((3, 1))), "of one dimension"),
         (lambda: Polynomial(2, offset=-1.0), "offset.*at least 0"),
         (lambda: Polynomial(2, scale=0.0), "scale"),
         (lambda: Polynomial(2, centre=np.nan), "centre"),
@@ -139,6 +141,13 @@ def test_a_factor_that_is_no_kernel_is_refused() -> None:
 def test_lengthscales_of_another_dimension_are_refused() -> None:
     with pytest.raises(ValueError, match=r"lengthscale.*length d = 3"):
         gram(SquaredExponential([1.0, 2.0]), np.zeros((2, 3)))
+
+
+def test_integer_points_are_numbers_and_nan_stays_nan() -> None:
+    kernel = SquaredExponential(1.5)
+    wanted = np.exp(-0.5 / 1.5**2)
+    np.testing.assert_allclose(gram(kernel, np.array([[0], [1]]))[0, 1], wanted)
+    assert np.isnan(gram(kernel, np.array([[np.nan], [0.0]]))[0]).all()
 
 
 def test_construction_under_a_transformation_skips_the_range_check() -> None:

@@ -243,7 +243,7 @@ def test_settings_that_cannot_run_are_refused(change, message):
         AlternatingProjections(**change)
     with pytest.raises(ValueError, match="`momentum` inside"):
         StochasticGradientDescent(momentum=1.0)
-    with pytest.raises(ValueError, match="`rank` of at least 0"):
+    with pytest.raises(ValueError, match="`rank` of at least 0, an integer"):
         ConjugateGradients(rank=-1)
 
 
@@ -258,8 +258,39 @@ def test_requests_that_do_not_fit_are_refused(data):
         solve(a, right, Cholesky(), initial=right)
     with pytest.raises(ValueError, match="Give one guess per column"):
         solve(a, right, SOLVERS["cg"], initial=right[:, :1])
+    with pytest.raises(ValueError, match=r"B of shape \(n, k\)"):
+        solve(a, right[:, 0], Cholesky())
     with pytest.raises(ValueError, match="`noise` scalar or of shape"):
         Regularised(a.operator, jnp.ones(3))
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg", "ap"])
+def test_sides_of_any_size_and_kind_are_solved(solver, data):
+    points, _ = data
+    a = Regularised(kernel_operator(kernel(1.3), points), NOISE)
+    wanted = np.linalg.solve(a.dense(), np.ones((N, 1)))
+    for size in (1e170, 1e-170):
+        found = solve(a, np.full((N, 1), size), limited(solver))
+        assert int(found.outcome) == Outcome.CONVERGED
+        np.testing.assert_allclose(found.value / size, wanted, atol=1e-7)
+    for right in (np.ones((N, 1), int), [[1.0]] * N):
+        np.testing.assert_allclose(solve(a, right, limited(solver)).value, wanted, atol=1e-7)
+    assert int(solve(a, np.full((N, 1), np.nan), limited(solver)).outcome) == Outcome.BROKEN
+
+
+@pytest.mark.parametrize("rank", [0, 10])
+def test_a_definite_matrix_needs_no_noise(rank, data):
+    points, right = data
+    a = Regularised(kernel_operator(kernel(1e-3), points), 0.0)
+    found = solve(a, right, ConjugateGradients(1e-6, 50, rank))
+    assert int(found.outcome) == Outcome.CONVERGED
+    np.testing.assert_allclose(found.value, right / 1.5, rtol=1e-4, atol=1e-6)
+
+
+def test_a_row_that_is_not_a_number_breaks_the_solve(data):
+    points, right = data
+    a = Regularised(kernel_operator(kernel(1.3), points.at[3].set(jnp.nan)), NOISE)
+    assert int(solve(a, right, Cholesky()).outcome) == Outcome.BROKEN
 
 
 def test_one_operator_on_many_devices_is_the_same(data):

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from mcmcpost._checks import fault, in_float64
+from mcmcpost._checks import check_count, check_kind, fault, in_float64
 from mcmcpost.gp._actions import AbstractActions, DenseActions
 from mcmcpost.gp._computation_aware_fitted import FittedComputationAwareGP
 from mcmcpost.gp._computation_aware_posterior import Projection, condition
@@ -59,9 +59,10 @@ class ComputationAwareGP(eqx.Module):
         if not low <= self.noise <= high:
             cure = "It is a variance, in units of outputs of variance one."
             raise ValueError(fault("ComputationAwareGP", f"`noise` from {low:g} to {high:g}", self.noise, cure))
-        if self.num_actions < 1:
-            cure = "Without an action nothing is learned from the data."
-            raise ValueError(fault("ComputationAwareGP", "`num_actions` of at least 1", self.num_actions, cure))
+        cure = "Without an action nothing is learned from the data."
+        check_count("ComputationAwareGP", "num_actions", self.num_actions, cure)
+        check_kind("ComputationAwareGP", "kernel", self.kernel, (AbstractKernel, type(None)), "Such as Matern32().")
+        check_kind("ComputationAwareGP", "policy", self.policy, (AbstractPolicy, type(None)), "Such as UnitActions().")
 
     def fit(self, X: object, y: object, *, key: PRNGKeyArray | None = None) -> FittedComputationAwareGP:
         """Return the process fitted to X (m, d) and y (m,); the key is needed by a random policy only.

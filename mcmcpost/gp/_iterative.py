@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve
 
-from mcmcpost._checks import fault, in_float64
+from mcmcpost._checks import check_count, check_kind, fault, in_float64
 from mcmcpost.gp._data import Training, check_training, default_kernel
 from mcmcpost.gp._iterative_fitted import FittedIterativeGP
 from mcmcpost.gp._solver_choice import choose_solver
@@ -26,7 +26,7 @@ from mcmcpost.hyper import (
 )
 from mcmcpost.kernels import AbstractKernel, gram
 from mcmcpost.linops import Regularised, kernel_operator
-from mcmcpost.linsolve import Cholesky, Outcome, Solver, factorise, solve
+from mcmcpost.linsolve import AbstractIterativeSolver, Cholesky, Outcome, Solver, factorise, solve
 
 
 class IterativeGP(eqx.Module):
@@ -43,7 +43,9 @@ class IterativeGP(eqx.Module):
         deviation, and amplitude 1.
     noise : variance, in units of the variance of y; start or fixed value.
     optimise : whether to fit kernel and noise, or to take them as given.
-    solver : by default Cholesky where it fits and is predicted to be faster than conjugate gradients.
+    solver : by default Cholesky where it fits and is predicted to be faster than conjugate gradients. The mean is as
+        good as its tolerance, which is relative to y: at a noise of 1e-4 a residual of .01 can be a posterior standard
+        deviation; with little noise ask for less.
     estimator : of the gradient where the solver is iterative; `Pathwise()` by default, or `Standard()` for a kernel
         without random features.
     scale : on which parameters move, `Softplus()` (the default) or `Log()`.
@@ -76,8 +78,10 @@ class IterativeGP(eqx.Module):
         if self.precision not in ("float32", "float64"):
             got = repr(self.precision)
             raise ValueError(fault("IterativeGP", "`precision` float32 or float64", got, "Use float64."))
-        if self.num_steps < 1:
-            raise ValueError(fault("IterativeGP", "`num_steps` of at least 1", self.num_steps, "Or optimise=False."))
+        check_count("IterativeGP", "num_steps", self.num_steps, "Or optimise=False.")
+        solvers = (Cholesky, AbstractIterativeSolver, type(None))
+        check_kind("IterativeGP", "kernel", self.kernel, (AbstractKernel, type(None)), "Such as Matern32().")
+        check_kind("IterativeGP", "solver", self.solver, solvers, "Such as ConjugateGradients().")
 
     def fit(self, X: object, y: object, *, key: jax.Array | None = None) -> FittedIterativeGP:
         """Return the process fitted to X (m, d) and y (m,).
@@ -156,6 +160,9 @@ class IterativeGP(eqx.Module):
         if isinstance(solver, Cholesky):
             found_factor = factorise(gram(kernel, X), jnp.ones(len(y)), jnp.asarray(noise))
             factor, noise = found_factor.lower, float(found_factor.nugget)
+            if bool(jnp.isnan(factor[-1, -1])):
+                wanted = "a positive definite covariance"
+                raise ValueError(fault("IterativeGP.fit", wanted, f"none up to noise {noise:g}", "Raise `noise`."))
             solved = cho_solve((factor, True), right)
             info |= {"outcome": "jittered" if bool(found_factor.raised) else "converged"}
         else:

@@ -1,5 +1,7 @@
 """A fitted iterative process: predictions and posterior samples."""
 
+import dataclasses
+import warnings
 from typing import Any
 
 import equinox as eqx
@@ -14,8 +16,9 @@ from mcmcpost.gp._data import Prediction, Training, check_inputs
 from mcmcpost.hyper import Pathwise, sample_prior
 from mcmcpost.kernels import AbstractKernel, gram
 from mcmcpost.linops import KernelTile, Regularised, TileOperator, kernel_operator
-from mcmcpost.linsolve import Solver, solve
+from mcmcpost.linsolve import AbstractIterativeSolver, Outcome, Solver, solve
 
+EXACT_RTOL = 1e-6
 CHUNK = 512
 """New rows whose exact variances are solved for together."""
 
@@ -44,9 +47,15 @@ class FittedIterativeGP(eqx.Module):
         """Return the posterior mean and variance at X (n, d), in units of y and y².
 
         After an exact fit the variance is exact. After an iterative one it is the mean square of the posterior samples
-        about the mean, with relative error √(2/s); `exact_variance` solves one more system per row of X.
+        about the mean, with relative error √(2/s); `exact_variance` solves one more system per row of X, to a relative
+        residual of 1e-6 or the solver's own if that is smaller. What is left of it enters to second order and can only
+        enlarge the variance: with c = k(X, x), v ≈ H⁻¹c is used as 2vᵀc − vᵀHv ≤ cᵀH⁻¹c.
 
         noise : whether the variance includes that of a new observation.
+
+        Warns
+        -----
+        UserWarning : solves of an exact variance that ended before their tolerance.
         """
         points = check_inputs("FittedIterativeGP.predict", X, self.training.X.shape[1])
         mean, variance = map(np.asarray, in_float64(self._predict)(points, exact_variance))
@@ -104,5 +113,14 @@ class FittedIterativeGP(eqx.Module):
             explained = jnp.sum(solve_triangular(jnp.asarray(self.factor), cross, lower=True) ** 2, axis=0)
         else:
             system = Regularised(kernel_operator(self.kernel, train), jnp.asarray(self.noise))
-            explained = jnp.sum(cross * solve(system, cross, self.solver, key=self._key).value, axis=0)
+            assert isinstance(self.solver, AbstractIterativeSolver)
+            tight = dataclasses.replace(self.solver, rtol=min(self.solver.rtol, EXACT_RTOL))
+            solution = solve(system, cross, tight, key=self._key)
+            if int(solution.outcome) != Outcome.CONVERGED:
+                worst = float(solution.residual_norms.max())
+                how = f"{Outcome(int(solution.outcome)).name.lower()} at {worst:.1g}"
+                wanted = f"exact variances, solved to {tight.rtol:g}"
+                cure = "They are too large. Give the solver more budget or rank, or use sampled variances."
+                warnings.warn(fault("FittedIterativeGP.predict", wanted, how, cure), stacklevel=5)
+            explained = jnp.sum(solution.value * (cross + solution.residual), axis=0)
         return jnp.maximum(prior - explained, 0)

@@ -134,7 +134,7 @@ class GivenActions(AbstractPolicy):
 
     def start(self, task: ActionTask) -> AbstractChooser:
         matrix, n, i = np.asarray(self.matrix), len(task.outputs), task.num_actions
-        if matrix.shape[0] != n or matrix.shape[1] < i or not np.isfinite(matrix).all():
+        if matrix.ndim != 2 or matrix.shape[0] != n or matrix.shape[1] < i or not np.isfinite(matrix).all():
             expected = f"a finite matrix ({n}, at least {i})"
             raise ValueError(fault("GivenActions", expected, matrix.shape, "One row for each row of X."))
         return Planned(DenseActions(jnp.asarray(matrix[:, :i], task.outputs.dtype)))

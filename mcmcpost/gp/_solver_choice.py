@@ -29,13 +29,13 @@ class SolverChoice(NamedTuple):
     """The solver, and why.
 
     reason : ``few rows``, ``memory`` or ``measured cost``.
-    cholesky_seconds, iterative_seconds : predicted for one step of the marginal likelihood, NaN where not measured.
+    cholesky_seconds, iterative_seconds : predicted for one step of the marginal likelihood, None where not measured.
     """
 
     solver: Solver
     reason: str
-    cholesky_seconds: float
-    iterative_seconds: float
+    cholesky_seconds: float | None
+    iterative_seconds: float | None
 
 
 def choose_solver(kernel: AbstractKernel, X: Float[np.ndarray, "m d"], columns: int) -> SolverChoice:
@@ -48,9 +48,9 @@ def choose_solver(kernel: AbstractKernel, X: Float[np.ndarray, "m d"], columns: 
     n = len(X)
     iterative = ConjugateGradients(rtol=1e-2, budget=200, rank=LARGE_RANK if n > DENSE_LIMIT else RANK)
     if n > DENSE_LIMIT:
-        return SolverChoice(iterative, "memory", np.nan, np.nan)
+        return SolverChoice(iterative, "memory", None, None)
     if n <= PILOT:
-        return SolverChoice(Cholesky(), "few rows", np.nan, np.nan)
+        return SolverChoice(Cholesky(), "few rows", None, None)
     rows = jnp.asarray(X[np.linspace(0, n - 1, PILOT).astype(int)])
     operator, right = kernel_operator(kernel, rows), jnp.ones((PILOT, columns))
     matrix = jnp.eye(PILOT) + 1.0 / PILOT

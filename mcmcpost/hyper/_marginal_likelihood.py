@@ -96,7 +96,7 @@ def maximise_exact_likelihood(
     def loss(walked: Any) -> tuple[Any, Any]:
         value, slope = _exact_loss(template, scale, *data, jnp.asarray(walked))
         values.append(-float(value))
-        trail.append(np.asarray(scale.positive(jnp.asarray(walked))))
+        trail.append(template.units * np.asarray(scale.positive(jnp.asarray(walked))))
         return value, slope
 
     if learning_rate is not None:
@@ -206,7 +206,7 @@ def maximise_likelihood_by_solves(
             last[0] = report.solved if warm_start else None
             for name in records:
                 records[name].append(np.asarray(getattr(report, name)))
-            trail.append(np.asarray(scale.positive(walked)))
+            trail.append(template.units * np.asarray(scale.positive(walked)))
             if callback is not None:
                 callback(step, report)
             bar.update()

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mcmcpost._checks import fault
+from mcmcpost._checks import check_count
 from mcmcpost.kernels._base import AbstractKernel
 from mcmcpost.kernels._jet import Field, Jet, Term, product
 from mcmcpost.kernels._parameters import OtherPoints, Parameter, Point, Points, check_parameter, parameter, spread
@@ -57,10 +57,7 @@ class Polynomial(AbstractKernel):
     centre: Parameter = eqx.field(converter=parameter, default=0.0)
 
     def __check_init__(self) -> None:
-        if self.degree < 1:
-            raise ValueError(
-                fault("Polynomial", "`degree` to be an integer of at least 1", self.degree, "Use degree 1, 2, …")
-            )
+        check_count("Polynomial", "degree", self.degree, "Use degree 1, 2, …")
         check_parameter("Polynomial", "offset", self.offset, positive=False, scalar=True)
         check_parameter("Polynomial", "scale", self.scale)
         check_parameter("Polynomial", "centre", self.centre, lower=-float("inf"))

@@ -53,10 +53,10 @@ def check_parameter(
 
 
 def spread(where: str, name: str, value: Parameter, like: Array | np.ndarray) -> Float[Array, " d"]:
-    """Return a scalar or (d,) parameter as one value per coordinate of `like` (…, d), in the dtype of `like`."""
+    """Return a scalar or (d,) parameter as one value per coordinate of `like` (…, d), in its floating dtype."""
     d = like.shape[-1]
     if value.ndim == 1 and value.shape[0] != d:
         raise ValueError(
             fault(where, f"`{name}` scalar or of length d = {d}", f"shape {value.shape}", "Give one per coordinate.")
         )
-    return jnp.broadcast_to(jnp.asarray(value, like.dtype), (d,))
+    return jnp.broadcast_to(jnp.asarray(value, jnp.result_type(float, like.dtype)), (d,))

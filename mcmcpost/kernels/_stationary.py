@@ -28,7 +28,8 @@ def stationary_jet(where: str, lengthscale: Parameter, derivatives: Profile, x: 
 
     With Λ = diag(1/ℓ²) and δ = x − y: ∇ₓk = 2κ′Λδ = −∇ᵧk and ∇ₓ·∇ᵧk = −2κ′ trΛ − 4κ″‖Λδ‖². Points are centred before
     r is formed from matrix products, and an r below its own rounding error is a coincidence, r = 0: the profiles of
-    rough kernels have infinite derivatives there, which must not meet rounding noise.
+    rough kernels have infinite derivatives there, which must not meet rounding noise. So points closer than 4e-8 of the
+    extent of the data are one point, in single precision those closer than a thousandth of it.
     """
     precision = 1 / spread(where, "lengthscale", lengthscale, x) ** 2
     centre = jnp.mean(y, 0, keepdims=True)
@@ -36,7 +37,7 @@ def stationary_jet(where: str, lengthscale: Parameter, derivatives: Profile, x: 
     left_scaled, right_scaled = left * precision[None], right * precision[None]
     norms = jnp.sum(left * left_scaled, 1)[:, None] + jnp.sum(right * right_scaled, 1)[None, :]
     distance = norms - 2 * product(left_scaled, right)
-    r = jnp.where(distance > 8 * jnp.finfo(x.dtype).eps * norms, distance, 0)
+    r = jnp.where(distance <= 8 * jnp.finfo(x.dtype).eps * norms, 0, distance)  # NaN stays NaN
     k, k1, k2 = derivatives(r, 2)
     difference = Field(left_scaled, -right_scaled)
     # Isotropic: ‖Λδ‖² = r/ℓ², one matrix product less.

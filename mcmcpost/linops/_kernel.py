@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost._checks import as_points, check_kind
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linops._operator import TileOperator, device_mesh, fold, pad, split, tile_diagonal, tile_size
 
@@ -19,11 +20,10 @@ class KernelTile(eqx.Module):
         return self.kernel.jet(x, y).value
 
 
-def kernel_operator(
-    kernel: AbstractKernel, X: Float[Array | np.ndarray, "n d"], *, block: int | None = None
-) -> TileOperator:
-    """Return the operator k(X, X), its tiles shared by all devices."""
-    tile, points = KernelTile(kernel), jnp.asarray(X)
+def kernel_operator(kernel: AbstractKernel, X: object, *, block: int | None = None) -> TileOperator:
+    """Return the operator k(X, X) of points (n, d), its tiles shared by all devices."""
+    check_kind("kernel_operator", "kernel", kernel, AbstractKernel, "Such as Matern32().")
+    tile, points = KernelTile(kernel), as_points("kernel_operator", "X", X)
     return TileOperator(tile, points, tile_diagonal(tile, points), block=block, mesh=device_mesh())
 
 

@@ -12,15 +12,19 @@ from mcmcpost.linops._operator import TileOperator
 from mcmcpost.linops._pivoted_cholesky import pivoted_cholesky
 
 
+def _as_array(noise: object) -> Array | np.ndarray:
+    return noise if isinstance(noise, jax.Array) else np.asarray(noise, getattr(noise, "dtype", float))
+
+
 class Regularised(eqx.Module):
     """The symmetric positive definite A + diag(noise), never formed.
 
     operator : A, (n, n).
-    noise : (n,) or scalar, positive.
+    noise : (n,) or scalar, variances, zero where A is positive definite by itself.
     """
 
     operator: TileOperator
-    noise: Float[Array | np.ndarray, "..."]
+    noise: Float[Array | np.ndarray, "..."] = eqx.field(converter=_as_array)
 
     def __check_init__(self) -> None:
         if self.noise.ndim > 1 or (self.noise.ndim == 1 and self.noise.shape != self.operator.shape[:1]):
@@ -68,10 +72,16 @@ class Regularised(eqx.Module):
         return _with_diagonal(self.operator.dense(), self.operator.diagonal() + self.row_noise)
 
     def preconditioner(self, rank: int) -> "LowRankInverse":
-        """Return the inverse of LLᵀ + diag(noise), L of this rank the pivoted Cholesky factor of A."""
-        n, size = self.shape[0], min(rank, self.shape[0])
-        low_rank = pivoted_cholesky(self.operator, size) if size else jnp.zeros((n, 1), self.dtype)
-        return LowRankInverse.of(low_rank, self.row_noise)
+        """Return the inverse of LLᵀ + diag(noise), L of this rank the pivoted Cholesky factor of A.
+
+        With rank zero that of the diagonal of the matrix; a noise of zero is replaced by a small one.
+        """
+        n, size, diagonal = self.shape[0], min(rank, self.shape[0]), self.operator.diagonal()
+        if not size:
+            return LowRankInverse.of(jnp.zeros((n, 1), self.dtype), diagonal + self.row_noise)
+        small = jnp.sqrt(jnp.finfo(self.dtype).eps) * diagonal
+        noise = jnp.where(self.row_noise > 0, self.row_noise, small)
+        return LowRankInverse.of(pivoted_cholesky(self.operator, size), noise)
 
 
 class LowRankInverse(eqx.Module):

@@ -9,7 +9,7 @@ import numpy as np
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._checks import fault
+from mcmcpost._checks import check_count
 from mcmcpost.linops import Regularised
 from mcmcpost.linsolve._iterative import AbstractIterativeSolver, check_limits
 
@@ -45,9 +45,7 @@ class AlternatingProjections(AbstractIterativeSolver):
 
     def __check_init__(self) -> None:
         check_limits(self)
-        if self.block_size < 1:
-            where = "AlternatingProjections"
-            raise ValueError(fault(where, "`block_size` of at least 1", self.block_size, "Use 500."))
+        check_count("AlternatingProjections", "block_size", self.block_size, "Use 500.")
 
     @override
     def prepare(self, system: Regularised) -> _Blocks:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._checks import fault
+from mcmcpost._checks import check_count, fault
 from mcmcpost.linops import LowRankInverse, Regularised
 from mcmcpost.linsolve._iterative import AbstractIterativeSolver, check_limits
 
@@ -62,8 +62,7 @@ class ConjugateGradients(AbstractIterativeSolver):
 
     def __check_init__(self) -> None:
         check_limits(self)
-        if self.rank < 0:
-            raise ValueError(fault("ConjugateGradients", "`rank` of at least 0", self.rank, "Use 300."))
+        check_count("ConjugateGradients", "rank", self.rank, "Use 300.", least=0)
 
     @override
     def prepare(self, system: Regularised) -> LowRankInverse:

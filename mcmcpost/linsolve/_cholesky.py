@@ -10,7 +10,7 @@ import scipy.linalg
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float
 
-from mcmcpost.linsolve._solution import Outcome, Solution
+from mcmcpost.linsolve._solution import Outcome, Solution, column_norms
 
 LADDER_STEP = 10.0
 LADDER_LENGTH = 8
@@ -114,9 +114,10 @@ def solve_dense(matrix: Float[Array, "n n"], right: Float[Array, "n k"]) -> Solu
     lower = jax.lax.cond(sound, lambda: plain, lambda: factorise(matrix, jnp.ones(n, matrix.dtype), floor).lower)
     value = cho_solve((lower, True), right)
     residual = right - matrix @ value
-    norms = jnp.linalg.norm(right, axis=0)
-    outcome = jnp.where(sound, Outcome.CONVERGED, jnp.where(jnp.isnan(lower[-1, -1]), Outcome.BROKEN, Outcome.JITTERED))
-    relative = jnp.linalg.norm(residual, axis=0) / jnp.where(norms > 0, norms, 1)
+    norms = column_norms(right)
+    finite = jnp.all(jnp.isfinite(value))
+    outcome = jnp.where(finite, jnp.where(sound, Outcome.CONVERGED, Outcome.JITTERED), Outcome.BROKEN)
+    relative = column_norms(residual) / jnp.where(norms > 0, norms, 1)
     return Solution(value, residual, relative, outcome, jnp.ones((), int), jnp.ones((), matrix.dtype))
 
 

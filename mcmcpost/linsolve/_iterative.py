@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._checks import fault
 from mcmcpost.linops import Regularised
-from mcmcpost.linsolve._solution import Outcome, Solution
+from mcmcpost.linsolve._solution import Outcome, Solution, column_norms
 
 SLACK = 2.0
 """A recomputed residual may exceed the tolerance so much: the recursion's rounding is not held against a solver."""
@@ -92,7 +92,7 @@ def iterate(
 ) -> Solution:
     """Drive `solver` until the recomputed residual is within tolerance, or the budget, or progress, ends."""
     n = right.shape[0]
-    norms = jnp.linalg.norm(right, axis=0)
+    norms = column_norms(right)
     unit = jnp.where(norms > 0, norms, 1)
     scaled = right / unit[None]
     cost = jnp.asarray(solver.step_epochs(n), right.dtype)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from mcmcpost._checks import fault
+from mcmcpost._checks import check_count, fault
 from mcmcpost.linops import Regularised
 from mcmcpost.linsolve._iterative import AbstractIterativeSolver, check_limits
 
@@ -52,8 +52,7 @@ class StochasticGradientDescent(AbstractIterativeSolver):
     def __check_init__(self) -> None:
         check_limits(self)
         where = "StochasticGradientDescent"
-        if self.batch_size < 1:
-            raise ValueError(fault(where, "`batch_size` of at least 1", self.batch_size, "Use 500."))
+        check_count(where, "batch_size", self.batch_size, "Use 500.")
         if not 0 <= self.momentum < 1:
             raise ValueError(fault(where, "`momentum` inside [0, 1)", self.momentum, "Use 0.9."))
 

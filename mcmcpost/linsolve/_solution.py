@@ -3,6 +3,7 @@
 from enum import IntEnum
 from typing import NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 
@@ -14,7 +15,7 @@ class Outcome(IntEnum):
     CONVERGED = 1
     """The residual, recomputed from the value, is within twice the tolerance; the solver's own was within it."""
     BUDGET = 2
-    """The budget ended first; the value is the best that it bought."""
+    """The budget ended first; the value is the last one, whose residual need not be below that of zero."""
     STAGNATED = 3
     """The tolerance is below what this precision and matrix allow."""
     BROKEN = 4
@@ -40,3 +41,10 @@ class Solution(NamedTuple):
     outcome: Int[Array, ""]
     num_steps: Int[Array, ""]
     epochs: Float[Array, ""]
+
+
+def column_norms(B: Float[Array, "n k"]) -> Float[Array, " k"]:
+    """Return the Euclidean norms (k,) of columns, also where their squares would overflow or vanish."""
+    peak = jnp.max(jnp.abs(B), axis=0)
+    unit = jnp.where(peak > 0, peak, 1)
+    return unit * jnp.linalg.norm(B / unit[None], axis=0)

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mcmcpost._checks import fault
+from mcmcpost._checks import check_kind, fault
 from mcmcpost.linops import Regularised
 from mcmcpost.linsolve._cholesky import Cholesky, solve_dense
 from mcmcpost.linsolve._iterative import AbstractIterativeSolver, iterate
@@ -16,10 +17,9 @@ from mcmcpost.linsolve._solution import Solution
 type Solver = Cholesky | AbstractIterativeSolver
 
 
-@eqx.filter_jit
 def solve(
     system: Regularised,
-    right: Float[Array, "n k"],
+    right: object,
     solver: Solver,
     *,
     initial: Float[Array, "_ _"] | None = None,
@@ -34,7 +34,7 @@ def solve(
     Parameters
     ----------
     system : A, with its noise.
-    right : (n, k), B.
+    right : (n, k), B, an array or what makes one; solved in the precision of A.
     solver : `Cholesky`, `ConjugateGradients`, `AlternatingProjections` or `StochasticGradientDescent`.
     initial : (n, k) a first guess, such as the solution of a system nearby (a warm start); zero without one. Iterates
         of conjugate gradients from zero are Galerkin, which the computation-aware variance needs. `Cholesky` needs no
@@ -45,9 +45,26 @@ def solve(
 
     Raises
     ------
-    ValueError
-        Shapes that do not agree, a first guess for Cholesky, no key for a random solver.
+    TypeError : a system or solver that is none.
+    ValueError : shapes that do not agree, a first guess for Cholesky, no key for a random solver.
     """
+    check_kind("solve", "system", system, Regularised, "Such as Regularised(kernel_operator(kernel, X), noise).")
+    check_kind("solve", "solver", solver, (Cholesky, AbstractIterativeSolver), "Such as ConjugateGradients().")
+    columns = jnp.asarray(right)
+    if columns.ndim != 2:
+        raise ValueError(fault("solve", "B of shape (n, k)", columns.shape, "One right-hand side is b[:, None]."))
+    return _solve(system, columns.astype(system.dtype), solver, initial, probes, key)
+
+
+@eqx.filter_jit
+def _solve(
+    system: Regularised,
+    right: Float[Array, "n k"],
+    solver: Solver,
+    initial: Float[Array, "_ _"] | None,
+    probes: int,
+    key: jax.Array | None,
+) -> Solution:
     n, k = right.shape
     if n != system.shape[0] or not 0 <= probes < k:
         got = f"B {right.shape} with {probes} probes for A {system.shape}"

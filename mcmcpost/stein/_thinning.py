@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from mcmcpost._checks import fault
+from mcmcpost._checks import check_count, check_kind
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linops import TileOperator
 from mcmcpost.stein._kernel import Points, stein_operator
@@ -26,8 +26,8 @@ def stein_thin(kernel: AbstractKernel, X: Points, SX: Points, size: int) -> Thin
     π_j = argmin_i k₀(x_i, x_i)/2 + Σ_{j'<j} k₀(x_{π_j'}, x_i); a point may be chosen again. One column of the Stein
     kernel per choice. Riabiz et al. (2022, doi:10.1111/rssb.12503), Algorithm 1.
     """
-    if size < 1:
-        raise ValueError(fault("stein_thinning", "`size` of at least 1", size, "Choose some draws."))
+    check_count("stein_thinning", "size", size, "Choose some draws.")
+    check_kind("stein_thinning", "kernel", kernel, AbstractKernel, "Such as InverseMultiquadric().")
     return _choose(stein_operator(kernel, X, SX), size)
 
 
