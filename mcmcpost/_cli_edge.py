@@ -4,15 +4,18 @@ import dis
 import math
 import os
 from pathlib import Path
+from types import FrameType
 
 PACKAGE = Path(__file__).parent
+MODULE_PREFIX = "_mcmcpost_model_"
+"""How `mcmcpost.io._model_file`, too heavy to import for ``--help``, names the modules of model files."""
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether `error` was raised on purpose, by this package or a model file, about what the user gave.
+    """Whether `error` was raised on purpose, by this package, about what the user gave.
 
     A `ValueError` that NumPy or JAX raised under our feet is our fault and keeps its traceback: the innermost frame
-    must be ours, or of a module loaded by path, and stand on the instruction of a ``raise``.
+    must be ours and stand on the instruction of a ``raise``.
     """
     if isinstance(error, OSError):
         return True
@@ -22,10 +25,30 @@ def is_user_error(error: BaseException) -> bool:
     while trace.tb_next is not None:
         trace = trace.tb_next
     frame = trace.tb_frame
-    ours = PACKAGE in Path(frame.f_code.co_filename).parents
-    model = str(frame.f_globals.get("__name__", "")).startswith("_mcmcpost_model_")
-    on_purpose = dis.opname[frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
-    return (ours or model) and on_purpose
+    return _is_ours(frame) and dis.opname[frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+def model_file_fault(error: BaseException) -> str | None:
+    """Return what to say of an error raised in a model file, or below it but not by us; None of any other."""
+    from mcmcpost._checks import fault
+
+    trace, place = error.__traceback__, None
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(MODULE_PREFIX):
+            place = trace
+        elif _is_ours(trace.tb_frame):
+            place = None
+        trace = trace.tb_next
+    if place is None:
+        return None
+    code = place.tb_frame.f_code
+    where = f"Model file {code.co_filename}, line {place.tb_lineno}"
+    cure = "Set MCMCPOST_DEBUG=1 to see the traceback."
+    return fault(where, f"`{code.co_name}` to run", f"{type(error).__name__}: {error}", cure)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return PACKAGE in Path(frame.f_code.co_filename).parents
 
 
 def one_line(message: object) -> str:

@@ -52,11 +52,23 @@ def load_trace(
     if model is None:
         if options:
             raise ValueError(f"--option: expected a model file, got the trace {path} alone. Add --model FILE.py.")
-        return mcmcpost.load_tree(path)
+        return _loaded(path)
     model_file = load_model_file(model)
     args, kwargs = model_file.arguments(parse_options(options or []))
-    tree = mcmcpost.load_tree(path)
-    scored = mcmcpost.attach_scores(tree, model_file.model, *args, allow_bad_scores=allow_bad_scores, **kwargs)
+    scored = mcmcpost.attach_scores(_loaded(path), model_file.model, *args, allow_bad_scores=allow_bad_scores, **kwargs)
     scored = with_quantities(scored, model_file)
     scored.attrs |= {"model_file": model.name}
     return scored
+
+
+def _loaded(path: Path) -> "xarray.DataTree":
+    """Load a trace and say which of its variables nothing can be computed of."""
+    import mcmcpost
+    from mcmcpost.io._integrands import unusable_variables
+
+    tree = mcmcpost.load_tree(path)
+    unusable = unusable_variables(tree) if "posterior" in tree.children else []
+    if unusable:
+        text = f"left out {', '.join(unusable)}: not a number for every chain and draw"
+        print(f"mcmcpost: warning: {text}", file=sys.stderr)
+    return tree

@@ -31,7 +31,7 @@ from mcmcpost.kernels import AbstractKernel, InverseMultiquadric
 from mcmcpost.scores import ScoreCheck, ScoreError
 from mcmcpost.stein import kernel_stein_discrepancy as stein_discrepancy
 from mcmcpost.stein import stein_thin
-from mcmcpost.trace import Trace
+from mcmcpost.trace import Trace, without_fixed
 
 if TYPE_CHECKING:
     import pandas
@@ -131,6 +131,9 @@ def joint_expectation(
         raise TypeError(
             fault("joint_expectation", "`method` to be a VectorValued", repr(method), "Or use expectation.")
         )
+    if not isinstance(tasks, Mapping):
+        cure = 'Pass {"name": (tree, integrands)}.'
+        raise TypeError(fault("joint_expectation", "a dict from name to task", type(tasks).__name__, cure))
     if not tasks:
         raise ValueError(fault("joint_expectation", "at least one task", "none", 'Pass {"name": (tree, integrands)}.'))
     inputs = {}
@@ -146,13 +149,13 @@ def joint_expectation(
             )
         tree, integrands = pair
         try:
-            check = check_tree(tree, allow_bad_scores)
+            check = _usable_scores(tree, allow_bad_scores)
         except ScoreError as error:
             raise ScoreError(f"joint_expectation: task {name!r}: {error}") from error
         failed = _identity_fails(check)
         labels, values = integrand_values(tree, integrands)
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
-        inputs[name] = TaskInput(read_trace(tree), labels, values, bad, not failed or allow_bad_scores)
+        inputs[name] = TaskInput(_trace(tree), labels, values, bad, not failed or allow_bad_scores)
     return in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize, fallback=fallback)
 
 
@@ -191,6 +194,7 @@ def quantile(
     levels = np.atleast_1d(np.asarray(probabilities, float))
     if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels < 1)).all():
         raise ValueError(fault("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, 0.5."))
+    levels = np.array(list(dict.fromkeys(levels.tolist())))  # a repeated one would be a repeated name
     asked = prepare(tree, integrands, method, allow_bad_scores)
     return in_float64(estimate_quantiles)(
         asked.trace, asked.names, asked.values, levels, asked.method, num_folds=folds, bad_scores=asked.bad_scores
@@ -214,14 +218,14 @@ def stein_weights(
     product lowers the variance of the rule by less than a thousandth; `initial` are weights of the same draws, under
     a kernel or temperature nearby, to start them from.
     """
-    check = check_tree(tree, allow_bad_scores)
+    check = _usable_scores(tree, allow_bad_scores)
     if _identity_fails(check) and not allow_bad_scores:
         raise ValueError(
             fault("stein_weights", "scores that satisfy Stein's identity", check.message, "See allow_bad_scores.")
         )
     values = integrand_values(tree, integrands).values
     return in_float64(solve_stein_weights)(
-        read_trace(tree), values, method or ControlFunctional(), moments=standardize, initial=initial
+        _trace(tree), values, method or ControlFunctional(), moments=standardize, initial=initial
     )
 
 
@@ -244,8 +248,8 @@ def stein_thinning(
     Riabiz et al. (2022, doi:10.1111/rssb.12503), Algorithm 1. It corrects burn-in and compresses a trace; where every
     draw is kept, `stein_weights` has smaller errors. `kernel` as for `kernel_stein_discrepancy`.
     """
-    check_tree(tree, allow_bad_scores)
-    trace = read_trace(tree)
+    _usable_scores(tree, allow_bad_scores)
+    trace = _trace(tree)
     found = in_float64(_thin)(trace, kernel, size)
     chain, draw = np.divmod(found.indices, trace.draws.shape[1])
     return ThinnedDraws(chain, draw, found.discrepancy)
@@ -281,7 +285,7 @@ def kernel_stein_discrepancy(
         weak convergence.
     weights : Stein weights of this trace.
     """
-    trace = read_trace(tree)
+    trace = _trace(tree)
     return float(in_float64(_discrepancy)(trace, kernel, None if weights is None else weights.values.reshape(-1)))
 
 
@@ -305,8 +309,10 @@ def prepare(
 ) -> Prepared:
     """Return the arrays and the method of a question, after the score gate."""
     choice = resolve_method(method)
-    check = check_tree(tree, allow_bad_scores)
-    trace = read_trace(tree)
+    gate = check_tree if isinstance(choice, PlainMean) else _usable_scores
+    check, trace = gate(tree, allow_bad_scores), _trace(tree)
+    if check.pattern == "nonfinite":  # plain means do not depend on the scores, which are transformed all the same
+        trace = trace._replace(scores=np.zeros_like(trace.scores))
     names, values = integrand_values(tree, integrands)
     failed = _identity_fails(check)
     if failed and not allow_bad_scores:
@@ -333,6 +339,19 @@ def estimate_prepared(
         bad_scores=asked.bad_scores,
         fallback=fallback,
     )
+
+
+def _trace(tree: "xarray.DataTree") -> Trace:
+    """Return the coordinates that move: features of a fixed one do not average to zero."""
+    return without_fixed(read_trace(tree))
+
+
+def _usable_scores(tree: "xarray.DataTree", allow_bad_scores: bool) -> ScoreCheck:
+    """Run the score gate; scores that are not finite are of no use, whatever is allowed."""
+    check = check_tree(tree, allow_bad_scores)
+    if check.pattern == "nonfinite":
+        raise ScoreError(check.message)
+    return check
 
 
 def _identity_fails(check: ScoreCheck) -> bool:

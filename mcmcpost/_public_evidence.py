@@ -159,6 +159,9 @@ def compare_evidence(
     -----
     EvidenceWarning : for one of the models, methods on the same draws disagree by more than four joint errors.
     """
+    if not isinstance(evidences, Mapping):
+        cure = 'Pass {"m1": evidence, "m2": evidence}.'
+        raise TypeError(fault("compare_evidence", "a dict from name to evidence", type(evidences).__name__, cure))
     for name, evidence in evidences.items():
         for text in disagreements(evidence) if isinstance(evidence, Evidence) else ():
             warnings.warn(f"compare_evidence: {name}: {text}", EvidenceWarning, stacklevel=2)

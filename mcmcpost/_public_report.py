@@ -10,7 +10,7 @@ from mcmcpost._public_evidence import log_evidence
 from mcmcpost._versions import versions
 from mcmcpost.control import AbstractControlVariate, JointEstimate
 from mcmcpost.evidence import Evidence, disagreements
-from mcmcpost.io import check_convergence, evidence_methods, evidence_rungs, is_ladder, posterior_rung
+from mcmcpost.io import check_convergence, evidence_methods, evidence_rungs, is_ladder, posterior_rung, read_trace
 from mcmcpost.report import Contents, EvidencePart, PosteriorPart, check_destination, render, write_html
 
 if TYPE_CHECKING:
@@ -98,16 +98,15 @@ def gather(
         question = prepare(tree, integrands, method, allow_bad_scores)
         estimate = estimate_prepared(question, **options)
         convergence = check_convergence(tree)
-        chains, draws, d = question.trace.draws.shape
+        trace = read_trace(tree)  # the question leaves out parameters that never move
+        chains, draws, d = trace.draws.shape
         lines |= {
             "Method": method if isinstance(method, str) else repr(method),
             "Draws": f"{chains} chains of {draws} draws, {d} unconstrained parameters",
             "Expectations": ", ".join(question.names),
         }
         notices += [text for text in (convergence.complaint, question.check.message) if text]
-        posterior = PosteriorPart(
-            estimate, question.values, question.check, question.trace.names, convergence.divergences
-        )
+        posterior = PosteriorPart(estimate, question.values, question.check, trace.names, convergence.divergences)
     if evidence is not None:
         notices += [f"Evidence: {text}" for text in (*evidence.complaints, *disagreements(evidence))]
     if joint is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcmcpost._cli_edge import cache_directory, is_user_error, one_line
+from mcmcpost._cli_edge import cache_directory, is_user_error, model_file_fault, one_line
 
 if TYPE_CHECKING:
     import pandas
@@ -74,9 +74,10 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        if os.environ.get("MCMCPOST_DEBUG") or not is_user_error(error):
+        message = model_file_fault(error) or (str(error) if is_user_error(error) else None)
+        if os.environ.get("MCMCPOST_DEBUG") or message is None:
             raise
-        print(f"mcmcpost: error: {one_line(error)}", file=sys.stderr)
+        print(f"mcmcpost: error: {one_line(message)}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -307,12 +308,15 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def _check_output(path: Path) -> None:
     """Refuse before the work what could not be written after it."""
-    if path.suffix not in (".nc", ".zarr"):
+    from mcmcpost._folder import check_writable
+
+    if path.suffix.lower() not in (".nc", ".zarr"):
         raise ValueError(f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the format.")
     if path.exists():
         raise FileExistsError(f"--output: expected a new file, got {path}, which exists. Nothing is overwritten.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"--output: expected an existing folder, got {path.parent}. Make it first.")
+    check_writable("--output", path.parent)
 
 
 def _distinct(expect: list[str]) -> list[str]:

@@ -1,11 +1,11 @@
 """The array record behind every trace: draws and scores on the unconstrained space."""
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from mcmcpost._checks import as_float64, fault
 from mcmcpost._scratch import rows_of
@@ -65,6 +65,23 @@ def make_trace(draws: object, scores: object, names: tuple[str, ...] | None = No
             fault("Trace", f"{draws_.shape[-1]} distinct coordinate names", labels, "Name every coordinate once.")
         )
     return Trace(draws_, scores_, labels)
+
+
+def moving(draws: Float[np.ndarray, "c n d"]) -> Bool[np.ndarray, " d"]:
+    """Return which coordinates move; all of them where none does, as in chains that are stuck."""
+    moves = np.ptp(draws, axis=(0, 1)) > 0
+    return moves if moves.any() else np.ones_like(moves)
+
+
+def without_fixed(trace: Trace) -> Trace:
+    """Return the trace of the coordinates that move, whose scores are those of the density given the fixed ones.
+
+    Stein's identity fails along a coordinate that is held fixed: E[(x_i − x̄_i) s_i] is zero and not minus one.
+    """
+    moves = moving(trace.draws)
+    if moves.all():
+        return trace
+    return Trace(trace.draws[..., moves], trace.scores[..., moves], tuple(compress(trace.names, moves)))
 
 
 def check_same_order(where: str, labels: Mapping[str, tuple[str, ...] | None]) -> None:

@@ -124,6 +124,39 @@ def test_wrong_scores_are_refused_and_can_be_overridden(run, tmp_path, rng):
     assert "bad_scores" in done.out
 
 
+def test_scores_that_are_not_finite_serve_plain_means_only(run, tmp_path, rng):
+    draws = rng.normal(size=(4, 200, 2))
+    scores = -draws
+    scores[0, 3, 0] = np.inf
+    path = tmp_path / "infinite.nc"
+    mcmcpost.save_tree(mcmcpost.from_arrays(draws, scores, allow_bad_scores=True), path)
+    for options in ([], ["--method", "zv1", "--allow-bad-scores"], ["--method", "plain"]):
+        assert refused(run("reduce", path, *options), "chain 0, draw 3", 'method="plain" only')
+    done = run("reduce", path, "--method", "plain", "--allow-bad-scores")
+    assert (done.code, done.err) == (0, "")
+    assert "bad_scores" in done.out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('{"loc": loc}', '{"location": loc}', "arguments of `model(loc)`"),
+        ('{"loc": loc}', '{"loc": int("abc")}', "line 12: expected `data` to run, got ValueError: invalid literal"),
+        ('{"loc": loc}', "open(loc)", "line 12: expected `data` to run"),
+        ('draw["x"]', 'draw["z"]', "line 15: expected `quantities` to run, got KeyError: 'z'"),
+        ('{"square": draw["x"] ** 2}', "None", "`quantities(draw)` to return a dict, got NoneType"),
+        ("dist.Normal(loc, 2.0)", "dist.Poisson(loc)", "continuous latent sites, got discrete x"),
+        ("dist.Normal(loc, 2.0)", "dist.Norm(loc, 2.0)", "line 6: expected `model` to run, got AttributeError"),
+        ("import numpyro\n", "import numpyroo\n", "line 2: expected `<module>` to run, got ModuleNotFoundError"),
+    ],
+)
+def test_a_mistake_in_a_model_file_is_one_line_before_sampling(run, model, monkeypatch, old, new, words):
+    monkeypatch.setattr("numpyro.infer.MCMC.run", lambda *_, **__: pytest.fail("sampled first"))
+    assert old in GAUSSIAN
+    model.write_text(GAUSSIAN.replace(old, new))
+    assert refused(run("sample", model, "-o", "trace.nc"), f"Model file {model}", words)
+
+
 @pytest.mark.filterwarnings("always:Score gate")
 def test_unconverged_chains_are_reported_on_stderr(run, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 1)) + np.array([0.0, 0.0, 0.0, 3.0])[:, None, None]
@@ -146,6 +179,26 @@ def test_an_existing_output_is_refused_before_sampling(run, model, tmp_path, nam
     assert taken.is_dir() or taken.read_bytes() == b"precious"
     assert refused(run("sample", model, "-o", "trace.csv"), ".nc or .zarr")
     assert refused(run("sample", model, "-o", "nowhere/trace.nc"), "existing folder")
+    assert refused(run("sample", model, "-o", "/proc/trace.nc"), "folder that can be written to")
+
+
+@pytest.mark.parametrize("command", [["reduce"], ["report", "-o", "report.html"]])
+def test_variables_that_are_not_numbers_are_left_out(run, trace, tmp_path, command):
+    tree = mcmcpost.load_tree(trace)
+    dims, date = ("chain", "draw"), np.datetime64("2026-01-01", "ns")
+    more = {
+        "observed": ("n", np.ones(3)),
+        "label": (dims, np.full((4, 200), "a")),
+        "date": (dims, np.full((4, 200), date)),
+    }
+    tree["posterior"] = tree["posterior"].to_dataset().assign(more)
+    mcmcpost.save_tree(tree, tmp_path / "more.nc")
+    done = run(command[0], tmp_path / "more.nc", *command[1:], "--expect", "q=a + 1", "--method", "zv1", "--json")
+    assert done.code == 0
+    assert done.err.splitlines()[0].startswith("mcmcpost: warning: left out observed, label, date: not a number")
+    assert [row["name"] for row in json.loads(done.out)["quantities"]] == ["a", "b[0]", "q"]
+    with pytest.raises(TypeError, match="`label` to be a real number"):
+        mcmcpost.expectation(tree, ["label"])
 
 
 def test_bad_input_is_one_line(run, trace, model, tmp_path):

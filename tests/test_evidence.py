@@ -196,6 +196,9 @@ def test_impossible_prior_draws(rng: np.random.Generator) -> None:
     found = evidence(make_ladder(t, x, values, slope, -x), PlainMean(), degree=0)
     assert abs(found.value - np.log(0.5 / np.sqrt(2))) < 4.5 * found.error
     assert found.info["impossible_prior_draws"] > 0
+    by_rungs = evidence(make_ladder(t, x, values, slope, -x), PlainMean(), degree=0, path="rungs")
+    assert by_rungs.status is Status.UNDEFINED
+    assert "zero likelihood" in "; ".join(by_rungs.complaints)
 
 
 def test_failed_rungs_are_left_out(rng: np.random.Generator) -> None:

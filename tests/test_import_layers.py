@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mcmcpost"
 
 LAYERS = (
-    ("_types", "_checks", "_blocks", "_scratch", "_versions", "_cli_edge"),
-    ("_mcse",),
+    ("_types", "_checks", "_blocks", "_scratch", "_versions"),
+    ("_mcse", "_cli_edge", "_folder"),
     ("trace", "scores", "kernels", "linops"),
     ("stein", "linsolve"),
     ("hyper",),

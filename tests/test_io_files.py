@@ -143,3 +143,23 @@ def test_estimates_replace_the_older_ones(tree, estimate):
     second = estimate_to_datatree(SimpleNamespace(**vars(estimate) | {"mean": estimate.mean + 1}), first)
     np.testing.assert_array_equal(first["control_variates"]["mean"], estimate.mean)
     np.testing.assert_array_equal(second["control_variates"]["mean"], estimate.mean + 1)
+
+
+@pytest.mark.parametrize("suffix", [".NC", ".Zarr"])
+def test_a_suffix_may_be_in_capitals(tree, tmp_path, suffix):
+    assert load_tree(save_tree(tree, tmp_path / f"trace{suffix}")).identical(tree)
+    (tmp_path / "TRACE.CSV").write_text("chain,draw,a\n0,0,1.5\n0,1,2.5\n")
+    np.testing.assert_array_equal(load_tree(tmp_path / "TRACE.CSV")["posterior/a"], [[1.5, 2.5]])
+
+
+@pytest.mark.parametrize("order", ["[1, 2]", "no JSON", '{"groups": 3}'])
+def test_an_order_that_is_none_is_refused(tree, tmp_path, order):
+    tree.attrs["mcmcpost_order"] = order
+    tree.to_netcdf(tmp_path / "trace.nc", engine="h5netcdf")
+    with pytest.raises(ValueError, match="expected a netCDF-4 tree at"):
+        load_tree(tmp_path / "trace.nc")
+
+
+def test_an_estimate_of_another_trace_is_refused(tree, estimate):
+    with pytest.raises(ValueError, match=r"a tree of \(2, 50\) chains and draws, got \(2, 49\)"):
+        estimate_to_datatree(estimate, tree.isel(draw=slice(49)))

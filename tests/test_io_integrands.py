@@ -104,6 +104,9 @@ def test_nan_stays_nan(tree):
         ({"f": np.zeros((2, 5), dtype=complex)}, TypeError, "`f` to be a real number"),
         ({"f": np.zeros((2, 5, 1)), "f[0]": np.zeros((2, 5))}, ValueError, "distinct names"),
         ({"f": lambda d: np.arange(int(d["count"]))}, ValueError, "one shape for every draw"),
+        ({"f": lambda _: np.zeros(0)}, ValueError, r"`f` to return a number, got shape \(0,\)"),
+        ({"f": lambda d: {"a": d["mu"]}}, TypeError, "`f` to return numbers, got dict"),
+        ({"f": lambda _: None}, TypeError, "`f` to return numbers, got NoneType"),
     ],
 )
 def test_bad_input(tree, integrands, error, words):

@@ -88,11 +88,21 @@ def test_values_become_scalar_variables(draws):
         ({"values": np.zeros((2, 99, 1))}, "chains and draws of `draws`"),
         ({"values": np.zeros((2, 100, 2)), "value_names": ("a", "a")}, "distinct value names"),
         ({"names": ("a", "b")}, "3 distinct coordinate names"),
+        ({"names": ("a", "draw", "c")}, r"other than chain, draw, got \['draw'\]"),
+        ({"names": ("a", "b/c", "c")}, r"names without '/'.*got \['b/c'\]"),
+        ({"draws": [[[1.0]], [[1.0], [2.0]]]}, "`draws` to be one array"),
+        ({"values": np.ma.masked_less(np.arange(600.0).reshape(2, 100, 3), 4.0)}, "masked entries, got 4"),
     ],
 )
 def test_arrays_that_do_not_fit(draws, change, words):
     with pytest.raises(ValueError, match=words):
         from_arrays(**{"draws": draws, "scores": -draws} | change)
+
+
+def test_named_dims_may_come_in_any_order(draws):
+    labelled = xarray.DataArray(draws, dims=("chain", "draw", "k")).transpose("draw", "k", "chain")
+    trace = read_trace(from_arrays(labelled, -draws, labelled))
+    np.testing.assert_array_equal(trace.draws, draws)
 
 
 def test_missing_scores_say_how_to_get_them(draws):

@@ -92,6 +92,11 @@ def test_what_is_missing_is_said(tree, change, words):
         read_ladder(broken)
 
 
+def test_an_expectation_of_a_ladder_says_what_it_is(tree):
+    with pytest.raises(ValueError, match=r"got a ladder, with a dim temperature\. Use log_evidence"):
+        mp.expectation(tree)
+
+
 @pytest.mark.slow
 def test_functions_instead_of_a_model(key):
     made = mp.sample_power_posteriors(

@@ -65,7 +65,7 @@ def test_the_contract_is_loaded_from_any_directory(write, tmp_path, monkeypatch)
 
 def test_neighbouring_files_can_be_imported_while_it_loads(write):
     write("SCALE = 7.0", "a_neighbour.py")
-    loaded = load_model_file(write("from a_neighbour import SCALE\ndef model(): ...\ndef data(): return (SCALE,)"))
+    loaded = load_model_file(write("from a_neighbour import SCALE\ndef model(scale): ...\ndef data(): return (SCALE,)"))
     assert loaded.arguments() == ((7.0,), {})
     assert loaded.quantities is None
     assert loaded.start() is None

@@ -73,6 +73,18 @@ def test_an_unrecognised_failure_of_the_gate_gives_plain_means_whatever_the_meth
         mp.stein_weights(half_normal)
 
 
+def test_a_fixed_parameter_costs_the_others_nothing(draws):
+    with_fixed = np.insert(draws, 1, 2.0, axis=-1)
+    tree = mp.from_arrays(with_fixed, np.where(with_fixed == 2.0, 0.0, -with_fixed), names=("a", "fixed", "b"))
+    alone = mp.from_arrays(draws, -draws, names=("a", "b"))
+    cubes = draws[..., 0] ** 3 + np.exp(draws[..., 1])
+    # features of a coordinate that is held fixed do not average to zero: degree three was biased by them
+    found, expected = (mp.expectation(t, cubes, "zv3", fallback=False) for t in (tree, alone))
+    np.testing.assert_allclose([found.mean, found.mcse], [expected.mean, expected.mcse])
+    assert mp.expectation(tree, method="zv1").status == (mp.Status.EXACT,) * 3
+    assert "fixed" in mp.html_report(tree, method="zv1")
+
+
 def test_a_wrong_sign_is_an_error_unless_overridden(draws):
     with pytest.raises(mp.ScoreError, match="wrong sign"):
         mp.from_arrays(draws, draws)
@@ -98,7 +110,7 @@ def test_bad_arguments_are_named(tree, call, words):
 
 
 def test_quantiles_are_near_the_truth_and_gain_a_little(tree):
-    result = mp.quantile(tree, [0.1, 0.5], ["a"], method="zv2")
+    result = mp.quantile(tree, [0.1, 0.5, 0.1], ["a"], method="zv2")
     assert result.names == ("a [0.1]", "a [0.5]")
     np.testing.assert_array_less(np.abs(result.mean - [-1.2815515655, 0.0]), 4.5 * result.mcse)
     assert (result.mcse <= result.mcse_plain * 1.2).all()

@@ -144,6 +144,16 @@ def test_doubts_are_warnings(rng, draws, scores, pattern, words):
     assert words in check.message
 
 
+def test_a_fixed_coordinate_is_not_tested(rng):
+    x, s = gaussian(rng, 4, 100)
+    x[..., 1], s[..., 1] = 2.0, 0.0
+    check = check_scores(make_trace(x, s))
+    assert (check.verdict, check.message) == ("pass", "")
+    np.testing.assert_array_equal(np.isnan(check.z_mean), [False, True, False])
+    np.testing.assert_array_equal(np.isnan(np.diag(check.z_product)), [False, True, False])
+    assert check_scores(make_trace(x, -s)).pattern == "sign"
+
+
 def test_chains_in_different_modes_are_not_converged(rng):
     x = rng.normal(size=(4, 200, 2)) + np.array([0.0, 0.0, 0.0, 8.0])[:, None, None] * np.array([1.0, 0.0])
     centre = np.where(x > 4, 8.0, 0.0)

@@ -7,8 +7,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._checks import as_float64, fault
+from mcmcpost._checks import as_float64, check_count, fault
 from mcmcpost.trace import Trace, make_trace
+
+_BOTH_ENDS = "Both ends are rungs."
 
 
 class TemperedTarget(NamedTuple):
@@ -123,7 +125,7 @@ def power_ladder(size: int, power: float | int = 5) -> Float[np.ndarray, " t"]:
 
     Friel and Pettitt (2008, doi:10.1111/j.1467-9868.2007.00650.x) with power 5.
     """
-    _check_size("power_ladder", size)
+    check_count("power_ladder", "size", size, _BOTH_ENDS, least=2)
     if not 0 < power < np.inf:
         raise ValueError(fault("power_ladder", "a positive `power`", power, "Use 5."))
     return np.linspace(0.0, 1.0, size) ** power
@@ -131,12 +133,7 @@ def power_ladder(size: int, power: float | int = 5) -> Float[np.ndarray, " t"]:
 
 def geometric_ladder(size: int, smallest: float = 1e-4) -> Float[np.ndarray, " t"]:
     """Return 0 and then inverse temperatures in constant ratio from `smallest` to 1."""
-    _check_size("geometric_ladder", size)
+    check_count("geometric_ladder", "size", size, _BOTH_ENDS, least=2)
     if not 0 < smallest < 1:
         raise ValueError(fault("geometric_ladder", "`smallest` inside (0, 1)", smallest, "Use 1e-4."))
     return np.concatenate([[0.0], np.geomspace(smallest, 1.0, size - 1) if size > 2 else [1.0]])
-
-
-def _check_size(where: str, size: int) -> None:
-    if size < 2:
-        raise ValueError(fault(where, "`size` to be an integer of at least 2", size, "Both ends are rungs."))

@@ -120,7 +120,7 @@ def estimate_log_evidence(
         discretisation_error=best.info["discretisation_error"],
         status=_status(best, health, check),
         method=best.method,
-        complaints=_complaints(ladder, health, found),
+        complaints=_complaints(ladder, health, found, best),
         estimates=tuple(estimates),
         temperatures=ladder.temperatures,
         health=health,
@@ -136,11 +136,18 @@ def estimate_log_evidence(
     )
 
 
-def _complaints(ladder: Ladder, health: RungHealth, found: PooledPath | None) -> tuple[str, ...]:
+def _complaints(
+    ladder: Ladder, health: RungHealth, found: PooledPath | None, best: EvidenceEstimate
+) -> tuple[str, ...]:
     at = [f"t = {t:.3g}" for t in ladder.temperatures]
     stray = [at[i] for i in np.flatnonzero(health.usable & ~health.converged)]
     texts = [f"no pooled path: {found.reason}"] if found is not None and found.reason else []
     texts += [f"the rung {at[i]} has {health.problem[i]}" for i in np.flatnonzero(~health.usable)]
+    if health.impossible[0] and not np.isfinite(best.value):
+        texts.append(
+            f"{health.impossible[0]} draws of the prior have zero likelihood: the mean log likelihood there, which"
+            " rules over the rungs need, is undefined; the pooled path does without it"
+        )
     return (*texts, f"the chains disagree at {', '.join(stray)}") if stray else tuple(texts)
 
 

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mcmcpost._checks import as_float64, fault
-from mcmcpost.io._convention import sample_dataset, with_trace
+from mcmcpost.io._convention import as_chain_draw, sample_dataset, with_trace
 from mcmcpost.io._gate import gate, gate_attrs
 from mcmcpost.trace import make_trace
 
 if TYPE_CHECKING:
     import xarray
+
+_WHERE = "from_arrays"
 
 
 def from_arrays(
@@ -26,7 +28,7 @@ def from_arrays(
 
     Parameters
     ----------
-    draws : (c, n, d) unconstrained draws.
+    draws : (c, n, d) unconstrained draws; dims named `chain` and `draw` may come in any order, here and below.
     scores : (c, n, d) ∇ log density of the unconstrained draw, log-Jacobian included.
     values : (c, n, p) quantities of interest, kept as scalar variables of the posterior group; default the draws.
     names : d coordinate labels; default ``x[i]``.
@@ -42,12 +44,14 @@ def from_arrays(
     ValueError : shapes or names disagree.
     ScoreError : the scores fail the gate.
     """
-    trace = make_trace(draws, scores, None if names is None else tuple(names))
-    quantities = trace.draws if values is None else as_float64("from_arrays", "values", values, "chain, draw, p")
+    points, slopes = as_chain_draw(_WHERE, "draws", draws), as_chain_draw(_WHERE, "scores", scores)
+    trace = make_trace(points, slopes, None if names is None else tuple(names))
+    given = None if values is None else as_chain_draw(_WHERE, "values", values)
+    quantities = trace.draws if given is None else as_float64(_WHERE, "values", given, "chain, draw, p")
     if quantities.shape[:2] != trace.draws.shape[:2]:
         raise ValueError(
             fault(
-                "from_arrays",
+                _WHERE,
                 f"`values` with the chains and draws of `draws` {trace.draws.shape[:2]}",
                 quantities.shape[:2],
                 "One row of values belongs to each draw.",
@@ -57,7 +61,7 @@ def from_arrays(
     labels = default if value_names is None else tuple(value_names)
     if len(labels) != quantities.shape[-1] or len(set(labels)) != len(labels):
         raise ValueError(
-            fault("from_arrays", f"{quantities.shape[-1]} distinct value names", labels, "Name every value once.")
+            fault(_WHERE, f"{quantities.shape[-1]} distinct value names", labels, "Name every value once.")
         )
     check = gate(trace, allow_bad_scores)
     return with_trace(_posterior(quantities, labels), trace, gate_attrs(check))

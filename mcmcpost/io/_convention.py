@@ -1,6 +1,6 @@
 """The data contract: which group, variables, dims and attrs hold draws and scores."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ GROUP = "sample_stats"
 DRAWS = "unconstrained_draw"
 SCORES = "gradient"
 PARAMETER = "unconstrained_parameter"
+TEMPERATURE = "temperature"
 ATTRS = {"score_sign": "+", "score_jacobian": "included", "score_space": "unconstrained"}
 _CURES = {
     "score_sign": "Negate `gradient` and set the attribute to '+': scores are +∇ log density.",
@@ -48,6 +49,9 @@ def read_trace(tree: "xarray.DataTree") -> Trace:
         and scores label their parameters in different orders.
     """
     check_tree_type("read_trace", tree)
+    if GROUP in tree.children and TEMPERATURE in tree.children[GROUP].dims:
+        cure = "Use log_evidence (mcmcpost evidence), or mcmcpost.io.posterior_rung(tree), the trace of its last rung."
+        raise ValueError(fault("read_trace", "a trace of one target", f"a ladder, with a dim {TEMPERATURE}", cure))
     for name in (SCORES, DRAWS):
         if GROUP not in tree.children or name not in tree.children[GROUP].data_vars:
             raise ValueError(_missing(tree, name))
@@ -89,7 +93,29 @@ def sample_dataset(variables: Mapping[str, np.ndarray]) -> "xarray.Dataset":
     """Return variables (chain, draw, ...) with ArviZ's dims and coordinates, and none of its attrs."""
     import arviz_base
 
+    check_names("Variables", variables, ("chain", "draw"))
     return arviz_base.dict_to_dataset(dict(variables), check_conventions=False).drop_attrs()
+
+
+def check_names(where: str, names: Iterable[str], dims: tuple[str, ...]) -> None:
+    """Refuse names that cannot be those of variables with `dims`: a tree takes a dim's own name for its labels."""
+    bad = [name for name in names if name in dims or "/" in name]
+    if bad:
+        raise ValueError(fault(where, f"names without '/' and other than {', '.join(dims)}", bad, "Rename them."))
+
+
+def as_chain_draw(where: str, name: str, values: Any) -> np.ndarray:
+    """Return an array, chains and draws first where its dims are named; refuse masked entries and ragged lists."""
+    if np.ma.is_masked(values):
+        cure = "Leave out the draws, in every array alike."
+        raise ValueError(fault(where, f"`{name}` without masked entries", np.ma.count_masked(values), cure))
+    if hasattr(values, "dims") and {"chain", "draw"} <= set(values.dims):
+        values = values.transpose("chain", "draw", ...)
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        cure = "Give every chain as many draws, and every draw as many values."
+        raise ValueError(fault(where, f"`{name}` to be one array", str(error), cure)) from error
 
 
 def check_tree_type(where: str, tree: object) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mcmcpost._mcse import rank_rhat
-from mcmcpost.io._integrands import integrand_values
+from mcmcpost.io._integrands import constrained_draws, integrand_values
 
 if TYPE_CHECKING:
     import xarray
@@ -34,7 +34,7 @@ class Convergence(NamedTuple):
 
 def check_convergence(tree: "xarray.DataTree") -> Convergence:
     """Return the convergence diagnostics of `tree`; R-hat is NaN for one chain, or where nothing varies."""
-    variables = integrand_values(tree)
+    variables = integrand_values(tree, list(constrained_draws(tree)))
     with np.errstate(all="ignore"):
         rhat = rank_rhat(variables.values)
     worst = int(np.argmax(np.where(np.isnan(rhat), -np.inf, rhat)))

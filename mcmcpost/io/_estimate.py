@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mcmcpost._checks import fault
+
 if TYPE_CHECKING:
     import xarray
 
@@ -20,7 +22,8 @@ def estimate_to_datatree(estimate: Any, tree: "xarray.DataTree | None" = None) -
     Parameters
     ----------
     estimate : an `Estimate` of p quantities.
-    tree : the trace to copy the other groups from; it is not changed.
+    tree : the trace of the estimate, from which the other groups are taken; it is not changed, and their arrays are
+        shared with it, as by ``tree.copy()``.
 
     Returns
     -------
@@ -48,10 +51,15 @@ def estimate_to_datatree(estimate: Any, tree: "xarray.DataTree | None" = None) -
 
 def _chain_draw(tree: "xarray.DataTree", shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     posterior = tree.children.get("posterior")
+    sizes = tuple(shape[:2]) if posterior is None else tuple(posterior.sizes.get(dim, 0) for dim in ("chain", "draw"))
+    if sizes != tuple(shape[:2]):
+        raise ValueError(
+            fault(
+                "estimate_to_datatree", f"a tree of {tuple(shape[:2])} chains and draws", sizes, "Pass its own trace."
+            )
+        )
     return {
-        dim: posterior.coords[dim].values
-        if posterior is not None and posterior.sizes.get(dim) == size and dim in posterior.coords
-        else np.arange(size)
+        dim: posterior.coords[dim].values if posterior is not None and dim in posterior.coords else np.arange(size)
         for dim, size in zip(("chain", "draw"), shape, strict=False)
     }
 

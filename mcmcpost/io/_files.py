@@ -47,7 +47,7 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
     place = Path(path)
     if not place.exists():
         raise FileNotFoundError(fault("load_tree", "an existing file", str(place), "Check the path."))
-    if place.suffix == ".csv":
+    if place.suffix.lower() == ".csv":
         return read_csv(place)
     kind = "Zarr" if _is_zarr(place) else "netCDF-4"
     try:
@@ -85,7 +85,7 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     """
     check_tree_type("save_tree", tree)
     place = Path(path)
-    if place.suffix not in (".nc", ".zarr"):
+    if place.suffix.lower() not in (".nc", ".zarr"):
         raise ValueError(fault("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it."))
     _refuse_existing(place)
     if not place.parent.is_dir():
@@ -120,6 +120,8 @@ def _in_order(tree: "xarray.DataTree") -> "xarray.DataTree":
 
     content = _read(tree.to_dataset(inherit=False))
     order = json.loads(content.attrs.pop(_ORDER, "{}"))
+    if not isinstance(order, dict):
+        raise TypeError(f"the attribute {_ORDER} is {order!r}")  # load_tree says where
     variables = [name for name in order.get("variables", []) if name in content.data_vars]
     rest = [name for name in content.data_vars if name not in variables]
     groups = [name for name in order.get("groups", []) if name in tree.children]
@@ -154,7 +156,7 @@ def _by_pieces(variable: "xarray.DataArray") -> np.ndarray:
 
 
 def _is_zarr(place: Path) -> bool:
-    return place.suffix == ".zarr"
+    return place.suffix.lower() == ".zarr"
 
 
 def _refuse_existing(place: Path) -> None:

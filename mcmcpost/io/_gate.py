@@ -29,7 +29,8 @@ def gate(trace: Trace, allow_bad_scores: bool = False) -> ScoreCheck:
     """
     check = check_scores(trace)
     if check.verdict == "error" and not allow_bad_scores:
-        raise ScoreError(f"{check.message} allow_bad_scores=True overrides.")
+        cure = "" if check.pattern == "nonfinite" else " allow_bad_scores=True overrides."
+        raise ScoreError(check.message + cure)
     if check.verdict == "warn":
         warnings.warn(check.message, ScoreWarning, stacklevel=3)
     return check

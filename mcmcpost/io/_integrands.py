@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from mcmcpost._checks import fault
 from mcmcpost._scratch import zeros
-from mcmcpost.io._convention import GROUP, check_tree_type, element_names
+from mcmcpost.io._convention import GROUP, as_chain_draw, check_tree_type, element_names
 
 if TYPE_CHECKING:
     import xarray
@@ -84,8 +84,19 @@ def _side_by_side(parts: list[Float[np.ndarray, "c n _"]]) -> Float[np.ndarray, 
 
 
 def constrained_draws(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
-    """Return the variables of the posterior group as arrays (c, n, ...)."""
-    return {str(name): _chain_draw_first(v).values for name, v in _posterior(tree).data_vars.items()}
+    """Return the usable variables of the posterior group as arrays (c, n, ...), see `unusable_variables`."""
+    unusable = unusable_variables(tree)
+    variables = _posterior(tree).data_vars
+    return {str(name): _chain_draw_first(v).values for name, v in variables.items() if name not in unusable}
+
+
+def unusable_variables(tree: "xarray.DataTree") -> list[str]:
+    """Return the variables of the posterior group that are not numbers, or not of every chain and draw."""
+    return [
+        str(name)
+        for name, variable in _posterior(tree).data_vars.items()
+        if variable.dtype.kind not in "fiub" or not {"chain", "draw"} <= set(variable.dims)
+    ]
 
 
 def _posterior(tree: "xarray.DataTree") -> "xarray.DataTree":
@@ -150,9 +161,7 @@ def _of_entry(tree: "xarray.DataTree", name: str, entry: Any, chains_draws: tupl
 
 
 def _of_array(name: str, values: Any, chains_draws: tuple[int, int]) -> Integrands:
-    if hasattr(values, "dims") and {"chain", "draw"} <= set(values.dims):
-        values = values.transpose("chain", "draw", ...)
-    array = np.asarray(values)
+    array = as_chain_draw("integrands", name, values)
     if array.shape[:2] != chains_draws or array.ndim < 2:
         raise ValueError(
             fault(
@@ -184,18 +193,27 @@ def _evaluate(
     flat = {
         key: array.reshape(-1, *array.shape[2:]).astype(np.float64 if array.dtype.kind == "f" else array.dtype)
         for key, array in draws.items()
-        if array.dtype.kind in "fiub"
     }
     try:
-        values = _vectorised(function, flat)
+        values = _vectorised(name, function, flat)
     except _NOT_TRACEABLE:
         values = _one_by_one(name, function, flat)
     return values.reshape(*chains_draws, *values.shape[1:])
 
 
-def _vectorised(function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]) -> np.ndarray:
+def _vectorised(name: str, function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]) -> np.ndarray:
+    def of_row(row: dict[str, object]) -> jax.Array:
+        value = function(row)
+        if value is None or isinstance(value, Mapping | str):
+            cure = "Several values are an array, or functions of their own."
+            raise TypeError(fault("integrands", f"`{name}` to return numbers", type(value).__name__, cure))
+        array = jnp.asarray(value)
+        if not array.size:
+            raise ValueError(fault("integrands", f"`{name}` to return a number", f"shape {array.shape}", "Return one."))
+        return array
+
     with jax.enable_x64(True):
-        compiled = jax.jit(lambda rows: jax.lax.map(lambda row: jnp.asarray(function(row)), rows, batch_size=_BATCH))
+        compiled = jax.jit(lambda rows: jax.lax.map(of_row, rows, batch_size=_BATCH))
         return np.asarray(compiled(draws))
 
 

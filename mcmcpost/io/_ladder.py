@@ -8,13 +8,21 @@ import numpy as np
 
 from mcmcpost._checks import fault
 from mcmcpost.evidence import Ladder, LadderStats, make_ladder
-from mcmcpost.io._convention import ATTRS, DRAWS, GROUP, PARAMETER, check_tree_type, with_trace
+from mcmcpost.io._convention import (
+    ATTRS,
+    DRAWS,
+    GROUP,
+    PARAMETER,
+    TEMPERATURE,
+    check_names,
+    check_tree_type,
+    with_trace,
+)
 from mcmcpost.trace import make_trace
 
 if TYPE_CHECKING:
     import xarray
 
-TEMPERATURE = "temperature"
 LOG_LIKELIHOOD = "log_likelihood_total"
 LIKELIHOOD_SLOPE = "gradient_log_likelihood"
 PRIOR_SLOPE = "gradient_log_prior"
@@ -45,6 +53,7 @@ def ladder_to_datatree(
     import xarray
 
     variables = _draws_by_name(ladder) if values is None else values
+    check_names("Ladder", variables, DIMS)
     coords = {
         "chain": np.arange(ladder.draws.shape[0]),
         "draw": np.arange(ladder.draws.shape[1]),

@@ -20,13 +20,12 @@ from mcmcpost.evidence import (
     make_ladder,
     repeated_fraction,
 )
-from mcmcpost.io._convention import DRAWS, GROUP, check_tree_type
+from mcmcpost.io._convention import DRAWS, GROUP, TEMPERATURE, check_tree_type
 from mcmcpost.io._files import load_tree
 from mcmcpost.io._ladder import (
     LIKELIHOOD_SLOPE,
     LOG_LIKELIHOOD,
     PRIOR_SLOPE,
-    TEMPERATURE,
     coordinate_labels,
     ladder_to_datatree,
 )

@@ -48,16 +48,17 @@ class Model(NamedTuple):
         parts = jnp.split(draw, sizes[:-1])
         return {site: part.reshape(shape) for (site, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
-    def constrain(self, draws: Float[np.ndarray, "*lead d"]) -> dict[str, np.ndarray]:
-        """Return the constrained and deterministic sites {site: (*lead, ...)} of unconstrained draws."""
+    def sites_of(self, draw: Array) -> dict[str, Array]:
+        """Return the constrained and deterministic sites of one unconstrained draw (d,)."""
         from numpyro.infer.util import constrain_fn
 
-        def one(draw: Array) -> dict[str, Array]:
-            return constrain_fn(self.model, self.args, self.kwargs, self.unravel(draw), return_deterministic=True)
+        return constrain_fn(self.model, self.args, self.kwargs, self.unravel(draw), return_deterministic=True)
 
+    def constrain(self, draws: Float[np.ndarray, "*lead d"]) -> dict[str, np.ndarray]:
+        """Return the constrained and deterministic sites {site: (*lead, ...)} of unconstrained draws."""
         flat = np.asarray(draws, np.float64).reshape(-1, draws.shape[-1])
         with jax.enable_x64(True):
-            sites = jax.jit(lambda rows: jax.lax.map(one, rows, batch_size=_BATCH))(flat)
+            sites = jax.jit(lambda rows: jax.lax.map(self.sites_of, rows, batch_size=_BATCH))(flat)
             values = {name: np.asarray(value) for name, value in sites.items()}
         order = [*self.sites, *(name for name in values if name not in self.sites)]
         return {name: values[name].reshape(*draws.shape[:-1], *values[name].shape[1:]) for name in order}

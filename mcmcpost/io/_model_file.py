@@ -32,22 +32,45 @@ class ModelFile(NamedTuple):
         """Return the positional and keyword arguments of `model` under `options`."""
         self._refuse_unknown(options or {})
         values = _call(self.data, options or {})
-        if isinstance(values, Mapping):
-            return (), dict(values)
-        if isinstance(values, tuple):
-            return values, {}
-        raise TypeError(
-            fault(
-                f"Model file {self.path}",
-                "`data()` to return a dict of keyword arguments or a tuple of positional ones for `model`",
-                type(values).__name__,
-                "Return {} if `model` takes no arguments.",
+        if not isinstance(values, Mapping | tuple):
+            raise TypeError(
+                fault(
+                    f"Model file {self.path}",
+                    "`data()` to return a dict of keyword arguments or a tuple of positional ones for `model`",
+                    type(values).__name__,
+                    "Return {} if `model` takes no arguments.",
+                )
             )
-        )
+        args, kwargs = (values, {}) if isinstance(values, tuple) else ((), dict(values))
+        signature = inspect.signature(self.model)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            expected = f"`data()` to return the arguments of `model{signature}`"
+            raise TypeError(
+                fault(f"Model file {self.path}", expected, str(error), "Name each argument once.")
+            ) from error
+        return args, kwargs
 
     def start(self, options: Mapping[str, object] | None = None) -> dict[str, Any] | None:
         """Return the constrained starting values under `options`, or None if the file gives none."""
-        return None if self.init is None else dict(_call(self.init, options or {}))
+        return None if self.init is None else self._dict_of("init()", _call(self.init, options or {}))
+
+    def named(self, draw: dict[str, Any]) -> dict[str, Any]:
+        """Return the ``quantities`` of one constrained draw by name, none if the file has none."""
+        return {} if self.quantities is None else self._dict_of("quantities(draw)", self.quantities(draw))
+
+    def _dict_of(self, function: str, values: object) -> dict[str, Any]:
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                fault(
+                    f"Model file {self.path}",
+                    f"`{function}` to return a dict",
+                    type(values).__name__,
+                    "Name each value.",
+                )
+            )
+        return dict(values)
 
     def _refuse_unknown(self, options: Mapping[str, object]) -> None:
         accepted = _accepted(self.data) | (_accepted(self.init) if self.init else set())

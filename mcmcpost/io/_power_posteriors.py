@@ -16,8 +16,8 @@ from mcmcpost.evidence import (
     sample_more_rungs,
 )
 from mcmcpost.evidence import adaptive_ladder as adaptive_temperatures
-from mcmcpost.io._convention import GROUP
-from mcmcpost.io._ladder import TEMPERATURE, ladder_to_datatree, read_ladder
+from mcmcpost.io._convention import GROUP, TEMPERATURE
+from mcmcpost.io._ladder import ladder_to_datatree, read_ladder
 from mcmcpost.io._model import Model
 from mcmcpost.io._tempered import tempered_target
 

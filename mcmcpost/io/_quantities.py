@@ -10,6 +10,7 @@ from mcmcpost._checks import fault, in_float64
 from mcmcpost.io._convention import element_names
 from mcmcpost.io._expressions import Expression, evaluate_expressions
 from mcmcpost.io._integrands import constrained_draws, integrand_values
+from mcmcpost.io._model import Model
 from mcmcpost.io._model_file import ModelFile
 
 if TYPE_CHECKING:
@@ -37,6 +38,16 @@ def with_quantities(tree: "xarray.DataTree", model_file: ModelFile) -> "xarray.D
     return new
 
 
+def check_quantities(model_file: ModelFile, probed: Model) -> None:
+    """Run ``quantities`` abstractly on one draw of the model, so that it fails before sampling and not after."""
+
+    def at_one(draw: jax.Array) -> list[Any]:
+        return list(model_file.named(probed.sites_of(draw)).values())
+
+    with jax.enable_x64(True):
+        jax.eval_shape(at_one, jax.ShapeDtypeStruct((len(probed.names),), np.float64))
+
+
 def evaluate_quantities(model_file: ModelFile, posterior: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the file's ``quantities`` at every draw in float64, {name: (c, n)}; empty if the file has none.
 
@@ -47,7 +58,6 @@ def evaluate_quantities(model_file: ModelFile, posterior: Mapping[str, np.ndarra
     """
     if model_file.quantities is None:
         return {}
-    function = model_file.quantities
     lead = next(iter(posterior.values())).shape[:2]
     flat = {
         name: values.reshape(-1, *values.shape[2:]).astype(np.float64 if values.dtype.kind == "f" else values.dtype)
@@ -57,7 +67,7 @@ def evaluate_quantities(model_file: ModelFile, posterior: Mapping[str, np.ndarra
     names: list[str] = []
 
     def at_one(row: dict[str, Any]) -> list[Any]:
-        values = dict(function(row))
+        values = model_file.named(row)
         names[:] = list(values)  # JAX would sort a dict by its keys
         return list(values.values())
 

@@ -1,16 +1,16 @@
 """From a model file to draws: NUTS with its gradients kept."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from numpyro.handlers import seed, trace
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import unconstrain_fn
 
 from mcmcpost._checks import fault
+from mcmcpost.io._model import Model, probe_model
 from mcmcpost.io._model_file import ModelFile
+from mcmcpost.io._quantities import check_quantities
 
 EXTRA_FIELDS = ("z_grad", "potential_energy", "num_steps", "diverging")
 JITTER = 0.05
@@ -56,7 +56,9 @@ def sample_posterior(
             raise ValueError(fault("sample_posterior", f"`{name}` of at least 1", value, "Ask for more."))
     start_key, chain_key = jax.random.split(key)
     args, kwargs = model_file.arguments(options)
-    start = _starts(model_file, start_key, num_chains, args, kwargs, options)
+    probed = probe_model(f"Model file {model_file.path}", model_file.model, args, kwargs)
+    check_quantities(model_file, probed)
+    start = _starts(model_file, start_key, num_chains, probed, options)
     mcmc = MCMC(
         NUTS(model_file.model, dense_mass=True),
         num_warmup=num_warmup,
@@ -86,21 +88,20 @@ def _starts(
     model_file: ModelFile,
     key: jax.Array,
     num_chains: int,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    probed: Model,
     options: Mapping[str, object] | None,
 ) -> dict[str, jax.Array] | None:
     """Return unconstrained starts, (c, ...) per site, or None if the file has no ``init``."""
     values = model_file.start(options)
     if values is None:
         return None
-    sites = _latent_sites(model_file, args, kwargs)
+    sites = list(probed.sites)
     if set(values) != set(sites):
         raise ValueError(
             fault(f"Model file {model_file.path}", f"`init()` to name the sites {sites}", sorted(values), "Name each.")
         )
     constrained = {name: jnp.asarray(values[name], jnp.result_type(float)) for name in sites}
-    centre = unconstrain_fn(model_file.model, args, kwargs, constrained)
+    centre = unconstrain_fn(model_file.model, probed.args, probed.kwargs, constrained)
     bad = [name for name in sites if not jnp.isfinite(centre[name]).all()]
     if bad:
         raise ValueError(
@@ -110,8 +111,3 @@ def _starts(
     lead = () if num_chains == 1 else (num_chains,)  # NumPyro wants no chain axis for one chain
     starts = {name: jnp.broadcast_to(centre[name], lead + jnp.shape(centre[name])) for name in sites}
     return {name: x + JITTER * jax.random.normal(keys[name], x.shape, x.dtype) for name, x in starts.items()}
-
-
-def _latent_sites(model_file: ModelFile, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    run = trace(seed(model_file.model, jax.random.key(0))).get_trace(*args, **kwargs)
-    return [name for name, site in run.items() if site["type"] == "sample" and not site["is_observed"]]

@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from mcmcpost._checks import fault
+from mcmcpost._folder import check_writable
 from mcmcpost.report._canvas import require
 from mcmcpost.report._contents import (
     Contents,
@@ -75,9 +76,7 @@ def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> 
         raise FileExistsError(fault("report", "a new output file", f"{place}, which exists", cure))
     if not place.parent.is_dir():
         raise FileNotFoundError(fault("report", "an existing folder", str(place.parent), "Create it first."))
-    if not os.access(place.parent, os.W_OK):
-        cure = "Pick a folder of yours."
-        raise PermissionError(fault("report", "a folder that can be written to", str(place.parent), cure))
+    check_writable("report", place.parent)
     return place
 
 

@@ -23,5 +23,6 @@ def where_not_finite(trace: Trace) -> str:
     return (
         f"Score gate: the scores are not finite at {count} of {bad[..., 0].size} draws (first at chain {chain}, draw"
         f" {draw}), in {listed(trace.names, bad.any((0, 1)))}: the log density or its gradient failed there, as a"
-        " failed ODE solve does; remove those draws or make the log density differentiable there."
+        " failed ODE solve does. Drop these draws, or compute the scores again with attach_scores (--model FILE.py)."
+        ' Control variates need them finite: allow_bad_scores=True allows method="plain" only.'
     )
