@@ -1,5 +1,6 @@
 """The public functions: trees in, estimates out. Composition only; the mathematics is in the layers below."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._checks import fault, in_float64
+from mcmcpost._types import Status
 from mcmcpost.control import (
     AbstractControlVariate,
     Auto,
@@ -28,7 +30,7 @@ from mcmcpost.control import (
 )
 from mcmcpost.io import check_tree, estimate_to_dataframe, integrand_values, read_trace
 from mcmcpost.kernels import AbstractKernel, InverseMultiquadric
-from mcmcpost.scores import ScoreCheck, ScoreError
+from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning
 from mcmcpost.stein import kernel_stein_discrepancy as stein_discrepancy
 from mcmcpost.stein import stein_thin
 from mcmcpost.trace import Trace, without_fixed
@@ -329,7 +331,7 @@ def estimate_prepared(
     fallback: bool = True,
 ) -> Estimate:
     """Answer a prepared question; arguments as in `expectation`."""
-    return in_float64(estimate_expectations)(
+    estimate = in_float64(estimate_expectations)(
         asked.trace,
         asked.names,
         asked.values,
@@ -339,6 +341,17 @@ def estimate_prepared(
         bad_scores=asked.bad_scores,
         fallback=fallback,
     )
+    pairs = zip(estimate.names, estimate.status, strict=True)
+    contradicted = [name for name, status in pairs if status is Status.BAD_SCORES and not asked.bad_scores]
+    if contradicted:
+        warnings.warn(
+            f"The controlled means of {', '.join(contradicted)} contradict the plain ones by more than five standard "
+            "errors: the scores may be of another density, or the chains have not seen the tails. The plain means "
+            "are returned.",
+            ScoreWarning,
+            stacklevel=3,
+        )
+    return estimate
 
 
 def _trace(tree: "xarray.DataTree") -> Trace:

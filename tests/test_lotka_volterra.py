@@ -167,6 +167,7 @@ def test_the_sampler_survives_failures_and_a_wild_start_and_keeps_no_wrong_score
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("rank_promotion")  # NumPyro's truncated normal, when the model is probed
 def test_stan_priors_reproduce_the_reference_means(key):
     mcmc = sample_posterior(FILE, key=key, num_warmup=150, num_samples=100, num_chains=2, options={"priors": "stan"})
     for name, (mean, sd) in REFERENCE.items():

@@ -234,3 +234,17 @@ def test_an_indefinite_matrix_stops_the_linear_solver_without_a_false_claim():
     assert not solution.converged
     with pytest.raises(ValueError, match="`b` finite"):
         solve_linear(np.eye(2), [np.inf, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: minimize(lambda x: x @ x, np.ones(3)), r"`fun` to return \(value, gradient\)"),
+        (lambda: minimize(lambda x: (x @ x, x[:2]), np.ones(3)), r"a gradient of shape \(3,\), got \(2,\)"),
+        (lambda: solve_linear(np.eye(3), np.ones(2)), r"A \(2, 2\) and x0 \(2,\)"),
+        (lambda: solve_linear(np.eye(2), np.ones(2), x0=np.ones(3)), r"A \(2, 2\) and x0 \(2,\)"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(call, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        call()

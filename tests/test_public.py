@@ -73,6 +73,16 @@ def test_an_unrecognised_failure_of_the_gate_gives_plain_means_whatever_the_meth
         mp.stein_weights(half_normal)
 
 
+def test_a_controlled_mean_that_contradicts_the_plain_one_is_warned_about(rng):
+    """Two bumps with the scores of one normal of the same mean and variance, which the gate lets through."""
+    x = 0.9 * rng.choice([-1.0, 1.0], size=(4, 300, 1)) + np.sqrt(0.19) * rng.normal(size=(4, 300, 1))
+    tree = mp.from_arrays(x, -x)
+    with pytest.warns(mp.ScoreWarning, match=r"The controlled means of f\[0\] contradict"):
+        result = mp.expectation(tree, x**4, mp.ZeroVariance(4))  # of a normal this is three, exactly
+    assert result.status == (mp.Status.BAD_SCORES,)
+    assert result.mean == result.mean_plain
+
+
 def test_a_fixed_parameter_costs_the_others_nothing(draws):
     with_fixed = np.insert(draws, 1, 2.0, axis=-1)
     tree = mp.from_arrays(with_fixed, np.where(with_fixed == 2.0, 0.0, -with_fixed), names=("a", "fixed", "b"))

@@ -81,35 +81,46 @@ def solve_linear(
     Parameters
     ----------
     A : (d, d), or the function v ↦ Av.
-    method : None is ``SolutionBased()``.
+    b : (d,). x0 : (d,), zero when None. method : None is ``SolutionBased()``.
     rtol : relative to ‖b‖. max_steps : budget, None is 2d.
 
     Source: de Roos, Gessner and Hennig (ICML 2021), sections 4.2 and 5.1; Hennig, Probabilistic interpretation of
     linear solvers (SIAM J. Optim. 2015).
+
+    A direction without positive curvature, of a matrix that is not positive definite, ends the solve: `converged` is
+    false with steps to spare.
+
+    Raises
+    ------
+    TypeError, ValueError : shapes that do not agree, b that is not finite.
     """
     right = as_float64("solve_linear", "b", b, "d")
     if not np.isfinite(right).all():
         raise ValueError(fault("solve_linear", "`b` finite", "NaN or infinite entries", "Check how it was made."))
-    product = A if callable(A) else np.asarray(A).__matmul__
+    d = len(right)
+    product = A if callable(A) else as_float64("solve_linear", "A", A, "d, d").__matmul__
     belief = SolutionBased() if method is None else method
     x = np.zeros_like(right) if x0 is None else as_float64("solve_linear", "x0", x0, "d")
+    if x.shape != (d,) or not (callable(A) or np.shape(A) == (d, d)):
+        got = f"{'a function' if callable(A) else np.shape(A)} and {x.shape}"
+        raise ValueError(fault("solve_linear", f"A ({d}, {d}) and x0 ({d},) for b ({d},)", got, "Match them."))
     g = product(x) - right
     goal = rtol * np.linalg.norm(right)
     steps: list[np.ndarray] = []
     changes: list[np.ndarray] = []
     estimate = None
-    for _ in range(2 * len(right) if max_steps is None else max_steps):
+    for _ in range(2 * d if max_steps is None else max_steps):
         if np.linalg.norm(g) <= goal:
             break
-        d = -g if estimate is None else belief.direction(estimate, g)
-        if not d @ g < 0:
-            d = -g
-        image = product(d)
-        curvature = d @ image
+        direction = -g if estimate is None else belief.direction(estimate, g)
+        if not direction @ g < 0:
+            direction = -g
+        image = product(direction)
+        curvature = direction @ image
         if not curvature > 0:
             break
-        length = -(d @ g) / curvature
-        steps.append(length * d)
+        length = -(direction @ g) / curvature
+        steps.append(length * direction)
         changes.append(length * image)
         x, g = x + steps[-1], g + changes[-1]
         estimate = belief.estimate(np.stack(steps), np.stack(changes))

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.optimize import OptimizeResult, line_search
 
-from mcmcpost._checks import as_float64, fault, in_float64
+from mcmcpost._checks import as_float64, check_kind, fault, in_float64
 from mcmcpost.optimize._memory import Memory, empty_memory, remember
 from mcmcpost.optimize._methods import GPX, AbstractMethod
 
@@ -52,8 +52,9 @@ def minimize(
 
     Raises
     ------
-    ValueError : a start of the wrong shape.
+    TypeError, ValueError : a start or a gradient of the wrong shape, no gradient, a method that is none.
     """
+    check_kind("minimize", "method", method, (AbstractMethod, type(None)), "Such as GPX().")
     start = as_float64("minimize", "x0", x0, "d")
     if not np.isfinite(start).all():
         raise ValueError(fault("minimize", "`x0` finite", start, "Start elsewhere."))
@@ -97,8 +98,15 @@ class _Evaluations:
         name = x.tobytes()
         if name not in self.known:
             self.count += 1
-            both = (self.fun(x, *self.args), self.jac(x, *self.args)) if callable(self.jac) else self.fun(x, *self.args)
+            both = self.fun(x, *self.args)
+            if callable(self.jac):
+                both = both, self.jac(x, *self.args)
+            elif not (isinstance(both, tuple) and len(both) == 2):
+                cure = "Pass jac=, or a function such as jax.value_and_grad(f)."
+                raise TypeError(fault("minimize", "`fun` to return (value, gradient)", type(both).__name__, cure))
             value, gradient = float(both[0]), np.asarray(both[1], dtype=np.float64)
+            if gradient.shape != x.shape:
+                raise ValueError(fault("minimize", f"a gradient of shape {x.shape}", gradient.shape, "Return it flat."))
             self.known[name] = (value if np.isfinite(value) else np.inf, gradient)
         return self.known[name]
 
