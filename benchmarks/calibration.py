@@ -81,17 +81,23 @@ def main() -> None:
             for method, run in runs.items()
             for j, item in enumerate(case.truths.items())
         ]
-        low, high = band(rows[0]["R"])
         slug = "".join(c if c.isalnum() else "_" for c in name).strip("_")
-        emit(
-            f"calibration_{slug}{args.tag}",
-            f"Calibration on {name}, {NUM_CHAINS} chains of {NUM_DRAWS}: var z should not exceed {high:.3f}",
-            rows,
-            replications=args.replications,
-            level=LEVEL,
-            band_low=low,
-            band_high=high,
-        )
+        title = f"Calibration on {name}, {NUM_CHAINS} chains of {NUM_DRAWS}"
+        emit_calibration(f"calibration_{slug}{args.tag}", title, rows, args.replications)
+
+
+def emit_calibration(name: str, title: str, rows: list[dict], replications: int) -> None:
+    """Print and keep a table of `calibration_row`, with the band of the replications that it has."""
+    low, high = band(rows[0]["R"])
+    emit(
+        name,
+        f"{title}: var z should not exceed {high:.3f}",
+        rows,
+        replications=replications,
+        level=LEVEL,
+        band_low=low,
+        band_high=high,
+    )
 
 
 def band(replications: int) -> tuple[float, float]:

@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 from benchmarks._replicate import generator, replicate
-from benchmarks._table import emit
-from benchmarks.calibration import LEVEL, band, calibration_row
+from benchmarks.calibration import calibration_row, emit_calibration
 from mcmcpost import ZeroVariance
 
 SHAPE = (4, 300, 1)
@@ -53,16 +52,7 @@ def main() -> None:
     for name, (sample, truth) in targets.items():
         runs = replicate(name, sample, METHODS, args.replications)
         rows += [calibration_row(method, run, 0, name, truth) for method, run in runs.items()]
-    low, high = band(args.replications)
-    emit(
-        "high_degree",
-        f"one dimension, 4 × 300 independent draws: var z should not exceed {high:.3f}",
-        rows,
-        replications=args.replications,
-        level=LEVEL,
-        band_low=low,
-        band_high=high,
-    )
+    emit_calibration("high_degree", "one dimension, 4 × 300 independent draws", rows, args.replications)
 
 
 if __name__ == "__main__":

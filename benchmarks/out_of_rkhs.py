@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from benchmarks._replicate import generator, replicate
-from benchmarks._table import emit
-from benchmarks.calibration import LEVEL, band, calibration_row
+from benchmarks.calibration import calibration_row, emit_calibration
 
 METHODS = ("plain", "zv2", "cf", "secf", "auto")
 DIMENSION, SHAPE = 4, (4, 125)
@@ -34,16 +33,7 @@ def main() -> None:
     args = parser.parse_args()
     runs = replicate("out_of_rkhs", sample, {m: m for m in args.methods}, args.replications, args.minutes)
     rows = [calibration_row(method, run, 0, "mean exp(.3x)", TRUTH) for method, run in runs.items()]
-    low, high = band(rows[0]["R"])
-    emit(
-        "out_of_rkhs",
-        f"f = mean exp(.3x), N(0, I₄), 4 × 125: var z should not exceed {high:.3f}",
-        rows,
-        replications=args.replications,
-        level=LEVEL,
-        band_low=low,
-        band_high=high,
-    )
+    emit_calibration("out_of_rkhs", "f = mean exp(.3x), N(0, I₄), 4 × 125", rows, args.replications)
 
 
 if __name__ == "__main__":

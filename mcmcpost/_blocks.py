@@ -25,5 +25,7 @@ def in_blocks(length: int, width: int) -> Iterator[slice]:
 
 
 def pad_columns(values: Float[np.ndarray, "m p"]) -> Float[np.ndarray, "m q"]:
-    """Return `values` with columns of zeros up to a multiple of `COLUMNS`."""
+    """Return `values` with columns of zeros up to a multiple of `COLUMNS`; a large array as it is."""
+    if is_large(values.size):
+        return values
     return np.pad(values, ((0, 0), (0, -values.shape[1] % COLUMNS)))

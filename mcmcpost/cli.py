@@ -332,7 +332,7 @@ def _probabilities(quantile: list[float]) -> list[float]:
         raise ValueError(
             f"--quantile: expected numbers between 0 and 1, got {quantile}. A percentage is divided by 100."
         )
-    return list(dict.fromkeys(quantile))
+    return quantile
 
 
 def _report_convergence(tree: "xarray.DataTree") -> dict[str, Any]:

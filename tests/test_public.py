@@ -101,6 +101,9 @@ def test_a_wrong_sign_is_an_error_unless_overridden(draws):
     tree = mp.from_arrays(draws, draws, allow_bad_scores=True)
     with pytest.raises(mp.ScoreError, match="wrong sign"):
         mp.expectation(tree)
+    wrong = mp.expectation(tree, draws[..., 0] ** 2, "zv2", allow_bad_scores=True)  # minus one, and believed
+    assert wrong.status == (mp.Status.BAD_SCORES,)
+    np.testing.assert_allclose(wrong.mean, -1.0)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_a_degree_that_is_not_a_positive_integer_is_refused(degree):
 
 
 def test_a_high_degree_knows_that_it_does_not_know_the_tail():
-    """1/x under Gamma(3, 2): between the draws of log x a polynomial of degree eight is right to six digits."""
+    """1/x under Gamma(3, 2): a polynomial of degree eight follows it between the draws of log x, not beyond."""
     z = []
     for seed in range(12):
         x = np.random.default_rng(seed).gamma(3.0, 0.5, size=(4, 300, 1))

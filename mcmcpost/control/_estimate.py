@@ -82,14 +82,16 @@ def estimate_expectations(
     values : (c, n, p) integrands at the draws; one with a NaN or infinity is returned as NaN, ``undefined``.
     num_folds : folds of the cross-fitting; about eight by default.
     moments : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
-    bad_scores : mark every result as resting on scores that failed the gate.
+    bad_scores : mark every result as resting on scores that failed the gate, and believe it all the same.
     fallback : return the plain mean where the controlled error is not smaller; otherwise a gain below one is reported.
     """
     columns = controllable(trace, values)
     if len(columns):
         asked = values if len(columns) == values.shape[-1] else np.ascontiguousarray(values[..., columns])
         problem = make_problem(trace, asked, num_folds=num_folds, moments=moments)
-        part = assemble(names, values, columns, method.crossfit(problem), problem, fallback=fallback)
+        part = assemble(
+            names, values, columns, method.crossfit(problem), problem, fallback=fallback, believe=bad_scores
+        )
     else:
         part = plain_estimate(names, values)
     return mark(part, trace, values, bad_scores=bad_scores)
@@ -163,13 +165,17 @@ def assemble(
     problem: Problem,
     *,
     fallback: bool = True,
+    believe: bool = False,
 ) -> Estimate:
-    """Combine a fit of some columns with the plain estimate of all."""
+    """Combine a fit of some columns with the plain estimate of all.
+
+    believe : keep a controlled mean that contradicts the plain one, for callers who overrode the score gate.
+    """
     base = plain_estimate(names, values)
     facts = fit.info | {"num_folds": len(problem.held_out), "num_states": problem.num_states}
     status, method = list(base.status), list(base.method)
     for some in in_blocks(len(columns), values.shape[0] * values.shape[1]):
-        _put(base, status, method, values, columns[some], fit.select(some), problem.select(some), fallback)
+        _put(base, status, method, values, columns[some], fit.select(some), problem.select(some), fallback, believe)
     covariance = covariance_of(base.residuals, base.mcse)
     return base._replace(status=tuple(status), method=tuple(method), covariance=covariance, info=facts)
 
@@ -183,6 +189,7 @@ def _put(
     fit: ControlFit,
     problem: Problem,
     fallback: bool,
+    believe: bool,
 ) -> None:
     """Put the fit of `columns` into `out`, `status` and `method`, which hold their plain estimates."""
     control = (fit.control[problem.inverse] * problem.scale).reshape(*values.shape[:2], len(columns))
@@ -212,7 +219,7 @@ def _put(
         if not usable[k]:
             status[j] = Status.PLAIN if np.isfinite(plain[k]) else Status.TOO_FEW_DRAWS
             continue
-        if contradicted[k]:
+        if contradicted[k] and not believe:
             status[j] = Status.BAD_SCORES
             continue
         status[j] = Status.EXACT if exact[k] and fit.status[k] is not Status.NOT_CONVERGED else fit.status[k]

@@ -114,7 +114,9 @@ def estimate_jointly(
         found = dict(zip(fitted, zip(fit.fits, joint.problems, strict=True), strict=True))
     for name, (own_fit, problem) in found.items():
         item = inputs[name]
-        estimates[name] = assemble(item.names, item.values, columns[name], own_fit, problem, fallback=fallback)
+        estimates[name] = assemble(
+            item.names, item.values, columns[name], own_fit, problem, fallback=fallback, believe=item.bad_scores
+        )
     estimates = {
         name: mark(part, inputs[name].trace, inputs[name].values, bad_scores=inputs[name].bad_scores)
         for name, part in estimates.items()

@@ -46,7 +46,7 @@ class ZeroVariance(AbstractControlVariate):
 
     A polynomial of high degree follows the integrand between the draws and leaves it beyond the outermost one, where no
     residual shows it: from degree four on the error includes the largest distance of the mean from those of the two
-    degrees below. Without that it was up to 11 times too small (``benchmarks.high_degree``).
+    degrees below. ``benchmarks.high_degree`` has what that covers.
 
     Parameters
     ----------

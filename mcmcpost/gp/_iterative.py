@@ -44,8 +44,8 @@ class IterativeGP(eqx.Module):
     noise : variance, in units of the variance of y; start or fixed value.
     optimise : whether to fit kernel and noise, or to take them as given.
     solver : by default Cholesky where it fits and is predicted to be faster than conjugate gradients. The mean is as
-        good as its tolerance, which is relative to y: at a noise of 1e-4 a residual of .01 can be a posterior standard
-        deviation; with little noise ask for less.
+        good as its tolerance, which is relative to y: with little noise a residual of .01 can be much of a posterior
+        standard deviation: ask for less there.
     estimator : of the gradient where the solver is iterative; `Pathwise()` by default, or `Standard()` for a kernel
         without random features.
     scale : on which parameters move, `Softplus()` (the default) or `Log()`.
