@@ -4,7 +4,7 @@ import dis
 import math
 import os
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
 PACKAGE = Path(__file__).parent
 MODULE_PREFIX = "_mcmcpost_model_"
@@ -24,12 +24,14 @@ def is_user_error(error: BaseException) -> bool:
         return False
     while trace.tb_next is not None:
         trace = trace.tb_next
-    frame = trace.tb_frame
-    return _is_ours(frame) and dis.opname[frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    return _is_ours(trace.tb_frame) and _on_purpose(trace)
 
 
 def model_file_fault(error: BaseException) -> str | None:
-    """Return what to say of an error raised in a model file, or below it but not by us; None of any other."""
+    """Return what to say of an error raised in a model file, or below it but not by us; None of any other.
+
+    One that the file raises itself is in its author's words.
+    """
     from mcmcpost._checks import fault
 
     trace, place = error.__traceback__, None
@@ -41,6 +43,8 @@ def model_file_fault(error: BaseException) -> str | None:
         trace = trace.tb_next
     if place is None:
         return None
+    if place.tb_next is None and _on_purpose(place):
+        return str(error)
     code = place.tb_frame.f_code
     where = f"Model file {code.co_filename}, line {place.tb_lineno}"
     cure = "Set MCMCPOST_DEBUG=1 to see the traceback."
@@ -49,6 +53,11 @@ def model_file_fault(error: BaseException) -> str | None:
 
 def _is_ours(frame: FrameType) -> bool:
     return PACKAGE in Path(frame.f_code.co_filename).parents
+
+
+def _on_purpose(trace: TracebackType) -> bool:
+    """Whether the error stands on the instruction of a ``raise`` in this frame."""
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 def one_line(message: object) -> str:

@@ -182,6 +182,11 @@ def test_an_existing_output_is_refused_before_sampling(run, model, tmp_path, nam
     assert refused(run("sample", model, "-o", "/proc/trace.nc"), "folder that can be written to")
 
 
+def test_what_a_model_file_raises_itself_is_in_its_own_words(run, model):
+    model.write_text(GAUSSIAN.replace('return {"loc": loc}', 'raise ValueError("Give another loc.")'))
+    assert run("sample", model, "-o", "trace.nc").err == "mcmcpost: error: Give another loc.\n"
+
+
 @pytest.mark.parametrize("command", [["reduce"], ["report", "-o", "report.html"]])
 def test_variables_that_are_not_numbers_are_left_out(run, trace, tmp_path, command):
     tree = mcmcpost.load_tree(trace)
