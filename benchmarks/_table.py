@@ -70,8 +70,8 @@ def environment() -> dict[str, str]:
 
 def command() -> str:
     """Return the command that would repeat this run from the root of the repository."""
-    module = Path(sys.argv[0]).stem
-    return " ".join(["python -m", f"benchmarks.{module}", *(shlex.quote(word) for word in sys.argv[1:])])
+    place = Path(sys.argv[0]).resolve().relative_to(Path(__file__).parents[1]).with_suffix("")
+    return " ".join(["python -m", ".".join(place.parts), *(shlex.quote(word) for word in sys.argv[1:])])
 
 
 def _lines(path: str) -> list[str]:

@@ -4,7 +4,16 @@ from importlib.metadata import (
     version,
 )
 
-from mcmcpost._public import (
+from mcmcpost._core.status import Status
+from mcmcpost.api.evidence import (
+    EvidenceWarning,
+    bridge_evidence,
+    compare_evidence,
+    ladder_from_arrays,
+    laplace_evidence,
+    log_evidence,
+)
+from mcmcpost.api.expectation import (
     METHODS,
     expectation,
     joint_expectation,
@@ -14,20 +23,7 @@ from mcmcpost._public import (
     stein_weights,
     summary,
 )
-from mcmcpost._public_evidence import (
-    EvidenceWarning,
-    bridge_evidence,
-    compare_evidence,
-    ladder_from_arrays,
-    laplace_evidence,
-    log_evidence,
-)
-from mcmcpost._public_report import (
-    html_report,
-)
-from mcmcpost._types import (
-    Status,
-)
+from mcmcpost.api.report import html_report
 from mcmcpost.control import (
     REML,
     Auto,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._checks import as_float64, fault
-from mcmcpost._scratch import rows_of
+from mcmcpost._core.arrays import rows_of
+from mcmcpost._core.errors import as_float64, fault
 
 
 class Trace(NamedTuple):

@@ -1,27 +1,26 @@
 """Control variates, cross-fitting and standard errors."""
 
-from mcmcpost.control._auto import MAX_DEGREE, NEED, Auto
-from mcmcpost.control._control_functional import DENSE_LIMIT, ControlFunctional, SemiExact
-from mcmcpost.control._estimate import Estimate, estimate_expectations
-from mcmcpost.control._joint_estimate import JointEstimate, TaskInput, estimate_jointly
-from mcmcpost.control._method import (
-    AbstractControlVariate,
-    ControlFit,
-    PlainMean,
-    feature_inflation,
-    tail_inflation,
+from mcmcpost.control.auto import MAX_DEGREE, NEED, Auto
+from mcmcpost.control.errors import feature_inflation, tail_inflation
+from mcmcpost.control.estimate import Estimate, estimate_expectations, estimate_quantiles
+from mcmcpost.control.functional import DENSE_LIMIT, REML, ControlFunctional, GridREML, SemiExact
+from mcmcpost.control.joint_estimate import JointEstimate, TaskInput, estimate_jointly
+from mcmcpost.control.least_squares import Lasso, LeastSquares, Ridge
+from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean
+from mcmcpost.control.problem import Problem, make_problem, standard_coordinates
+from mcmcpost.control.task_families import NeuralNetwork
+from mcmcpost.control.task_tuning import ConvexTaskCovariance, TaskREML
+from mcmcpost.control.trained import (
+    ChainVariance,
+    KernelFamily,
+    MeanSquare,
+    PolynomialFamily,
+    Stochastic,
+    TrainedVectorValued,
 )
-from mcmcpost.control._neural import NeuralNetwork
-from mcmcpost.control._penalty import Lasso, LeastSquares, Ridge
-from mcmcpost.control._problem import Problem, make_problem, standard_coordinates
-from mcmcpost.control._quantile import estimate_quantiles
-from mcmcpost.control._stochastic import ChainVariance, MeanSquare, Stochastic
-from mcmcpost.control._task_tuning import ConvexTaskCovariance, TaskREML
-from mcmcpost.control._trained import KernelFamily, PolynomialFamily, TrainedVectorValued
-from mcmcpost.control._tuning import REML, GridREML
-from mcmcpost.control._vector_valued import VectorValued
-from mcmcpost.control._weights import SteinWeights, solve_stein_weights
-from mcmcpost.control._zero_variance import ZeroVariance
+from mcmcpost.control.vector_valued import VectorValued
+from mcmcpost.control.weights import SteinWeights, solve_stein_weights
+from mcmcpost.control.zero_variance import ZeroVariance
 
 __all__ = [
     "DENSE_LIMIT",

@@ -1,85 +1,30 @@
 """Gaussian-process regression on kernel systems of any size."""
 
-from mcmcpost.gp._computation_aware import (
-    ComputationAwareGP,
-)
-from mcmcpost.gp._computation_aware_fitted import (
-    FittedComputationAwareGP,
-    SplitPrediction,
-)
-from mcmcpost.gp._data import (
-    Prediction,
-)
-from mcmcpost.gp._elbo import (
-    AbstractObjective,
-    EvidenceBound,
-    ProjectedLikelihood,
-)
-from mcmcpost.gp._fitted_gradient_gp import (
-    FittedGradientGP,
-    GradientPrediction,
-    GradientSample,
-)
-from mcmcpost.gp._gradient_direct import (
-    DenseCholesky,
-    ProjectedCholesky,
-    QuadraticClosedForm,
-    Woodbury,
-)
-from mcmcpost.gp._gradient_gp import (
-    GradientGP,
-)
-from mcmcpost.gp._gradient_gram import (
-    GradientGram,
-    cross_matmul,
-    gradient_gram,
-)
-from mcmcpost.gp._gradient_likelihood import (
+from mcmcpost.gp.actions import AbstractPolicy, BlockActions, GivenActions, RandomActions, ResidualActions, UnitActions
+from mcmcpost.gp.computation_aware import ComputationAwareGP, FittedComputationAwareGP, SplitPrediction
+from mcmcpost.gp.computation_aware_model import AbstractObjective, EvidenceBound, ProjectedLikelihood
+from mcmcpost.gp.data import Prediction
+from mcmcpost.gp.gradient import FittedGradientGP, GradientGP, GradientPrediction, GradientSample
+from mcmcpost.gp.gradient_operator import GradientGram, ScalarProfile, cross_matmul, gradient_gram, scalar_profile
+from mcmcpost.gp.gradient_posterior import (
+    DiagonalPlusLowRank,
     gradient_log_likelihood,
-)
-from mcmcpost.gp._gradient_posterior import (
     posterior_hessian,
     posterior_mean,
 )
-from mcmcpost.gp._gradient_solution import (
+from mcmcpost.gp.gradient_solvers import (
     AbstractGradientSolver,
-    GradientSolution,
-)
-from mcmcpost.gp._gradient_solvers import (
     Automatic,
+    DenseCholesky,
     GradientCG,
+    GradientSolution,
+    ProjectedCholesky,
+    QuadraticClosedForm,
+    Woodbury,
     solve_system,
 )
-from mcmcpost.gp._iterative import (
-    IterativeGP,
-)
-from mcmcpost.gp._iterative_fitted import (
-    FittedIterativeGP,
-)
-from mcmcpost.gp._low_rank import (
-    DiagonalPlusLowRank,
-)
-from mcmcpost.gp._policies import (
-    AbstractPolicy,
-    BlockActions,
-    GivenActions,
-    RandomActions,
-    ResidualActions,
-    UnitActions,
-)
-from mcmcpost.gp._scalar_profile import (
-    ScalarProfile,
-    scalar_profile,
-)
-from mcmcpost.gp._subset_start import (
-    SubsetStart,
-)
-from mcmcpost.gp._training import (
-    LBFGS,
-    Adam,
-    TrainingRecord,
-    TrainingStatus,
-)
+from mcmcpost.gp.iterative import FittedIterativeGP, IterativeGP, SubsetStart
+from mcmcpost.hyper.optimisers import LBFGS, Adam, TrainingRecord, TrainingStatus
 
 __all__ = [
     "LBFGS",

@@ -1,58 +1,35 @@
 """Hyper-parameters by marginal likelihood: of Stein kernels (restricted, on a grid or by L-BFGS) and of processes."""
 
-from mcmcpost.hyper._estimators import (
+from mcmcpost.hyper.marginal_likelihood import (
     AbstractEstimator,
+    LikelihoodFit,
     Pathwise,
     Standard,
-)
-from mcmcpost.hyper._fit import (
-    Tuned,
-    is_positive,
-    maximise_restricted_likelihood,
-    pack,
-    unpack,
-)
-from mcmcpost.hyper._grid import (
-    GRID_NUGGETS,
-    GRID_SPREADS,
-    GridChoice,
-    median_squared_distance,
-    search_grid,
-)
-from mcmcpost.hyper._likelihood import (
-    RestrictedLikelihood,
-    negative_restricted_likelihood,
-    stein_covariance,
-)
-from mcmcpost.hyper._marginal_likelihood import (
-    LikelihoodFit,
     StepReport,
     estimate_gradient,
     log_marginal_likelihood,
     maximise_exact_likelihood,
     maximise_likelihood_by_solves,
 )
-from mcmcpost.hyper._parameters import (
-    AbstractScale,
-    Log,
-    Softplus,
-    Template,
+from mcmcpost.hyper.optimisers import Loss, Minimum, Start, minimise_from
+from mcmcpost.hyper.parameters import AbstractScale, Log, Softplus, Template
+from mcmcpost.hyper.random_features import PriorSample, has_random_features, sample_prior
+from mcmcpost.hyper.restricted_likelihood import (
+    GRID_NUGGETS,
+    GRID_SPREADS,
+    GridChoice,
+    RestrictedLikelihood,
+    Tuned,
+    is_positive,
+    maximise_restricted_likelihood,
+    median_squared_distance,
+    negative_restricted_likelihood,
+    pack,
+    search_grid,
+    stein_covariance,
+    unpack,
 )
-from mcmcpost.hyper._random_features import (
-    PriorSample,
-    has_random_features,
-    sample_prior,
-)
-from mcmcpost.hyper._search import (
-    Loss,
-    Minimum,
-    Start,
-    minimise_from,
-)
-from mcmcpost.hyper._tasks import (
-    TasksTuned,
-    maximise_task_likelihood,
-)
+from mcmcpost.hyper.task_likelihood import TasksTuned, maximise_task_likelihood
 
 __all__ = [
     "GRID_NUGGETS",

@@ -1,26 +1,6 @@
 """Trees in, trees out: the only layer that knows xarray and ArviZ."""
 
-from mcmcpost.io._arrays import (
-    from_arrays,
-)
-from mcmcpost.io._attach import (
-    attach_scores,
-)
-from mcmcpost.io._blackjax import (
-    from_blackjax,
-)
-from mcmcpost.io._cmdstan import (
-    from_cmdstan,
-)
-from mcmcpost.io._convention import (
-    read_trace,
-)
-from mcmcpost.io._convergence import (
-    check_convergence,
-)
-from mcmcpost.io._estimate import (
-    estimate_to_datatree,
-)
+from mcmcpost.io._estimate import estimate_to_datatree
 from mcmcpost.io._evidence import (
     comparison_to_dataframe,
     evidence_methods,
@@ -29,52 +9,21 @@ from mcmcpost.io._evidence import (
     evidence_to_datatree,
     evidence_to_json_dict,
 )
-from mcmcpost.io._files import (
-    load_tree,
-    save_tree,
-)
-from mcmcpost.io._gate import (
-    check_tree,
-    gate,
-)
-from mcmcpost.io._integrands import (
-    Integrands,
-    integrand_values,
-)
-from mcmcpost.io._joint import (
-    joint_estimate_to_datatree,
-)
-from mcmcpost.io._ladder import (
-    is_ladder,
-    ladder_to_datatree,
-    posterior_rung,
-    read_ladder,
-)
-from mcmcpost.io._ladder_traces import (
-    ladder_from_traces,
-)
-from mcmcpost.io._numpyro import (
-    from_numpyro,
-)
-from mcmcpost.io._power_posteriors import (
-    adaptive_ladder,
-    add_rungs,
-    sample_power_posteriors,
-)
-from mcmcpost.io._tables import (
-    estimate_to_dataframe,
-    estimate_to_json_dict,
-)
-from mcmcpost.io._target import (
-    Target,
-    read_target,
-)
-from mcmcpost.io._tempered import (
-    tempered_target,
-)
-from mcmcpost.io._weights import (
-    weights_to_datatree,
-)
+from mcmcpost.io._joint import joint_estimate_to_datatree
+from mcmcpost.io._tables import estimate_to_dataframe, estimate_to_json_dict
+from mcmcpost.io._weights import weights_to_datatree
+from mcmcpost.io.arrays import from_arrays
+from mcmcpost.io.attach import Target, attach_scores, read_target
+from mcmcpost.io.blackjax import from_blackjax
+from mcmcpost.io.checks import check_convergence, check_tree, gate
+from mcmcpost.io.convention import read_trace
+from mcmcpost.io.files import load_tree, save_tree
+from mcmcpost.io.integrands import Integrands, integrand_values
+from mcmcpost.io.ladder_traces import ladder_from_traces
+from mcmcpost.io.ladder_trees import is_ladder, ladder_to_datatree, posterior_rung, read_ladder
+from mcmcpost.io.numpyro import from_numpyro
+from mcmcpost.io.power_posteriors import adaptive_ladder, add_rungs, sample_power_posteriors, tempered_target
+from mcmcpost.io.stan import from_cmdstan
 
 __all__ = [
     "Integrands",

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mcmcpost._checks import fault
+from mcmcpost._core.errors import fault
 
 if TYPE_CHECKING:
     import xarray
 
+
 GROUP = "control_variates"
+
+
 NUMBERS = ("mean", "mcse", "gain", "variance_ratio", "sd", "mean_plain", "mcse_plain", "mean_crossfit")
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import pandas
     import xarray
 
+
 EVIDENCE_GROUP = "evidence"
 
 

@@ -3,14 +3,10 @@
 There is no Matérn-1/2: its sample paths have no gradient, so it has no Stein kernel.
 """
 
-from mcmcpost.kernels._base import AbstractKernel, Product, Scaled, Sum
-from mcmcpost.kernels._dot_product import ExponentialDotProduct, Polynomial
-from mcmcpost.kernels._gram import gram
-from mcmcpost.kernels._jet import Field, Jet, Term, contract, inner, product
-from mcmcpost.kernels._parameters import spread
-from mcmcpost.kernels._rational import InverseMultiquadric, RationalQuadratic
-from mcmcpost.kernels._stationary import Matern32, Matern52, SquaredExponential
-from mcmcpost.kernels._weighted import Weighted
+from mcmcpost.kernels.base import AbstractKernel, Product, Scaled, Sum, Weighted, gram, spread
+from mcmcpost.kernels.dot_product import ExponentialDotProduct, Polynomial
+from mcmcpost.kernels.jet import Field, Jet, Term, contract, inner, product
+from mcmcpost.kernels.stationary import InverseMultiquadric, Matern32, Matern52, RationalQuadratic, SquaredExponential
 
 type Stationary = SquaredExponential | Matern32 | Matern52 | RationalQuadratic | InverseMultiquadric
 STATIONARY = (SquaredExponential, Matern32, Matern52, RationalQuadratic, InverseMultiquadric)

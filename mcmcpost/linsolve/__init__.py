@@ -1,8 +1,7 @@
 """Solvers of symmetric positive definite kernel systems; each returns a record with value, status and cost."""
 
-from mcmcpost.linsolve._alternating_projections import AlternatingProjections
-from mcmcpost.linsolve._cg import CGSolution, ConjugateGradients, conjugate_gradients
-from mcmcpost.linsolve._cholesky import (
+from mcmcpost.linsolve.alternating_projections import AlternatingProjections
+from mcmcpost.linsolve.cholesky import (
     Cholesky,
     Factor,
     Inverse,
@@ -11,10 +10,10 @@ from mcmcpost.linsolve._cholesky import (
     generalised_least_squares,
     invert,
 )
-from mcmcpost.linsolve._iterative import AbstractIterativeSolver, worst_residual
-from mcmcpost.linsolve._sgd import StochasticGradientDescent
-from mcmcpost.linsolve._solution import Outcome, Solution
-from mcmcpost.linsolve._solve import Solver, solve
+from mcmcpost.linsolve.conjugate_gradients import CGSolution, ConjugateGradients, conjugate_gradients
+from mcmcpost.linsolve.iterative import AbstractIterativeSolver, Outcome, Solution, worst_residual
+from mcmcpost.linsolve.linear_solve import Solver, solve
+from mcmcpost.linsolve.stochastic_gradient import StochasticGradientDescent
 
 __all__ = [
     "AbstractIterativeSolver",

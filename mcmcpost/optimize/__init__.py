@@ -1,10 +1,8 @@
 """Optimisers that infer from gradients by Gaussian processes, and probabilistic linear solvers."""
 
-from mcmcpost.optimize._linear import LinearSolution, MatrixBased, SolutionBased, solve_linear
-from mcmcpost.optimize._memory import Memory
-from mcmcpost.optimize._methods import GPH, GPX, AbstractMethod
-from mcmcpost.optimize._minimize import minimize
-from mcmcpost.optimize._transformation import gp_optimizer, scale_by_gp
+from mcmcpost.optimize.directions import GPH, GPX, AbstractMethod, Memory
+from mcmcpost.optimize.linear import LinearSolution, MatrixBased, SolutionBased, solve_linear
+from mcmcpost.optimize.minimizer import gp_optimizer, minimize, scale_by_gp
 
 __all__ = [
     "GPH",

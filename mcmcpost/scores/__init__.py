@@ -1,9 +1,8 @@
 """Scores: gradients of a log density at stored draws, and the gate that tests them against those draws."""
 
-from mcmcpost.scores._batch import batch_scores, over_devices
-from mcmcpost.scores._convergence import disagreeing
-from mcmcpost.scores._gate import ScoreCheck, ScoreError, ScoreWarning, check_scores
-from mcmcpost.scores._moments import effective_size
+from mcmcpost.scores.gate import ScoreCheck, ScoreError, ScoreWarning, check_scores
+from mcmcpost.scores.gradients import batch_scores, over_devices
+from mcmcpost.scores.identities import disagreeing, effective_size
 
 __all__ = [
     "ScoreCheck",

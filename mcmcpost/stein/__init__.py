@@ -1,17 +1,16 @@
 """Stein operators: Stein kernels, polynomial Stein features, kernel Stein discrepancy."""
 
-from mcmcpost.stein._discrepancy import kernel_stein_discrepancy
-from mcmcpost.stein._kernel import SteinTile, stein_diagonal, stein_gram, stein_operator
-from mcmcpost.stein._matrix_valued import (
+from mcmcpost.stein.discrepancy import Thinned, kernel_stein_discrepancy, stein_thin
+from mcmcpost.stein.first_order import SteinTile, stein_diagonal, stein_gram, stein_operator
+from mcmcpost.stein.matrix_valued import (
     Coregionalisation,
     MatrixSteinTile,
     check_covariance,
     matrix_stein_gram,
     matrix_stein_tile,
 )
-from mcmcpost.stein._polynomial import num_polynomial_features, polynomial_exponents, polynomial_features
-from mcmcpost.stein._second_order import SecondOrderSteinTile, second_order_stein_diagonal, second_order_stein_gram
-from mcmcpost.stein._thinning import Thinned, stein_thin
+from mcmcpost.stein.polynomial import num_polynomial_features, polynomial_exponents, polynomial_features
+from mcmcpost.stein.second_order import SecondOrderSteinTile, second_order_stein_diagonal, second_order_stein_gram
 
 __all__ = [
     "Coregionalisation",

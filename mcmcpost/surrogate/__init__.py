@@ -1,20 +1,14 @@
 """Surrogate Hamiltonian Monte Carlo: fewer true gradients for the next trace."""
 
-from mcmcpost.surrogate._designs import (
+from mcmcpost.surrogate.designs import (
     AbstractSurrogate,
+    EnergyAndGradient,
+    FittedSurrogate,
     PublishedSurrogate,
     SubspaceSurrogate,
 )
-from mcmcpost.surrogate._fitted import (
-    EnergyAndGradient,
-    FittedSurrogate,
-)
-from mcmcpost.surrogate._kernel import (
-    SurrogateHMC,
-)
-from mcmcpost.surrogate._state import (
-    SurrogateState,
-)
+from mcmcpost.surrogate.hmc import SurrogateHMC
+from mcmcpost.surrogate.transitions import SurrogateState
 
 __all__ = [
     "AbstractSurrogate",

@@ -1,0 +1,245 @@
+"""Surrogate HMC against plain HMC and NUTS: effective draws per true gradient and per true energy.
+
+    python -m benchmarks.surrogate.surrogate_hmc
+    python -m benchmarks.surrogate.surrogate_hmc --targets logistic lotka_volterra van_der_pol --name _models
+
+``banana``: equation 30 of de Roos, Gessner and Hennig (ICML 2021) in 100-D, P(|x₁| > 2) = .0455; ``rotation 0`` to
+``rotation 9`` turn it at random. ``ten bananas``: ten of them in 20-D, where a surrogate of few directions should
+decline. Chains start from N(0, I), those of the models near the mode. All gradients are counted, warm-up included;
+``energies`` are those that an acceptance rests on (every leapfrog step of NUTS). ``bulk`` and ``tail`` are the least
+effective sizes over coordinates, the columns per thousand take the lesser of the two. ``HMC, same warm-up`` is the
+kernel with true gradients only; ``forced, 8 × 100`` has eight directions and a hundred points and is never declined;
+``HMC`` and ``NUTS`` are NumPyro's, with a diagonal mass matrix for the densities and a dense one for the models.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from arviz_stats.base import array_stats
+from numpyro.infer import HMC, MCMC, NUTS, init_to_value
+
+import mcmcpost as mp
+from benchmarks._replicate import generator
+from benchmarks._table import emit
+from models import lotka_volterra, van_der_pol
+
+STEPS = 16
+TAIL = 0.0455002639
+NUM_CHAINS = 4
+
+
+class Problem(NamedTuple):
+    """A target: a potential in d dimensions, or a model with its arguments and start; `tail` of flat draws (…, d).
+
+    declines : whether the surrogate is expected to be declined, so that one of them is enough.
+    """
+
+    potential: Callable[[Any], Any] | None = None
+    d: int = 0
+    model: Callable[..., Any] | None = None
+    arguments: dict[str, Any] | None = None
+    start: dict[str, Any] | None = None
+    tail: Callable[[np.ndarray], np.ndarray] | None = None
+    declines: bool = False
+
+
+def banana(x: Any) -> Any:
+    return 0.5 * (x[0] ** 2 + (2 * x[0] ** 2 - 2 * x[1] + 2) ** 2 + 2 * jnp.sum(x[2:] ** 2))
+
+
+def ten_bananas(x: Any) -> Any:
+    return sum(banana(pair) for pair in x.reshape(10, 2))
+
+
+def rotated(seed: int, d: int = 100) -> Problem:
+    turn = np.linalg.qr(generator("rotation", seed).standard_normal((d, d)))[0]
+    return Problem(lambda x: banana(jnp.asarray(turn) @ x), d, tail=lambda x: abs(x @ turn[0]) > 2)
+
+
+def logistic(d: int = 20, n: int = 200) -> Problem:
+    rng = generator("logistic", 0)
+    features = rng.standard_normal((n, d))
+    labels = rng.random(n) < 1 / (1 + np.exp(-features @ rng.standard_normal(d)))
+    signed = jnp.asarray(features * np.where(labels, 1, -1)[:, None])
+    return Problem(lambda x: jnp.sum(jax.nn.softplus(-signed @ x)) + 0.5 * jnp.sum(x**2), d)
+
+
+def _model(module: Any) -> Problem:
+    start = module.init() if hasattr(module, "init") else None
+    return Problem(model=module.model, arguments=module.data(), start=start)
+
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "banana": lambda: Problem(banana, 100, tail=lambda x: abs(x[..., 0]) > 2),
+    **{f"rotation {seed}": partial(rotated, seed) for seed in range(10)},
+    "ten bananas": lambda: Problem(ten_bananas, 20, tail=lambda x: abs(x[..., 0]) > 2, declines=True),
+    "logistic": logistic,
+    "lotka_volterra": lambda: _model(lotka_volterra),
+    "van_der_pol": lambda: _model(van_der_pol),
+}
+
+
+def kernels(problem: Problem) -> dict[str, Any]:
+    where: dict[str, Any] = {"potential_fn": problem.potential}
+    if problem.model is not None:
+        where = {"model": problem.model, "dense_mass": True}
+        if problem.start is not None:
+            where["init_strategy"] = init_to_value(values=problem.start)
+    surrogate = {**where, "num_steps": STEPS}
+    forced = {"max_gradient_error": np.inf}
+    dense = {"NUTS, dense": NUTS(**where, dense_mass=True)} if problem.model is None else {}
+    return {
+        "NUTS": NUTS(**where),
+        **dense,
+        "HMC": HMC(**where, num_steps=STEPS, trajectory_length=None),
+        "HMC, same warm-up": mp.SurrogateHMC(**surrogate, true_gradient_probability=1.0),
+        "surrogate": mp.SurrogateHMC(**surrogate),
+        "surrogate, 8 moves": mp.SurrogateHMC(**surrogate, delayed_acceptance=8),
+        **{
+            f"forced, {q} × {m}": mp.SurrogateHMC(**surrogate, surrogate=mp.SubspaceSurrogate(m, q, None, 50), **forced)
+            for q, m in ((8, 200), (8, 100), (4, 50), (2, 50))
+        },
+        "published": mp.SurrogateHMC(**surrogate, surrogate=mp.PublishedSurrogate(), **forced),
+    }
+
+
+def ess(draws: np.ndarray, kind: str) -> float:
+    """Return the effective size of draws (c, n)."""
+    more = {"prob": (0.05, 0.95)} if kind == "tail" else {}
+    return float(array_stats.ess(draws, chain_axis=0, draw_axis=1, method=kind, **more))
+
+
+class Run(NamedTuple):
+    """A finished run, its true gradients and energies with those of warm-up, and its wall seconds."""
+
+    mcmc: MCMC
+    gradients: int
+    energies: int
+    seconds: float
+
+
+def run(name: str, problem: Problem, kernel: Any, num_warmup: int, num_samples: int) -> Run:
+    start = time.perf_counter()
+    ours = isinstance(kernel, mp.SurrogateHMC)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=NUM_CHAINS,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    fields = () if ours else ("num_steps", "accept_prob", "z_grad")
+    arguments = problem.arguments or {}
+    init = None
+    if problem.potential is not None:
+        init = jnp.asarray(generator(f"{name} start", 0).standard_normal((NUM_CHAINS, problem.d)))
+    warm_up = 0
+    if not ours:  # ours counts from the start
+        mcmc.warmup(jax.random.key(0), init_params=init, extra_fields=fields, collect_warmup=True, **arguments)
+        warm_up = NUM_CHAINS + int(mcmc.get_extra_fields()["num_steps"].sum())
+    mcmc.run(jax.random.key(1), init_params=init if ours else None, extra_fields=fields, **arguments)
+    found = mcmc.get_extra_fields(group_by_chain=True)
+    if ours:
+        gradients, energies = (int(found[f"num_true_{key}"][:, -1].sum()) for key in ("gradients", "energies"))
+    else:
+        gradients = warm_up + int(found["num_steps"].sum())
+        tree = isinstance(kernel, NUTS)
+        energies = gradients if tree else NUM_CHAINS * (num_warmup + num_samples)
+    return Run(mcmc, gradients, energies, time.perf_counter() - start)
+
+
+def row(name: str, problem: Problem, method: str, done: Run) -> dict[str, Any]:
+    mcmc, gradients, energies, seconds = done
+    found = mcmc.get_extra_fields(group_by_chain=True)
+    ours = isinstance(mcmc.sampler, mp.SurrogateHMC)
+    samples = mcmc.get_samples(group_by_chain=True)
+    sites = samples if isinstance(samples, dict) else {"x": samples}
+    if problem.model is not None:
+        sites = {key: sites[key] for key in mcmc.last_state.z}
+    flat = np.concatenate([np.asarray(v).reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1)
+    bulk, tail = (min(ess(flat[..., i], kind) for i in range(flat.shape[-1])) for kind in ("bulk", "tail"))
+    inside = None if problem.tail is None else problem.tail(flat).astype(float)
+    error = float("nan") if inside is None else inside.std() / np.sqrt(ess(inside, "mean"))
+    return {
+        "target": name,
+        "method": method,
+        "used": str(bool(found["surrogate_used"][0, -1])) if ours else "-",
+        "gradient error": float(found["gradient_error"][0, -1]) if ours else float("nan"),
+        "accepted": float(found["accept_prob"].mean()),
+        "bulk": bulk,
+        "tail": tail,
+        "gradients": gradients,
+        "energies": energies,
+        "per 1000 gradients": 1e3 * min(bulk, tail) / gradients,
+        "per 1000 energies": 1e3 * min(bulk, tail) / energies,
+        "P(|x1|>2)": float("nan") if inside is None else inside.mean(),
+        "±": error,
+        "off": float("nan") if inside is None else (inside.mean() - TAIL) / error,
+        "seconds": seconds,
+    }
+
+
+def reduced(name: str, method: str, done: Run) -> list[dict[str, Any]]:
+    """Return the effective draws (sd/mcse)² per true gradient, scores counted, with and without control variates."""
+    tree = mp.from_numpyro(done.mcmc)
+    scores = int(tree["sample_stats"].attrs.get("score_evaluations", 0))
+    rows = []
+    for control in ("plain", "auto"):
+        found = mp.expectation(tree, method=control)
+        draws = (found.sd / found.mcse) ** 2
+        cost = done.gradients + (scores if control != "plain" else 0)
+        rows.append(
+            {
+                "target": name,
+                "sampler": method,
+                "control": control,
+                "gradients": done.gradients,
+                "for scores": scores if control != "plain" else 0,
+                "least effective draws": float(draws.min()),
+                "median": float(np.median(draws)),
+                "least per gradient": float(draws.min()) / cost,
+                "median per gradient": float(np.median(draws)) / cost,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--targets", nargs="+", choices=PROBLEMS, default=["banana", "ten bananas"])
+    parser.add_argument("--methods", nargs="+", default=None, help="all by default; fewer where one will decline")
+    parser.add_argument("--name", default="", help="added to the name of the JSON file")
+    parser.add_argument("--warmup", type=int, default=150)
+    parser.add_argument("--samples", type=int, default=2000)
+    args = parser.parse_args()
+    title = "Surrogate HMC: effective draws per true gradient and per true energy, warm-up counted"
+    settings = {"chains": NUM_CHAINS, "warmup": args.warmup, "samples": args.samples, "steps": STEPS}
+    rows: list[dict[str, Any]] = []
+    products: list[dict[str, Any]] = []
+    for name in args.targets:
+        problem = PROBLEMS[name]()
+        for method, kernel in kernels(problem).items():
+            few = problem.declines or method.startswith("forced")
+            wanted = args.methods or (["NUTS", "NUTS, dense", "HMC", "surrogate"] if few else [method])
+            if method not in wanted:
+                continue
+            done = run(name, problem, kernel, args.warmup, args.samples)
+            rows.append(row(name, problem, method, done))
+            if problem.model is not None:
+                products += reduced(name, method, done)
+            emit("surrogate_hmc" + args.name, title, rows, final=False, **settings)
+    emit("surrogate_hmc" + args.name, title, rows, **settings)
+    if products:
+        emit("surrogate_product" + args.name, "The product of both gains: surrogate and control variates", products)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Monte Carlo standard errors and R-hat, by ArviZ: the one lazy import of ``arviz_stats.base``."""
+
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost._core.arrays import in_blocks
+
+
+def mcse_mean(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
+    """Return the Monte Carlo standard error of the mean of each series.
+
+    The ESS-based error of Vehtari et al. (2021, doi:10.1214/20-BA1221), rank normalisation not applied, as
+    ``arviz.mcse(method="mean")``. Each series is scaled to unit standard deviation first: ArviZ takes any series whose
+    range is below 1e-15 for a constant, which small residuals are not.
+
+    Parameters
+    ----------
+    series : (c, n, ...) chains, draws.
+
+    Returns
+    -------
+    (...) in the units of `series`; NaN where there are fewer than four draws a chain or a value is not finite; zero
+    for a constant series.
+    """
+    c, n = series.shape[:2]
+    columns = series.reshape(c, n, -1)
+    error = np.empty(columns.shape[-1])
+    for some in in_blocks(len(error), c * n):
+        error[some] = _mcse_mean(columns[..., some])
+    return error.reshape(series.shape[2:])
+
+
+def _mcse_mean(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
+    from arviz_stats.base import array_stats
+
+    finite = np.isfinite(series).all(axis=(0, 1))
+    safe = np.where(finite, series, 0.0)
+    centred = safe - safe.mean(axis=(0, 1))
+    scale = centred.std(axis=(0, 1), ddof=1) if series.shape[0] * series.shape[1] > 1 else np.zeros(series.shape[2:])
+    unit = centred / np.where(scale > 0, scale, 1.0)
+    error = array_stats.mcse(unit, chain_axis=0, draw_axis=1, method="mean") * scale
+    return np.where(finite, error, np.nan)
+
+
+def rank_rhat(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
+    """Return the rank-normalised split R-hat of each series (Vehtari et al. 2021), NaN for one chain."""
+    from arviz_stats.base import array_stats
+
+    return array_stats.rhat(series, chain_axis=0, draw_axis=1)

@@ -1,0 +1,34 @@
+"""How numbers and counts are printed."""
+
+import math
+
+
+def one_line(message: object) -> str:
+    """Return the message on one line."""
+    return " ".join(str(message).split())
+
+
+def number_of_quantities(count: int) -> str:
+    """Return how many quantities in words."""
+    return "1 quantity" if count == 1 else f"{count} quantities"
+
+
+def significant(value: float, digits: int) -> str:
+    """Return `value` with that many significant digits, without an exponent where it stays readable."""
+    if not math.isfinite(value):
+        return str(float(value))
+    if value == 0 or not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.{digits - 1}e}" if value else "0"
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def digits_of(value: float, error: float) -> str:
+    """Return `value` down to the first digit that `error` touches; six significant digits without an error."""
+    if not math.isfinite(value):
+        return str(float(value))
+    if not math.isfinite(error) or error <= 0:
+        return f"{value:.6g}"
+    place = math.floor(math.log10(error))
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.{min(15, max(0, math.floor(math.log10(abs(value))) - place))}e}"
+    return f"{value:.{min(12, max(0, -place))}f}"

@@ -1,0 +1,187 @@
+"""Where the command line's draws come from: a trace, a trace and the model that it is of, or a model file sampled."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import unconstrain_fn
+
+from mcmcpost._core.errors import fault
+from mcmcpost.cli.model_file import ModelFile
+from mcmcpost.cli.quantities import check_quantities
+from mcmcpost.io.numpyro_model import Model, probe_model
+
+if TYPE_CHECKING:
+    import xarray
+
+
+EXTRA_FIELDS = ("z_grad", "potential_energy", "num_steps", "diverging")
+
+
+JITTER = 0.05
+"""Standard deviation, on the unconstrained space, of the chains' starts about `init()`."""
+
+
+def sample_posterior(
+    model_file: ModelFile,
+    *,
+    key: jax.Array,
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+    num_chains: int = 4,
+    options: Mapping[str, object] | None = None,
+    progress: bool = False,
+) -> MCMC:
+    """Run NUTS with a dense mass matrix on a model file and return NumPyro's `MCMC`, scores kept.
+
+    Chains are vectorised: they move in lockstep, so one program serves a CPU or a GPU. They start within `JITTER` of
+    the file's ``init()``, or where NumPyro's default puts them. The precision is that of the process: a program
+    switches ``jax_enable_x64`` on before it calls this.
+
+    Parameters
+    ----------
+    model_file
+        From `load_model_file`.
+    key
+        Split once, for the starts and for the chains.
+    num_warmup, num_samples, num_chains
+        Draws per chain to adapt on and to keep, and the number of chains.
+    options
+        Passed by name to ``data()`` and ``init()``, to whichever accepts them.
+    progress
+        Show NumPyro's progress bar.
+
+    Returns
+    -------
+    numpyro.infer.MCMC
+        With ``z_grad`` (the gradient of the potential: score = −z_grad) among its extra fields.
+    """
+    for name, value in (("num_warmup", num_warmup), ("num_samples", num_samples), ("num_chains", num_chains)):
+        if value < 1:
+            raise ValueError(fault("sample_posterior", f"`{name}` of at least 1", value, "Ask for more."))
+    start_key, chain_key = jax.random.split(key)
+    args, kwargs = model_file.arguments(options)
+    probed = probe_model(f"Model file {model_file.path}", model_file.model, args, kwargs)
+    check_quantities(model_file, probed)
+    start = _starts(model_file, start_key, num_chains, probed, options)
+    mcmc = MCMC(
+        NUTS(model_file.model, dense_mass=True),
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=progress,
+    )
+    try:
+        mcmc.run(chain_key, *args, extra_fields=EXTRA_FIELDS, init_params=start, **kwargs)
+    except RuntimeError as error:
+        if "Cannot find valid initial parameters" in str(error):
+            raise ValueError(_no_start(model_file, "none in NumPyro's attempts")) from error
+        raise
+    if not jnp.isfinite(mcmc.get_extra_fields()["potential_energy"]).all():
+        raise ValueError(_no_start(model_file, "chains whose log density is never finite"))
+    return mcmc
+
+
+def _no_start(model_file: ModelFile, got: str) -> str:
+    return fault(
+        f"Model file {model_file.path}", "a start where the log density is finite", got, "Define init() near the mode."
+    )
+
+
+def _starts(
+    model_file: ModelFile,
+    key: jax.Array,
+    num_chains: int,
+    probed: Model,
+    options: Mapping[str, object] | None,
+) -> dict[str, jax.Array] | None:
+    """Return unconstrained starts, (c, ...) per site, or None if the file has no ``init``."""
+    values = model_file.start(options)
+    if values is None:
+        return None
+    sites = list(probed.sites)
+    if set(values) != set(sites):
+        raise ValueError(
+            fault(f"Model file {model_file.path}", f"`init()` to name the sites {sites}", sorted(values), "Name each.")
+        )
+    constrained = {name: jnp.asarray(values[name], jnp.result_type(float)) for name in sites}
+    centre = unconstrain_fn(model_file.model, probed.args, probed.kwargs, constrained)
+    bad = [name for name in sites if not jnp.isfinite(centre[name]).all()]
+    if bad:
+        raise ValueError(
+            fault(f"Model file {model_file.path}", "`init()` inside the support", f"{bad} outside", "Move it inside.")
+        )
+    keys = dict(zip(sites, jax.random.split(key, len(sites)), strict=True))
+    lead = () if num_chains == 1 else (num_chains,)  # NumPyro wants no chain axis for one chain
+    starts = {name: jnp.broadcast_to(centre[name], lead + jnp.shape(centre[name])) for name in sites}
+    return {name: x + JITTER * jax.random.normal(keys[name], x.shape, x.dtype) for name, x in starts.items()}
+
+
+def sample_model(
+    path: Path,
+    warmup: int | None,
+    draws: int | None,
+    chains: int | None,
+    seed: int | None,
+    options: list[str] | None,
+    *,
+    allow_bad_scores: bool = False,
+) -> "xarray.DataTree":
+    """Sample a model file with NUTS, scores kept; None is the default of each setting."""
+    import jax
+
+    import mcmcpost
+    from mcmcpost.cli.model_file import load_model_file, parse_options
+    from mcmcpost.cli.quantities import with_quantities
+
+    model_file = load_model_file(path)
+    mcmc = sample_posterior(
+        model_file,
+        key=jax.random.key(seed or 0),
+        num_warmup=warmup or 500,
+        num_samples=draws or 1000,
+        num_chains=chains or 4,
+        options=parse_options(options or []),
+        progress=sys.stderr.isatty(),
+    )
+    tree = with_quantities(mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores), model_file)
+    tree.attrs |= {"model_file": path.name, "seed": seed or 0, "num_warmup": warmup or 500}
+    return tree
+
+
+def load_trace(
+    path: Path, model: Path | None, options: list[str] | None, *, allow_bad_scores: bool = False
+) -> "xarray.DataTree":
+    """Load a trace; with a model file, compute its scores and quantities from that."""
+    import mcmcpost
+    from mcmcpost.cli.model_file import load_model_file, parse_options
+    from mcmcpost.cli.quantities import with_quantities
+
+    if model is None:
+        if options:
+            raise ValueError(f"--option: expected a model file, got the trace {path} alone. Add --model FILE.py.")
+        return _loaded(path)
+    model_file = load_model_file(model)
+    args, kwargs = model_file.arguments(parse_options(options or []))
+    scored = mcmcpost.attach_scores(_loaded(path), model_file.model, *args, allow_bad_scores=allow_bad_scores, **kwargs)
+    scored = with_quantities(scored, model_file)
+    scored.attrs |= {"model_file": model.name}
+    return scored
+
+
+def _loaded(path: Path) -> "xarray.DataTree":
+    """Load a trace and say which of its variables nothing can be computed of."""
+    import mcmcpost
+    from mcmcpost.io.integrands import unusable_variables
+
+    tree = mcmcpost.load_tree(path)
+    unusable = unusable_variables(tree) if "posterior" in tree.children else []
+    if unusable:
+        text = f"left out {', '.join(unusable)}: not a number for every chain and draw"
+        print(f"mcmcpost: warning: {text}", file=sys.stderr)
+    return tree

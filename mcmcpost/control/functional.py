@@ -1,0 +1,303 @@
+"""Kernel control variates: control functionals, their semi-exact form, and the choice of their kernel."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mcmcpost._core.arrays import pad_columns, zeros
+from mcmcpost._core.errors import fault
+from mcmcpost._core.status import Status
+from mcmcpost.control.errors import fold_jackknife, mean_doubt
+from mcmcpost.control.kernel_systems import KernelData, KernelFit, crossfit_dense, crossfit_iterative
+from mcmcpost.control.least_squares import Basis, exponents_of_degree, polynomial_basis
+from mcmcpost.control.method import AbstractControlVariate, ControlFit, no_control, scatter_folds
+from mcmcpost.control.problem import Problem
+from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
+from mcmcpost.hyper import maximise_restricted_likelihood, search_grid
+from mcmcpost.kernels import AbstractKernel, SquaredExponential
+from mcmcpost.linsolve import Cholesky, ConjugateGradients
+from mcmcpost.stein import SteinTile
+
+DEFAULT_NUGGET = 1e-8
+
+
+MIN_ITERATIVE_NUGGET = 1e-4
+"""A tuned nugget is not let below this for conjugate gradients, which would not converge; one that is given is used."""
+
+
+class REML(eqx.Module):
+    """Restricted maximum likelihood by L-BFGS, all integrands jointly, the best of several starts.
+
+    squared_lengthscales : starting points, on standard coordinates; large, because the near-polynomial flat limit is
+        where smooth integrands live, and several, because one start leaves rare outliers (MATH.md section 2).
+    max_draws : evenly spaced states that the likelihood sees.
+    free_nugget : whether the nugget is tuned too, which rough integrands need.
+    max_steps : of L-BFGS, from each start; at most twice as many likelihood evaluations.
+    """
+
+    squared_lengthscales: tuple[float, ...] = (30.0, 100.0, 1000.0)
+    max_draws: int = 400
+    free_nugget: bool = True
+    max_steps: int = 50
+
+
+class GridREML(eqx.Module):
+    """Restricted maximum likelihood per integrand, first over a fixed grid, then by L-BFGS from its best point.
+
+    The grid has isotropic lengthscales and nuggets, and one factorisation serves all integrands at each point; the
+    polish frees one lengthscale per coordinate and the nugget.
+
+    max_draws : evenly spaced states that the likelihood sees.
+    max_groups : at most so many different settings, each of which costs a factorisation.
+    polish : whether to run L-BFGS after the grid, for at most `max_steps`.
+    """
+
+    max_draws: int = 256
+    max_groups: int = 3
+    polish: bool = True
+    max_steps: int = 20
+
+
+class Setting(NamedTuple):
+    """The kernel and nugget of some integrands (`members`)."""
+
+    kernel: AbstractKernel
+    nugget: float
+    members: tuple[int, ...]
+
+    def describe(self) -> dict[str, Any]:
+        """Return JSON-able facts."""
+        parameters = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(self.kernel)]
+        return {
+            "kernel": type(self.kernel).__name__,
+            "parameters": parameters,
+            "nugget": self.nugget,
+            "integrands": list(self.members),
+        }
+
+
+def tune(
+    problem: Problem,
+    basis: Basis,
+    kernel: AbstractKernel | None,
+    nugget: float | None,
+    tuning: REML | GridREML | None,
+    solver: Cholesky | ConjugateGradients,
+) -> tuple[Setting, ...]:
+    """Return kernel and nugget for every integrand."""
+    everyone = tuple(range(problem.values.shape[1]))
+    if tuning is None:
+        assert kernel is not None
+        return (Setting(kernel, DEFAULT_NUGGET if nugget is None else nugget, everyone),)
+    rows = _subset(problem, max(tuning.max_draws, 3 * basis.design.shape[1]))
+    draws, scores, values, design = (a[rows] for a in (problem.draws, problem.scores, problem.values, basis.design))
+    spread = values.std(axis=0)
+    values = values / np.where(spread > 0, spread, 1.0)
+    floor = MIN_ITERATIVE_NUGGET if isinstance(solver, ConjugateGradients) and nugget is None else 0.0
+    ones = np.ones(draws.shape[1])
+
+    def polish(starts: tuple[AbstractKernel, ...], level: float, free: bool, members: tuple[int, ...]) -> Setting:
+        tuned = maximise_restricted_likelihood(
+            starts,
+            draws,
+            scores,
+            design,
+            values[:, members],
+            nugget=level if nugget is None else nugget,
+            free_nugget=free and nugget is None,
+            max_steps=tuning.max_steps,
+        )
+        return Setting(tuned.kernel, max(tuned.nugget, floor) if nugget is None else nugget, members)
+
+    if isinstance(tuning, REML):
+        starts = tuple(SquaredExponential(np.sqrt(start) * ones) for start in tuning.squared_lengthscales)
+        return (polish(starts if kernel is None else (kernel,), DEFAULT_NUGGET, tuning.free_nugget, everyone),)
+    settings = []
+    for group in search_grid(draws, scores, design, values, max_groups=tuning.max_groups):
+        isotropic = SquaredExponential(group.lengthscale * ones)
+        if tuning.polish:
+            settings.append(polish((isotropic,), group.nugget, True, group.members))
+        else:
+            settings.append(Setting(isotropic, max(group.nugget, floor) if nugget is None else nugget, group.members))
+    return tuple(settings)
+
+
+def _subset(problem: Problem, size: int) -> np.ndarray:
+    """Return evenly spaced rows, a multiple of 32 of them where there are enough, so that programs are shared."""
+    size = min(size, problem.num_states)
+    size = size // 32 * 32 if size >= 64 else size
+    return np.linspace(0, problem.num_states - 1, size).astype(int)
+
+
+DENSE_LIMIT = 6_000
+"""Distinct states up to which the kernel system is factorised; beyond, conjugate gradients without an m×m matrix."""
+
+
+class ControlFunctional(AbstractControlVariate):
+    """Interpolate the integrand in the Stein space of a kernel, with the constant unpenalised.
+
+    β̂ = (1ᵀA⁻¹f)/(1ᵀA⁻¹1), A = K₀/mean(diag K₀) + η·diag(1/n_i). Oates, Girolami and Chopin (2017,
+    doi:10.1111/rssb.12185); MATH.md section 2.
+
+    Parameters
+    ----------
+    kernel : on standardised coordinates, used as it is. By default a squared exponential with one lengthscale per
+        coordinate, tuned.
+    nugget : relative η. By default tuned with the kernel, or 1e-8 with a kernel that is given.
+    tuning : `REML(...)` or `GridREML(...)`; with a kernel that is given, its parameters are the first start. By default
+        `REML()` where no kernel is given.
+    solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 6,000 distinct states.
+    budget : products with the kernel matrix; asks for conjugate gradients, and overrides the budget of those given.
+    max_states : fit on at most so many evenly spaced states, by Cholesky, and average the held-out residuals of all
+        draws; by default all states are fitted.
+    """
+
+    kernel: AbstractKernel | None = None
+    nugget: float | None = None
+    tuning: REML | GridREML | None = None
+    solver: Cholesky | ConjugateGradients | None = None
+    budget: int | None = None
+    max_states: int | None = None
+
+    def __check_init__(self) -> None:
+        _check(self)
+
+    @property
+    def label(self) -> str:
+        return "ControlFunctional()"
+
+    def crossfit(self, problem: Problem) -> ControlFit:
+        tuning = self.tuning or (REML() if self.kernel is None else None)
+        return _crossfit(problem, self, 0, tuning)
+
+
+class SemiExact(AbstractControlVariate):
+    """A control functional with polynomial Stein features unpenalised beside the constant.
+
+    Exact where `ZeroVariance` of the same degree is, a control functional otherwise. South, Karvonen, Nemeth, Girolami
+    and Oates (2022, doi:10.1093/biomet/asab036).
+
+    Parameters
+    ----------
+    degree : total degree of the unpenalised polynomial. Needs at least three training states per feature.
+    kernel, nugget, tuning, solver, budget, max_states : as for `ControlFunctional`, but tuned by `GridREML()`
+        by default.
+    """
+
+    degree: int = 2
+    kernel: AbstractKernel | None = None
+    nugget: float | None = None
+    tuning: REML | GridREML | None = None
+    solver: Cholesky | ConjugateGradients | None = None
+    budget: int | None = None
+    max_states: int | None = None
+
+    def __check_init__(self) -> None:
+        if not isinstance(self.degree, int) or self.degree < 1:
+            raise ValueError(fault("SemiExact", "`degree` to be a positive integer", self.degree, "Use 1, 2 or 3."))
+        _check(self)
+
+    @property
+    def label(self) -> str:
+        return f"SemiExact(degree={self.degree})"
+
+    def crossfit(self, problem: Problem) -> ControlFit:
+        tuning = self.tuning or (GridREML() if self.kernel is None else None)
+        return _crossfit(problem, self, self.degree, tuning)
+
+
+def _check(choice: ControlFunctional | SemiExact) -> None:
+    where = type(choice).__name__
+    if choice.kernel is not None and isinstance(choice.tuning, GridREML):
+        raise ValueError(fault(where, "no `kernel` with GridREML, which has its own", choice.kernel, "Use REML()."))
+    if choice.nugget is not None and not 0 < choice.nugget < np.inf:
+        raise ValueError(fault(where, "a positive `nugget`", choice.nugget, "It is relative: 1e-8 to 1."))
+    whole = choice.budget is None or (isinstance(choice.budget, int) and choice.budget > 0)
+    if not whole or (choice.budget is not None and isinstance(choice.solver, Cholesky)):
+        wanted = "a whole positive `budget`, and no Cholesky()"
+        raise ValueError(fault(where, wanted, choice.budget, "It counts products."))
+    if choice.max_states is not None and (choice.budget is not None or isinstance(choice.solver, ConjugateGradients)):
+        raise ValueError(fault(where, "no `max_states` with ConjugateGradients", choice.max_states, "Use Cholesky()."))
+    if choice.max_states is not None and choice.max_states < MIN_TRAIN:
+        raise ValueError(fault(where, f"`max_states` of at least {MIN_TRAIN}", choice.max_states, "Fit on more."))
+
+
+def _crossfit(
+    problem: Problem, choice: ControlFunctional | SemiExact, degree: int, tuning: REML | GridREML | None
+) -> ControlFit:
+    problem = problem.thin(choice.max_states)
+    if problem.num_train < (MIN_TRAIN if tuning or degree else MIN_GIVEN):
+        return no_control(problem, Status.TOO_FEW_DRAWS, choice.label)
+    basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
+    size = basis.design.shape[1]
+    if size > 1 and problem.num_train < DRAWS_PER_FEATURE * size:
+        return no_control(problem, Status.TOO_FEW_DRAWS, choice.label, {"num_features": size - 1})
+    fitted = int(problem.everyone_mask.sum())
+    thinned = fitted < problem.num_states
+    solver = choose_solver(choice, 0 if thinned else fitted, ConjugateGradients())
+    settings = tune(problem, basis, choice.kernel, choice.nugget, tuning, solver)
+
+    p = problem.values.shape[1]
+    mean, control = np.empty(p), zeros(problem.values.shape)
+    doubt, jackknife = np.empty(p), np.empty(p)
+    status = [Status.CONTROLLED] * p
+    info: dict[str, Any] = {
+        "degree": degree,
+        "num_features": size - 1,
+        "num_fitted": fitted,
+        "solver": type(solver).__name__,
+        "fits": [],
+    }
+    for setting in settings:
+        columns = np.array(setting.members)
+        part = problem.select(columns)
+        fit = _solve(part, basis.design, setting, solver)
+        control[:, columns] = scatter_folds(part, np.asarray(fit.control))
+        mean[columns] = np.asarray(fit.mean)[0]
+        doubt[columns] = mean_doubt(part, mean[columns], control[:, columns], np.asarray(fit.model_covariance)[:, 0, 0])
+        jackknife[columns] = fold_jackknife(np.asarray(fit.fold_means)[:, 0])
+        if thinned:
+            mean[columns] = problem.counts @ (part.values - control[:, columns]) / problem.counts.sum()
+        reached = float(fit.nugget)
+        for j in columns:
+            if choice.nugget is not None and reached > choice.nugget * 1.001:
+                status[j] = Status.NUGGET_RAISED
+            if not bool(fit.converged):
+                status[j] = Status.NOT_CONVERGED
+        info["fits"].append(setting.describe() | {"nugget_used": reached, "num_products": int(fit.num_steps)})
+    features = np.full(p, size - 1)
+    return ControlFit(mean, control, doubt, jackknife, features, tuple(status), (choice.label,) * p, info)
+
+
+def choose_solver(
+    choice: ControlFunctional | SemiExact, num_states: int, iterative: ConjugateGradients
+) -> Cholesky | ConjugateGradients:
+    """Return the solver asked for, or `Cholesky` up to 6,000 states and `iterative` beyond or with a budget."""
+    solver = choice.solver or (Cholesky() if num_states <= DENSE_LIMIT and choice.budget is None else iterative)
+    if choice.budget is None or isinstance(solver, Cholesky):
+        return solver
+    return dataclasses.replace(solver, budget=choice.budget)
+
+
+def _solve(part: Problem, design: np.ndarray, setting: Setting, solver: Cholesky | ConjugateGradients) -> KernelFit:
+    p = part.values.shape[1]
+    values = pad_columns(part.values) if isinstance(solver, Cholesky) else part.values
+    arrays = (design, values, part.counts, part.held_out, part.held_out_mask)
+    data = KernelData((jnp.asarray(part.draws), jnp.asarray(part.scores)), *(jnp.asarray(a) for a in arrays))
+    tile, nugget = SteinTile(setting.kernel), jnp.asarray(setting.nugget)
+    match solver:
+        case Cholesky():
+            folds = (part.train, part.train_mask, part.everyone, part.everyone_mask)
+            fit = crossfit_dense(tile, nugget, data, *(jnp.asarray(a) for a in folds))
+            return fit._replace(
+                mean=fit.mean[:, :p],
+                control=fit.control[..., :p],
+                fold_means=fit.fold_means[..., :p],
+                model_covariance=fit.model_covariance[:p],
+            )
+        case ConjugateGradients():
+            return crossfit_iterative(tile, nugget, solver, data)

@@ -1,0 +1,362 @@
+"""What control variates are fitted to, for one trace or several tasks: standardised states and integrands, folds."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from mcmcpost._core.arrays import in_blocks, zeros
+from mcmcpost._core.errors import fault
+from mcmcpost._core.mcse import mcse_mean
+from mcmcpost.trace import Trace, check_same_order, distinct_states
+
+PAD = 64
+"""States are padded to a multiple of this with rows of count zero: traces of nearly one size share a program."""
+
+
+MIN_FOLDS = 8
+
+
+MIN_BLOCK = 50
+
+
+class Problem(NamedTuple):
+    """A regression of integrands on Stein features at the distinct states of a trace.
+
+    draws, scores : (m, d) in standard coordinates z = L⁻¹(x−μ), Lᵀs; zero on padding.
+    values : (m, p) integrands, mean over the copies of a state, centred and of unit standard deviation.
+    counts : (m,) copies of each state, zero on padding.
+    held_out : (k, b) rows of each fold; held_out_mask : which of them are real.
+    train : (k, t) rows outside each fold; train_mask likewise.
+    everyone : (a,) rows of the fit on all states; everyone_mask likewise.
+    location, scale : (p,) such that integrand = location + scale·values.
+    inverse : (c·n,) the row of each draw.
+    num_states : rows that are not padding.
+    """
+
+    draws: Float[np.ndarray, "m d"]
+    scores: Float[np.ndarray, "m d"]
+    values: Float[np.ndarray, "m p"]
+    counts: Float[np.ndarray, " m"]
+    held_out: Int[np.ndarray, "k b"]
+    held_out_mask: Bool[np.ndarray, "k b"]
+    train: Int[np.ndarray, "k t"]
+    train_mask: Bool[np.ndarray, "k t"]
+    everyone: Int[np.ndarray, " a"]
+    everyone_mask: Bool[np.ndarray, " a"]
+    location: Float[np.ndarray, " p"]
+    scale: Float[np.ndarray, " p"]
+    inverse: Int[np.ndarray, " n"]
+    num_states: int
+
+    @property
+    def num_train(self) -> int:
+        """The smallest number of states outside a fold."""
+        return int(self.train_mask.sum(axis=1).min())
+
+    def select(self, columns: np.ndarray | slice) -> "Problem":
+        """Return the problem restricted to some integrands."""
+        return self._replace(values=self.values[:, columns], location=self.location[columns], scale=self.scale[columns])
+
+    def thin(self, max_states: int | None) -> "Problem":
+        """Return the problem with fits on at most `max_states` evenly spaced states; every state is still held out."""
+        if max_states is None or self.num_states <= max_states:
+            return self
+        kept = np.zeros(len(self.counts), bool)
+        kept[np.linspace(0, self.num_states - 1, max_states).astype(int)] = True
+        train, train_mask = ragged(
+            [rows[mask & kept[rows]] for rows, mask in zip(self.train, self.train_mask, strict=True)]
+        )
+        everyone, everyone_mask = ragged([np.flatnonzero(kept)])
+        return self._replace(train=train, train_mask=train_mask, everyone=everyone[0], everyone_mask=everyone_mask[0])
+
+
+def make_problem(
+    trace: Trace,
+    values: Float[np.ndarray, "c n p"],
+    *,
+    num_folds: int | None = None,
+    moments: tuple[Any, Any] | None = None,
+    coordinates: tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]] | None = None,
+) -> Problem:
+    """Return the regression problem of `values` on `trace`.
+
+    A repeated state is kept once with its count (MATH.md section 2, duplicates). Folds are contiguous blocks within
+    chains, never independent draws. Values must be finite. `coordinates` are those of `standard_coordinates`, by
+    default of this trace's own draws and `moments`.
+    """
+    states = distinct_states(trace)
+    m = len(states.counts)
+    flat = values.reshape(-1, values.shape[-1])
+    means = flat
+    if m < len(flat):
+        means = zeros((m, flat.shape[1]))
+        np.add.at(means, states.inverse, flat)
+        means /= states.counts[:, None]
+    location = flat.mean(axis=0)
+    spread = column_sd(flat)
+    scale = np.where(spread > 0, spread, 1.0)
+    shift, lower = standard_coordinates(trace.draws, moments) if coordinates is None else coordinates
+    z, s, f = (zeros((padded(m), width)) for width in (len(shift), len(shift), flat.shape[1]))
+    for rows in in_blocks(m, len(shift) + flat.shape[1]):
+        z[rows] = np.linalg.solve(lower, (states.draws[rows] - shift).T).T
+        s[rows] = states.scores[rows] @ lower
+        f[rows] = (means[rows] - location) / scale
+
+    first_visit = np.full(m, -1)
+    first_visit[states.inverse[::-1]] = np.arange(len(flat))[::-1]
+    fold = _occupied(draw_folds(values.shape[0], values.shape[1], num_folds)[first_visit])
+    held_out, held_out_mask = ragged([np.flatnonzero(fold == k) for k in range(fold.max() + 1)])
+    train, train_mask = ragged([np.flatnonzero(fold != k) for k in range(fold.max() + 1)])
+    everyone, everyone_mask = ragged([np.arange(m)])
+    return Problem(
+        draws=z,
+        scores=s,
+        values=f,
+        counts=pad_rows(states.counts.astype(float)),
+        held_out=held_out,
+        held_out_mask=held_out_mask,
+        train=train,
+        train_mask=train_mask,
+        everyone=everyone[0],
+        everyone_mask=everyone_mask[0],
+        location=location,
+        scale=scale,
+        inverse=states.inverse,
+        num_states=m,
+    )
+
+
+def standard_coordinates(
+    draws: Float[np.ndarray, "c n d"], moments: tuple[Any, Any] | None = None
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
+    """Return μ and a lower triangular L of the map z = L⁻¹(x−μ).
+
+    Known `moments` (mean, standard deviation) if given; the full sample covariance if there are at least 5d draws and
+    it is well conditioned; the sample standard deviations otherwise (MATH.md section 2, coordinates).
+    """
+    flat = draws.reshape(-1, draws.shape[-1])
+    n, d = flat.shape
+    if moments is not None:
+        mean, sd = (np.broadcast_to(np.asarray(moment, float), (d,)) for moment in moments)
+        if not (np.isfinite(mean).all() and np.isfinite(sd).all() and (sd > 0).all()):
+            raise ValueError(fault("standardize", "a finite mean and a positive sd", moments, "Pass (mean, sd)."))
+        return mean, np.diag(sd)
+    mean, sd = flat.mean(axis=0), column_sd(flat)
+    sd = np.where(sd > 0, sd, 1.0)
+    if n >= 5 * d:
+        correlation = np.zeros((d, d))
+        for rows in in_blocks(n, d):
+            unit = (flat[rows] - mean) / sd
+            correlation += unit.T @ unit
+        correlation /= n
+        if np.linalg.eigvalsh(correlation)[0] > 1e-10:
+            return mean, sd[:, None] * np.linalg.cholesky(correlation)
+    return mean, np.diag(sd)
+
+
+def draw_folds(num_chains: int, num_draws: int, num_folds: int | None = None) -> Int[np.ndarray, " n"]:
+    """Return the fold of each draw, chains concatenated: chains, split into contiguous blocks of at least 50 draws.
+
+    By default about eight folds: whole chains if there are that many, else each chain in equal blocks. With
+    `num_folds` at most the number of chains, chains are grouped.
+    """
+    if num_folds is not None and num_folds < 2:
+        raise ValueError(fault("folds", "at least two folds", num_folds, "Cross-fitting needs a held-out part."))
+    wanted = MIN_FOLDS if num_folds is None else num_folds
+    if num_folds is None and num_chains > MIN_FOLDS:
+        wanted = min(num_chains, 2 * MIN_FOLDS)
+    if wanted <= num_chains:
+        chain_fold = np.arange(num_chains) * wanted // num_chains
+        return np.repeat(chain_fold, num_draws)
+    blocks = -(-wanted // num_chains)
+    if num_folds is None:
+        blocks = min(blocks, max(1 if num_chains > 1 else 2, num_draws // MIN_BLOCK))
+    blocks = min(blocks, num_draws)
+    block = np.arange(num_draws) * blocks // num_draws
+    return (np.arange(num_chains)[:, None] * blocks + block[None, :]).reshape(-1)
+
+
+def _occupied(fold: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+    """Return the folds of the states renumbered without those that only hold repeats; at least two if m > 1."""
+    kept = np.unique(fold, return_inverse=True)[1]
+    return kept if kept.max() > 0 else np.arange(len(fold)) * 2 // len(fold)
+
+
+def column_sd(columns: Float[np.ndarray, "n p"], ddof: int = 0) -> Float[np.ndarray, " p"]:
+    """Return the standard deviation of each column."""
+    sd = np.empty(columns.shape[1])
+    for some in in_blocks(len(sd), len(columns)):
+        sd[some] = columns[:, some].std(axis=0, ddof=ddof)
+    return sd
+
+
+def padded(rows: int) -> int:
+    """Return the next multiple of `PAD`."""
+    return -(-rows // PAD) * PAD
+
+
+def pad_rows(array: np.ndarray) -> np.ndarray:
+    """Return the array with rows of zeros up to a multiple of `PAD`."""
+    extra = padded(len(array)) - len(array)
+    return np.concatenate([array, np.zeros((extra, *array.shape[1:]), array.dtype)])
+
+
+def ragged(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return row lists of different lengths as one padded array (k, b) and the mask of its real entries."""
+    width = max(PAD, padded(max(len(part) for part in parts)))
+    rows = np.zeros((len(parts), width), int)
+    mask = np.zeros((len(parts), width), bool)
+    for k, part in enumerate(parts):
+        rows[k, : len(part)] = part
+        mask[k, : len(part)] = True
+    return rows, mask
+
+
+INDEPENDENT = 1.5
+"""Draws whose median autocorrelation time over coordinates is below this may be split anywhere."""
+
+
+class Task(NamedTuple):
+    """One column of one of the problems."""
+
+    problem: int
+    column: int
+
+
+class JointProblem(NamedTuple):
+    """Regressions of T integrands on one Stein space, each with its own draws and scores of its own target.
+
+    problems : one for each trace, all in one pooled standardisation and with folds of one number.
+    tasks : T tasks, the columns of the problems in order.
+    draws, scores : (m, d) rows of all tasks, zero on padding; a trace with several integrands has a copy for each.
+    values : (m,) of unit scale within a task. counts : (m,) copies of each state, zero on padding.
+    labels : (m,) the task of each row, zero on padding.
+    held_out, held_out_mask, train, train_mask, everyone, everyone_mask : rows as in `Problem`.
+    starts : (T + 1,) row offsets of the tasks.
+    """
+
+    problems: tuple[Problem, ...]
+    tasks: tuple[Task, ...]
+    draws: Float[np.ndarray, "m d"]
+    scores: Float[np.ndarray, "m d"]
+    values: Float[np.ndarray, " m"]
+    counts: Float[np.ndarray, " m"]
+    labels: Int[np.ndarray, " m"]
+    held_out: Int[np.ndarray, "k b"]
+    held_out_mask: Bool[np.ndarray, "k b"]
+    train: Int[np.ndarray, "k t"]
+    train_mask: Bool[np.ndarray, "k t"]
+    everyone: Int[np.ndarray, " a"]
+    everyone_mask: Bool[np.ndarray, " a"]
+    starts: Int[np.ndarray, " t"]
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.tasks)
+
+    @property
+    def indicators(self) -> Float[np.ndarray, "m t"]:
+        """The task of each row, one-hot; zero on padding."""
+        return np.eye(self.num_tasks)[self.labels] * (self.counts > 0)[:, None]
+
+    def rows_of(self, task: int) -> slice:
+        """Return the rows of a task."""
+        return slice(int(self.starts[task]), int(self.starts[task + 1]))
+
+    def by_problem(self, control: Float[np.ndarray, " m"]) -> Iterator[tuple[Problem, list[int], np.ndarray]]:
+        """Yield each problem, its tasks, and its part (m, p) of a control variate given at all rows."""
+        for i, problem in enumerate(self.problems):
+            mine = [t for t, task in enumerate(self.tasks) if task.problem == i]
+            part = np.zeros_like(problem.values)
+            for j, t in enumerate(mine):
+                part[: problem.num_states, j] = control[self.rows_of(t)]
+            yield problem, mine, part
+
+
+def make_joint_problem(
+    traces: Sequence[Trace],
+    values: Sequence[Float[np.ndarray, "_ _ _"]],
+    *,
+    num_folds: int | None = None,
+    moments: tuple[Any, Any] | None = None,
+) -> JointProblem:
+    """Return the joint problem of each trace's integrands, pooled standardisation, finite varying values.
+
+    Folds are contiguous blocks within chains, as many for every task, and fold k is left out of all tasks at once, so
+    that traces with common draws or common random numbers do not leak. About eight; fewer for short correlated chains,
+    whose blocks keep at least 50 draws.
+    """
+    if num_folds is None:
+        num_folds = min(default_folds(trace) for trace in traces)
+    pooled = np.concatenate([trace.draws.reshape(-1, trace.draws.shape[-1]) for trace in traces])
+    coordinates = standard_coordinates(pooled[None], moments)
+    problems = tuple(
+        make_problem(trace, value, num_folds=num_folds, coordinates=coordinates)
+        for trace, value in zip(traces, values, strict=True)
+    )
+    return join(problems)
+
+
+def join(problems: tuple[Problem, ...]) -> JointProblem:
+    """Return the joint problem of problems in the same coordinates."""
+    tasks = tuple(Task(i, j) for i, problem in enumerate(problems) for j in range(problem.values.shape[1]))
+    sizes = [problems[i].num_states for i, _ in tasks]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+
+    def stack(name: str) -> np.ndarray:
+        return pad_rows(np.concatenate([getattr(problems[i], name)[: problems[i].num_states] for i, _ in tasks]))
+
+    labels = pad_rows(np.repeat(np.arange(len(tasks)), sizes))
+    values = np.concatenate([problems[i].values[: problems[i].num_states, j] for i, j in tasks])
+    fold = np.full(len(labels), -1)
+    for t, (i, _) in enumerate(tasks):
+        problem = problems[i]
+        for k, (rows, mask) in enumerate(zip(problem.held_out, problem.held_out_mask, strict=True)):
+            fold[starts[t] + rows[mask]] = k
+    num_folds = fold.max() + 1
+    real = fold >= 0
+    held_out, held_out_mask = ragged([np.flatnonzero(fold == k) for k in range(num_folds)])
+    train, train_mask = ragged([np.flatnonzero(real & (fold != k)) for k in range(num_folds)])
+    everyone, everyone_mask = ragged([np.flatnonzero(real)])
+    return JointProblem(
+        problems=problems,
+        tasks=tasks,
+        draws=stack("draws"),
+        scores=stack("scores"),
+        values=pad_rows(values),
+        counts=stack("counts"),
+        labels=labels,
+        held_out=held_out,
+        held_out_mask=held_out_mask,
+        train=train,
+        train_mask=train_mask,
+        everyone=everyone[0],
+        everyone_mask=everyone_mask[0],
+        starts=starts,
+    )
+
+
+def default_folds(trace: Trace) -> int:
+    """Return about eight: one draw may be a block where draws are independent, otherwise blocks have 50 draws."""
+    chains, draws, _ = trace.draws.shape
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ess = trace.draws.var(axis=(0, 1)) / mcse_mean(trace.draws) ** 2
+    independent = not np.isfinite(ess).all() or np.median(ess) * INDEPENDENT >= chains * draws
+    blocks = draws if independent else max(1 if chains > 1 else 2, draws // MIN_BLOCK)
+    return max(2, min(MIN_FOLDS, chains * blocks))
+
+
+def same_states(a: Trace, b: Trace) -> bool:
+    """Return whether two traces are the same draws of the same target."""
+    return np.array_equal(a.draws, b.draws) and np.array_equal(a.scores, b.scores)
+
+
+def check_dimensions(names: Sequence[str], traces: Sequence[Trace]) -> None:
+    """Raise a `ValueError` unless all tasks live in one space, their parameters in one order."""
+    sizes = {name: trace.draws.shape[-1] for name, trace in zip(names, traces, strict=True)}
+    if len(set(sizes.values())) > 1:
+        expected = "tasks of one dimension, whose targets live on one unconstrained space"
+        raise ValueError(fault("joint_expectation", expected, sizes, "Estimate the others by `expectation`."))
+    check_same_order("joint_expectation", {f"task {n!r}": trace.names for n, trace in zip(names, traces, strict=True)})

@@ -1,0 +1,361 @@
+"""Kernel, task covariance and nugget of a vector-valued control variate: given, by likelihood, or by convex steps."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from mcmcpost._core.errors import fault
+from mcmcpost.control.functional import DEFAULT_NUGGET
+from mcmcpost.control.problem import JointProblem
+from mcmcpost.control.task_families import task_sizes
+from mcmcpost.hyper import maximise_task_likelihood
+from mcmcpost.kernels import AbstractKernel, SquaredExponential
+from mcmcpost.linops import tile_gram
+from mcmcpost.linsolve import factorise, generalised_least_squares
+from mcmcpost.stein import Coregionalisation, matrix_stein_tile
+
+
+class TaskCovarianceFit(NamedTuple):
+    """B and the control variate that goes with it.
+
+    covariance : (T, T) B. beta : (T,) constants.
+    coefficients : (m,) θ of g_t(x) = Σ_j B[t, t_j] k₀(x, x_j) θ_j, the best for `covariance`.
+    history : objective after each step, over all δ in turn; it does not increase while δ is the same.
+    rungs : the index of δ at each entry of `history`.
+    num_steps : steps of all δ together.
+    converged : whether B moved by less than the tolerance, relative, in the last step of the last δ.
+    nugget_raised : whether a factorisation needed a larger λ than the one asked for.
+    """
+
+    covariance: Float[np.ndarray, "t t"]
+    coefficients: Float[np.ndarray, " m"]
+    beta: Float[np.ndarray, " t"]
+    history: Float[np.ndarray, " s"]
+    rungs: Int[np.ndarray, " s"]
+    num_steps: int
+    converged: bool
+    nugget_raised: bool
+
+
+class AlternatingState(NamedTuple):
+    """B, and for it the minimisers θ and β, the objective, and whether λ had to be raised."""
+
+    covariance: Float[Array, "t t"]
+    coefficients: Float[Array, " m"]
+    beta: Float[Array, " t"]
+    objective: Float[Array, ""]
+    raised: Bool[Array, ""]
+
+
+def alternating_task_covariance(
+    gram: Float[Array | np.ndarray, "m m"],
+    tasks: Int[Array | np.ndarray, " m"],
+    values: Float[Array | np.ndarray, " m"],
+    *,
+    penalty: float,
+    deltas: Sequence[float] = (1e-1, 1e-2, 1e-3),
+    max_steps: int = 200,
+    rtol: float = 1e-6,
+    start: Float[Array | np.ndarray, "t t"] | None = None,
+) -> TaskCovarianceFit:
+    """Minimise Σ_t mean_j (f_tj − g_t − β_t)² + λ tr(B⁻¹(C + δ²I)) + ‖B‖²_F jointly for a decreasing sequence of δ.
+
+    All tasks share one target. g(x) = Σ_j k₀(x, x_j) θ̃_j with θ̃_j ∈ ℝ^T, and C = Θ̃ᵀK₀Θ̃: the objective is convex in
+    (Θ̃, β, B) for every δ > 0 (Theorem D.1), and each half of a step is its exact minimiser, so the objective falls to
+    the global minimum from any start.
+
+    - For fixed B: (B∘K₀ + λ diag(m_t)) θ = f − Zβ, β by generalised least squares, θ̃_j = θ_j B[:, t_j].
+    - For fixed Θ̃: 2B = λ B⁻¹(C + δ²I)B⁻¹, so B has the eigenvectors of C and the eigenvalues
+      b_i = (λ(c_i + δ²)/2)^{1/3}.
+
+    As printed, δ²I stands inside the double sum over all pairs of draws, so that it is multiplied by λ(Σm_t)²; here
+    it is multiplied by λ: a printed δ is ours divided by Σm_t. The weight of ‖B‖² is one, as printed; with values and
+    K₀ of unit scale, λ sets the size of B, its eigenvalues being (λc_i/2)^{1/3} in the limit. The cube root compresses:
+    tasks that are one function at different draws come out correlated .7–.98, and one only where C is of rank one, as
+    with shared draws; read the correlations as a ranking, not as estimates.
+
+    Parameters
+    ----------
+    gram : (m, m) K₀ between all rows, of mean diagonal one. tasks : (m,) labels 0, …, T − 1. values : (m,).
+    penalty : λ > 0.
+    deltas : δ, decreasing, each started at the last one's B; the smallest keeps B positive definite.
+    max_steps : steps for each δ. rtol : change of B, relative in Frobenius norm, at which one δ is done.
+    start : the first B, positive definite; the identity when None.
+
+    Raises
+    ------
+    ValueError
+        if the penalty or a δ is not positive, the δ do not decrease, a task has no rows, or `start` is singular.
+
+    Source: Sun, Barp and Briol (ICML 2023), Appendix D.3, Theorem D.1; Dinuzzo et al. (2011); Ciliberto et al. (2015).
+    """
+    where = "alternating_task_covariance"
+    if not penalty > 0:
+        raise ValueError(fault(where, "`penalty` above 0", penalty, "B is undefined without one."))
+    if len(deltas) == 0 or min(deltas) <= 0 or any(b >= a for a, b in itertools.pairwise(deltas)):
+        raise ValueError(fault(where, "`deltas` positive and decreasing", deltas, "Such as (1e-1, 1e-2, 1e-3)."))
+    labels = np.asarray(tasks)
+    sizes = task_sizes(where, labels, int(labels.max(initial=0)) + 1)
+    kernel, f = jnp.asarray(gram), jnp.asarray(values)
+    lam, counts = jnp.asarray(penalty, f.dtype), jnp.asarray(sizes, f.dtype)
+    covariance = jnp.eye(len(sizes), dtype=f.dtype) if start is None else jnp.asarray(start, f.dtype)
+    if not bool(jnp.isfinite(jnp.linalg.cholesky(covariance)).all()):
+        raise ValueError(fault(where, "`start` positive definite", np.asarray(start), "Blend it with the identity."))
+    history, rungs, raised, converged = [], [], False, False
+    for rung, delta in enumerate(deltas):
+        jitter = jnp.asarray(delta**2, f.dtype)
+        state = _init(kernel, jnp.asarray(labels), f, counts, lam, jitter, covariance)
+        for _ in range(max_steps):
+            new = _step(kernel, jnp.asarray(labels), f, counts, lam, jitter, state)
+            converged = bool(_close(state.covariance, new.covariance, rtol))
+            state, raised = new, raised or bool(new.raised)
+            history.append(float(new.objective))
+            rungs.append(rung)
+            if converged or not np.isfinite(history[-1]):
+                break
+        covariance = state.covariance
+    return TaskCovarianceFit(
+        covariance=np.asarray(state.covariance),
+        coefficients=np.asarray(state.coefficients),
+        beta=np.asarray(state.beta),
+        history=np.array(history),
+        rungs=np.array(rungs),
+        num_steps=len(history),
+        converged=converged,
+        nugget_raised=raised,
+    )
+
+
+@eqx.filter_jit
+def _init(
+    gram: Float[Array, "m m"],
+    tasks: Int[Array, " m"],
+    values: Float[Array, " m"],
+    counts: Float[Array, " t"],
+    penalty: Float[Array, ""],
+    jitter: Float[Array, ""],
+    covariance: Float[Array, "t t"],
+) -> AlternatingState:
+    """Return the minimiser over θ and β for this B, and the objective there: Σ(λ m_t θ)²/m_t + λθᵀGθ + …"""
+    noise = counts[tasks]
+    across = covariance[tasks][:, tasks] * gram
+    factor = factorise(across, noise, penalty)
+    indicators = (tasks[:, None] == jnp.arange(counts.shape[0])[None]).astype(gram.dtype)
+    solution = generalised_least_squares(factor.lower, indicators, values[:, None])
+    theta = solution.dual[:, 0]
+    fit = jnp.sum((factor.nugget * theta) ** 2 * noise) + penalty * theta @ across @ theta
+    size = penalty * jitter * jnp.trace(jnp.linalg.inv(covariance)) + jnp.sum(covariance**2)
+    return AlternatingState(covariance, theta, solution.coefficients[:, 0], fit + size, factor.raised)
+
+
+@eqx.filter_jit
+def _step(
+    gram: Float[Array, "m m"],
+    tasks: Int[Array, " m"],
+    values: Float[Array, " m"],
+    counts: Float[Array, " t"],
+    penalty: Float[Array, ""],
+    jitter: Float[Array, ""],
+    state: AlternatingState,
+) -> AlternatingState:
+    """Minimise over B for the Θ̃ of `state`, then over Θ̃ and β for the new B."""
+    covariance = best_covariance(roughness(gram, tasks, state), penalty, jitter)
+    return _init(gram, tasks, values, counts, penalty, jitter, covariance)
+
+
+def roughness(gram: Float[Array, "m m"], tasks: Int[Array, " m"], state: AlternatingState) -> Float[Array, "t t"]:
+    """Return C = Θ̃ᵀK₀Θ̃ = B (DᵀK₀D) B, D the coefficients θ_j spread over the columns t_j."""
+    columns = jnp.arange(state.covariance.shape[0])[None]
+    spread = jnp.where(tasks[:, None] == columns, state.coefficients[:, None], 0)
+    return state.covariance @ (spread.T @ gram @ spread) @ state.covariance
+
+
+def best_covariance(
+    roughness: Float[Array, "t t"], penalty: Float[Array, ""], jitter: Float[Array, ""]
+) -> Float[Array, "t t"]:
+    """Return the minimiser of λ tr(B⁻¹(C + δ²I)) + ‖B‖²_F over B ≻ 0; `jitter` is δ²."""
+    size, vectors = jnp.linalg.eigh((roughness + roughness.T) / 2)
+    size = jnp.cbrt(penalty * (jnp.maximum(size, 0) + jitter) / 2)
+    return (vectors * size[None]) @ vectors.T
+
+
+def _close(old: Float[Array, "t t"], new: Float[Array, "t t"], rtol: float) -> Bool[Array, ""]:
+    return jnp.linalg.norm(new - old) <= rtol * jnp.linalg.norm(new)
+
+
+MAX_FULL_TASKS = 10
+
+
+LOW_RANK = 3
+
+
+START_CORRELATION = 0.9
+
+
+NUGGET_STEP = 10.0
+
+
+class TaskREML(eqx.Module):
+    """Restricted maximum likelihood of kernel, task covariance and nugget by L-BFGS, all tasks jointly.
+
+    squared_lengthscales : starting points on standard coordinates, one lengthscale per coordinate from each: large
+        ones for the near-polynomial flat limit, a short one for rough integrands; one start leaves rare outliers
+        (MATH.md section 2).
+    nugget : where the nugget starts, which is tuned unless the method gives one; high, and it falls where it can.
+    rank : B = WWᵀ + diagonal with so many columns of W; by default B = LLᵀ up to ten tasks, rank three beyond.
+    max_draws : rows that the likelihood sees, evenly spaced within tasks.
+    max_steps : of L-BFGS, from each start; at most twice as many likelihood evaluations.
+    """
+
+    squared_lengthscales: tuple[float, ...] = (3.0, 100.0, 1000.0)
+    nugget: float = 1e-2
+    rank: int | None = None
+    max_draws: int = 600
+    max_steps: int = 100
+
+
+class ConvexTaskCovariance(eqx.Module):
+    """B by the alternating convex scheme of Sun, Barp and Briol (2023), Appendix D.3, for tasks with one target.
+
+    The kernel and the nugget are tuned first, with B = I as in their Appendix D.2. By restricted likelihood
+    (`TaskREML`) B is better where draws differ: the penalty ‖B‖² here compresses correlations.
+
+    penalty : λ. deltas : the decreasing sequence δ.
+    kernel : how the kernel is tuned.
+    """
+
+    penalty: float = 1e-5
+    deltas: tuple[float, ...] = (1e-1, 1e-2, 1e-3)
+    kernel: TaskREML = eqx.field(default_factory=TaskREML)
+
+
+class TaskModel(NamedTuple):
+    """What is given of a matrix-valued kernel, None for what is to be found.
+
+    kernel : one kernel, or several with their covariances. covariance : (t, t) B. nugget : relative η.
+    order : of the Langevin operator. tuning : how the rest is found.
+    """
+
+    kernel: AbstractKernel | Coregionalisation | None
+    covariance: Float[np.ndarray, "t t"] | None
+    nugget: float | None
+    order: int
+    tuning: TaskREML | ConvexTaskCovariance | None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether nothing is to be tuned."""
+        between = self.covariance is not None or isinstance(self.kernel, Coregionalisation)
+        return self.kernel is not None and between and self.tuning is None
+
+
+def tune_tasks(
+    joint: JointProblem, design: Float[np.ndarray, "m q"], model: TaskModel
+) -> tuple[Coregionalisation, float]:
+    """Return the matrix-valued kernel and the nugget for the tasks of a joint problem.
+
+    design : (m, q) the unpenalised part, task indicators first.
+
+    Raises
+    ------
+    ValueError : no nugget below one makes the kernel matrix positive definite.
+    """
+    num_tasks, d = joint.num_tasks, joint.draws.shape[1]
+    if isinstance(model.tuning, ConvexTaskCovariance):
+        return _convex(joint, design, model, model.tuning)
+    tuning = model.tuning or TaskREML()
+    if isinstance(model.kernel, Coregionalisation):
+        starts: tuple[Coregionalisation, ...] = (model.kernel,)
+    else:
+        between = _first_covariance(joint) if model.covariance is None else model.covariance
+        lengths = tuning.squared_lengthscales
+        default = tuple(SquaredExponential(np.sqrt(v) * np.ones(d)) for v in lengths)
+        kernels = default if model.kernel is None else (model.kernel,)
+        starts = tuple(Coregionalisation((kernel,), between[None], model.order) for kernel in kernels)
+    if model.is_given:
+        return starts[0], model.nugget or DEFAULT_NUGGET
+    rows = _some_rows(joint, max(tuning.max_draws, 2 * design.shape[1]))
+    nugget = tuning.nugget if model.nugget is None else model.nugget
+    while nugget < 1.0:
+        tuned = maximise_task_likelihood(
+            starts,
+            joint.draws[rows],
+            joint.scores[rows],
+            joint.labels[rows],
+            design[rows],
+            joint.values[rows],
+            joint.counts[rows],
+            nugget=nugget,
+            free_nugget=model.nugget is None,
+            learn_kernel=model.kernel is None or model.tuning is not None,
+            learn_covariance=model.covariance is None and num_tasks > 1,
+            rank=(tuning.rank or LOW_RANK) if num_tasks > MAX_FULL_TASKS or tuning.rank else None,
+            max_steps=tuning.max_steps,
+        )
+        if tuned is not None:
+            return tuned.kernel, tuned.nugget if model.nugget is None else model.nugget
+        nugget *= NUGGET_STEP
+    raise ValueError(
+        fault(
+            "VectorValued",
+            "a positive definite kernel matrix under some nugget below one",
+            f"none for {num_tasks} tasks of {np.diff(joint.starts).tolist()} states",
+            "Pass a kernel with a shorter lengthscale.",
+        )
+    )
+
+
+def _convex(
+    joint: JointProblem, design: Float[np.ndarray, "m q"], model: TaskModel, tuning: ConvexTaskCovariance
+) -> tuple[Coregionalisation, float]:
+    """Return the kernel tuned with B = I, and B by the convex scheme."""
+    separate = model._replace(covariance=np.eye(joint.num_tasks), tuning=tuning.kernel)
+    tuned, nugget = tune_tasks(joint, design, separate)
+    rows = _some_rows(joint, tuning.kernel.max_draws)
+    one = matrix_stein_tile(Coregionalisation(tuned.kernels, np.ones((1, 1, 1)), model.order))
+    points = tuple(jnp.asarray(a) for a in (joint.draws[rows], joint.scores[rows], np.ones((len(rows), 1))))
+    gram = tile_gram(one, points)
+    found = alternating_task_covariance(
+        gram / jnp.mean(jnp.diagonal(gram)),
+        joint.labels[rows],
+        joint.values[rows],
+        penalty=tuning.penalty,
+        deltas=tuning.deltas,
+    )
+    return Coregionalisation(tuned.kernels, floored(found.covariance)[None], model.order), nugget
+
+
+def _first_covariance(joint: JointProblem) -> Float[np.ndarray, "t t"]:
+    """Return the start of B: tasks whose ridge coefficients on the scores point the same way are related."""
+    slopes = []
+    for t in range(joint.num_tasks):
+        rows = joint.rows_of(t)
+        scores, weight = joint.scores[rows], joint.counts[rows][:, None]
+        ridge = np.trace(scores.T @ (weight * scores)) / scores.shape[1]
+        gram = scores.T @ (weight * scores) + ridge * np.eye(scores.shape[1])
+        slope = np.linalg.solve(gram, scores.T @ (weight[:, 0] * joint.values[rows]))
+        norm = np.linalg.norm(slope)
+        slopes.append(slope / norm if norm > 0 else slope)
+    related = np.array(slopes) @ np.array(slopes).T
+    np.fill_diagonal(related, 1.0)
+    return START_CORRELATION * related + (1 - START_CORRELATION) * np.eye(joint.num_tasks)
+
+
+def _some_rows(joint: JointProblem, size: int) -> np.ndarray:
+    """Return at most about `size` rows, evenly spaced within each task and at least two of each."""
+    sizes = np.diff(joint.starts)
+    share = min(1.0, size / sizes.sum())
+    parts = []
+    for start, n in zip(joint.starts[:-1], sizes, strict=True):
+        parts.append(start + np.linspace(0, n - 1, max(min(n, 2), int(n * share))).astype(int))
+    return np.concatenate(parts)
+
+
+def floored(covariance: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+    """Return the covariance with a floor under its spectrum, so that exact copies of a task stay positive definite."""
+    return covariance + 1e-8 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))

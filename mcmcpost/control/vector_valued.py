@@ -1,0 +1,406 @@
+"""Vector-valued kernel control variates: related integrands, of one target or of several, fitted together."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
+from jaxtyping import Array, Bool, Float, Int
+
+from mcmcpost._core.errors import fault
+from mcmcpost._core.status import Status
+from mcmcpost.control.errors import fold_jackknife, judged_variance, mean_doubt
+from mcmcpost.control.functional import (
+    DEFAULT_NUGGET,
+    DENSE_LIMIT,
+    MIN_ITERATIVE_NUGGET,
+    ControlFunctional,
+    GridREML,
+    SemiExact,
+    tune,
+)
+from mcmcpost.control.kernel_systems import KernelData, KernelFit, crossfit_dense, crossfit_iterative, mean_diagonal
+from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
+from mcmcpost.control.method import (
+    AbstractControlVariate,
+    ControlFit,
+    JointFit,
+    concatenate_fits,
+    merge_fits,
+    no_control,
+    scatter_folds,
+)
+from mcmcpost.control.problem import JointProblem, Problem, join
+from mcmcpost.control.task_tuning import ConvexTaskCovariance, TaskModel, TaskREML, floored, tune_tasks
+from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
+from mcmcpost.kernels import AbstractKernel
+from mcmcpost.linops import Tile, tile_gram
+from mcmcpost.linsolve import Cholesky, ConjugateGradients
+from mcmcpost.stein import (
+    Coregionalisation,
+    SecondOrderSteinTile,
+    SteinTile,
+    check_covariance,
+    matrix_stein_tile,
+)
+
+
+@eqx.filter_jit
+def crossfit_kronecker(
+    tile: Tile, covariance: Float[Array, "t t"], nugget: Float[Array, ""], data: KernelData
+) -> KernelFit:
+    """Fit A = B̄⊗K₀/mean(diag K₀) + η·I⊗diag(1/n), B̄ = B/mean(diag B), to values (m, t), and leave out each fold.
+
+    With eigendecompositions B̄ = U diag(b) Uᵀ and D^½K₀D^½ = V diag(λ) Vᵀ, D = diag(n), the system falls into t
+    diagonal ones: O(t³ + m³ + mt(m + t)), MATH.md section 2 (special case II of Sun, Barp and Briol 2023). With
+    P = A⁻¹ − A⁻¹H(HᵀA⁻¹H)⁻¹HᵀA⁻¹ in one eigendirection, the errors at fold F of a fit without it are P_FF⁻¹(Py)_F.
+
+    Where draws are shared and η → 0 the estimates do not depend on B (autokrigeability): it matters with a real ridge.
+
+    Returns
+    -------
+    KernelFit with p = 1: mean (t, 1), control (k, b, t), fold_means (k, t, 1), model_covariance (1, t, t).
+    """
+    real = (data.counts > 0).astype(data.values.dtype)
+    root = jnp.sqrt(data.counts)
+    gram = tile_gram(tile, data.rows) / mean_diagonal(tile, data.rows, data.counts)
+    weighted = gram * root[:, None] * root[None, :]
+    spectrum, vectors = jnp.linalg.eigh(weighted)
+    spectrum = jnp.maximum(spectrum, 0.0)
+    between, mixing = jnp.linalg.eigh(covariance / jnp.mean(jnp.diagonal(covariance)))
+    rotated = vectors.T @ (root[:, None] * data.values) @ mixing
+    basis = vectors.T @ (root[:, None] * data.basis)
+
+    def solve(b: Float[Array, ""], y: Float[Array, " m"]) -> tuple:
+        weight = 1.0 / (b * spectrum + nugget)
+        half = jnp.sqrt(weight)
+        q, r = jnp.linalg.qr(half[:, None] * basis)
+        gamma = solve_triangular(r, q.T @ (half * y))
+        projected = weight * y - half * (q @ (q.T @ (half * y)))
+        inverse = solve_triangular(r, jnp.eye(r.shape[0], dtype=r.dtype))
+        energy = y @ projected / (jnp.sum(real) - r.shape[0])
+
+        def leave_out(fold: tuple[Int[Array, " b"], Bool[Array, " b"]]) -> tuple[Array, Array]:
+            index, mask = fold
+            keep = mask.astype(y.dtype)
+            rows = vectors[index] * keep[:, None]
+            along = rows @ (half[:, None] * q)
+            block = (rows * weight[None, :]) @ rows.T - along @ along.T + jnp.diag(1.0 - keep)
+            error = cho_solve(cho_factor(block), rows @ projected)
+            rule = inverse @ along.T
+            return error * keep, gamma - rule @ error
+
+        errors, gammas = jax.lax.map(leave_out, (data.held_out, data.held_out_mask))
+        return gamma, errors, gammas[:, 0], energy, (inverse @ inverse.T)[0, 0]
+
+    gamma, errors, means, energy, factor = jax.lax.map(lambda pair: solve(*pair), (between, rotated.T))
+    held = root[data.held_out]
+    safe = jnp.where(data.held_out_mask & (held > 0), held, 1.0)
+    residual = jnp.einsum("tkb,st->kbs", errors, mixing) / safe[:, :, None]
+    fold_means = means.T @ mixing.T
+    control = data.values[data.held_out] - residual - fold_means[:, None, :]
+    amplitude = jnp.maximum(energy, 0.0) * factor
+    return KernelFit(
+        mean=(mixing @ gamma[:, 0])[:, None],
+        control=jnp.where(data.held_out_mask[:, :, None], control, 0.0),
+        fold_means=fold_means[:, :, None],
+        model_covariance=((mixing * amplitude[None, :]) @ mixing.T)[None],
+        nugget=nugget,
+        num_steps=jnp.zeros((), int),
+        converged=jnp.all(jnp.isfinite(errors)),
+    )
+
+
+@eqx.filter_jit
+def shared_covariance(tile: Tile, nugget: Float[Array, ""], data: KernelData) -> Float[Array, "t t"]:
+    """Return the restricted-likelihood covariance of tasks that share their draws, B̂ = YᵀPY/(m − q).
+
+    Exact where the noise is separable too, B⊗(K₀ + ηD⁻¹), or absent. Sun, Barp and Briol (2023), special case II.
+    """
+    real = data.counts > 0
+    gram = tile_gram(tile, data.rows) / mean_diagonal(tile, data.rows, data.counts)
+    mask = real.astype(gram.dtype)
+    noise = jnp.where(real, nugget / jnp.maximum(data.counts, 1.0), 1.0)
+    lower = jnp.linalg.cholesky(gram * mask[:, None] * mask[None, :] + jnp.diag(noise))
+    white = solve_triangular(lower, data.values * mask[:, None], lower=True)
+    q, _ = jnp.linalg.qr(solve_triangular(lower, data.basis * mask[:, None], lower=True))
+    white = white - q @ (q.T @ white)
+    return white.T @ white / (jnp.sum(mask) - data.basis.shape[1])
+
+
+MAX_ROWS = 7_000
+"""Rows over all tasks up to which the joint system is factorised; beyond, conjugate gradients."""
+
+
+JOINT_RANK = 600
+
+
+MIN_JOINT_NUGGET = 1e-8
+"""Of joint conjugate gradients of that rank, tuned: 62 tasks of 100 draws then take two products.
+
+Starting from the tasks' own solutions or down a path of nuggets saves nothing: there, at a nugget of 1e-6 and rank 300,
+23 products cold, 32 from the tasks, 8 + 24 down the path. The preconditioner has already taken what a start knows.
+"""
+
+
+SCALAR_MARGIN = 2.0
+"""A task's own fit must lower the honest error variance by this factor, or the joint fit is kept."""
+
+
+class VectorValued(AbstractControlVariate):
+    """Control functionals of T related integrands in one matrix-valued Stein space.
+
+    g_t(x) = Σ_{t'j} B_{tt'} k₀(x, x_{t'j}) c_{t'j}, with the score of Π_t at x and of Π_t' at its own draws: the
+    minimiser of Sun, Barp and Briol (2023), equation 8, with one coefficient a datum instead of T, constants by
+    generalised least squares, and B, kernel and nugget by restricted maximum likelihood (MATH.md section 2).
+
+    What to expect: integrands that share *all* their draws help each other only through a real ridge; without one their
+    estimates do not depend on B at all. B pays where draws or targets differ: several fidelities, several
+    temperatures. Each task is compared, cross-fitted, with the same method on that task alone, which is kept where it
+    halves the error variance (negative transfer); `info` and `method` say which.
+
+    Parameters
+    ----------
+    kernel : on standardised coordinates; a `Coregionalisation` brings its own B. By default a squared exponential with
+        one lengthscale per coordinate, tuned.
+    covariance : (T, T) the B of a kernel that is given, or fixed while the kernel is tuned; learnt by default.
+    nugget : relative η; tuned by default, 1e-8 with a kernel and covariance that are given.
+    degree : polynomial Stein features of this total degree are unpenalised in every task, as in `SemiExact`.
+    order : of the Langevin operator: 1, or 2 (Theorem C.1; kernels smooth enough for it). A `Coregionalisation` brings
+        its own.
+    tuning : `TaskREML(...)` or, for one target, `ConvexTaskCovariance(...)`. Integrands that share their draws are
+        tuned by `GridREML`, whatever `TaskREML` is given here.
+    solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 7,000 rows over all tasks, then
+        conjugate gradients of rank 600. Integrands
+        that share more than 6,000 draws are fitted each alone by `ConjugateGradients`: B would do nothing for them.
+    guard : whether to compare with each task's own fit.
+    """
+
+    kernel: AbstractKernel | Coregionalisation | None = None
+    covariance: Any = None
+    nugget: float | None = None
+    degree: int = 0
+    order: int = 1
+    tuning: TaskREML | ConvexTaskCovariance | None = None
+    solver: Cholesky | ConjugateGradients | None = None
+    guard: bool = True
+
+    def __check_init__(self) -> None:
+        where = "VectorValued"
+        if not isinstance(self.degree, int) or self.degree < 0:
+            raise ValueError(fault(where, "`degree` to be an integer of at least 0", self.degree, "Use 0, 1 or 2."))
+        if self.order not in (1, 2):
+            raise ValueError(fault(where, "`order` 1 or 2", self.order, "It is that of the Langevin operator."))
+        if self.nugget is not None and not 0 < self.nugget < np.inf:
+            raise ValueError(fault(where, "a positive `nugget`", self.nugget, "It is relative: 1e-10 to 1."))
+        if self.covariance is not None:
+            check_covariance(where, np.asarray(self.covariance, float))
+            if isinstance(self.kernel, Coregionalisation):
+                raise ValueError(fault(where, "no `covariance` beside a Coregionalisation", "both", "Drop one."))
+
+    @property
+    def label(self) -> str:
+        return f"VectorValued(degree={self.degree})" if self.degree else "VectorValued()"
+
+    @property
+    def _order(self) -> int:
+        return self.kernel.order if isinstance(self.kernel, Coregionalisation) else self.order
+
+    @property
+    def _brings_covariance(self) -> bool:
+        return self.covariance is not None or isinstance(self.kernel, Coregionalisation)
+
+    @property
+    def _tunes(self) -> bool:
+        return self.kernel is None or self.tuning is not None or not self._brings_covariance
+
+    def crossfit(self, problem: Problem) -> ControlFit:
+        """Fit the integrands of one trace, which share their draws: one eigendecomposition for all of them."""
+        several = isinstance(self.kernel, Coregionalisation) and len(self.kernel.kernels) > 1
+        second_order = self._order == 2 and self.kernel is None
+        if several or second_order or isinstance(self.tuning, ConvexTaskCovariance):
+            copies = tuple(problem.select(np.array([j])) for j in range(problem.values.shape[1]))
+            return concatenate_fits(self.crossfit_joint(join(copies)).fits)
+        if problem.num_train < MIN_TRAIN:
+            return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
+        basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], self.degree))
+        size = basis.design.shape[1]
+        if problem.num_train < DRAWS_PER_FEATURE * size:
+            return no_control(problem, Status.TOO_FEW_DRAWS, self.label, {"num_features": size - 1})
+        if problem.num_states > DENSE_LIMIT or isinstance(self.solver, ConjugateGradients):
+            fit = self._each_alone().crossfit(problem)
+            return fit._replace(method=tuple(f"{label} alone" for label in fit.method))
+        given = self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
+        tuning = GridREML(max_groups=1) if given is None else None
+        (setting,) = tune(problem, basis, given, self.nugget, tuning, Cholesky())
+        tile = SteinTile(setting.kernel) if self._order == 1 else SecondOrderSteinTile(setting.kernel)
+        data = _data((problem.draws, problem.scores), basis.design, problem.values, problem)
+        nugget = jnp.asarray(setting.nugget)
+        between = self._covariance_given(problem.values.shape[1])
+        if between is None:
+            between = floored(np.asarray(shared_covariance(tile, nugget, data)))
+        solved = crossfit_kronecker(tile, jnp.asarray(between), nugget, data)
+        info = setting.describe() | {"degree": self.degree, "task_covariance": between.tolist()}
+        found = _control_fit(problem, solved, np.arange(problem.values.shape[1]), size - 1, self.label, info)
+        if not self.guard or problem.values.shape[1] == 1:
+            return found
+        return self._guarded(problem, found, self._each_alone().crossfit(problem))
+
+    def _each_alone(self) -> ControlFunctional | SemiExact:
+        """Return the scalar method for integrands that share their draws, which shares the factorisations too."""
+        kernel = self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
+        tuning = GridREML() if kernel is None else None
+        if self.degree:
+            return SemiExact(self.degree, kernel, self.nugget, tuning, self.solver)
+        return ControlFunctional(kernel, self.nugget, tuning, self.solver)
+
+    def crossfit_joint(self, joint: JointProblem) -> JointFit:
+        """Fit the tasks of a joint problem."""
+        return self._fit_tasks(joint, alone=False)
+
+    def _covariance_given(self, num_tasks: int) -> Float[np.ndarray, "t t"] | None:
+        given = self.kernel.covariances[0] if isinstance(self.kernel, Coregionalisation) else self.covariance
+        if given is None:
+            return None
+        matrix = np.asarray(given, float)
+        if matrix.shape != (num_tasks, num_tasks):
+            expected = f"a covariance of {num_tasks} tasks"
+            raise ValueError(fault("VectorValued", expected, matrix.shape, "One row for each integrand that varies."))
+        return matrix
+
+    def _guarded(self, problem: Problem, together: ControlFit, alone: ControlFit) -> ControlFit:
+        joint, scalar = judged_variance(problem, together), judged_variance(problem, alone)
+        with np.errstate(invalid="ignore"):
+            better = ~np.isfinite(scalar) | (joint < SCALAR_MARGIN * scalar)
+        renamed = alone._replace(method=tuple(f"{label} alone" for label in alone.method))
+        info = together.info | {"joint": better.tolist()}
+        return merge_fits(renamed, together, better)._replace(info=info)
+
+    def _fit_tasks(self, joint: JointProblem, *, alone: bool) -> JointFit:
+        num_tasks = joint.num_tasks
+        design, features = _joint_design(joint, self.degree)
+        smallest = int(joint.train_mask.sum(axis=1).min())
+        if smallest < max(MIN_TRAIN if self._tunes else MIN_GIVEN, features + 2):
+            few = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
+            return JointFit(few, np.eye(num_tasks), np.eye(num_tasks))
+        fixed = None if alone else self._covariance_given(num_tasks)
+        model = TaskModel(self.kernel, fixed, self.nugget, self.order, self.tuning)
+        kernel, nugget = tune_tasks(joint, design, model)
+        tile = matrix_stein_tile(kernel)
+        rows = (joint.draws, joint.scores, joint.indicators)
+        data = _data(rows, design, joint.values[:, None], joint)
+        solver = self.solver or (Cholesky() if len(joint.everyone) <= MAX_ROWS else ConjugateGradients(rank=JOINT_RANK))
+        if isinstance(solver, ConjugateGradients) and self.nugget is None:
+            nugget = max(nugget, MIN_JOINT_NUGGET if solver.rank >= JOINT_RANK else MIN_ITERATIVE_NUGGET)
+        level = jnp.asarray(nugget)
+        if isinstance(solver, Cholesky):
+            folds = (joint.train, joint.train_mask, joint.everyone, joint.everyone_mask)
+            fit = crossfit_dense(tile, level, data, *(jnp.asarray(a) for a in folds), num_constants=num_tasks)
+        else:
+            fit = crossfit_iterative(tile, level, solver, data, num_constants=num_tasks)
+        between = np.asarray(kernel.covariances).sum(axis=0)
+        doubted = np.asarray(fit.model_covariance)[0]
+        info = {
+            "kernels": [type(k).__name__ for k in kernel.kernels],
+            "parameters": [np.asarray(leaf).tolist() for k in kernel.kernels for leaf in _leaves(k)],
+            "task_covariance": between.tolist(),
+            "nugget": nugget,
+            "nugget_used": float(fit.nugget),
+            "num_products": int(fit.num_steps),
+            "solver": type(solver).__name__,
+            "degree": self.degree,
+        }
+        control = np.zeros(len(joint.values))
+        mask = joint.held_out_mask
+        control[joint.held_out[mask]] = np.asarray(fit.control)[mask][:, 0]
+        fits = []
+        for problem, mine, part in joint.by_problem(control):
+            one = ControlFit(
+                mean=np.asarray(fit.mean)[mine, 0],
+                control=part,
+                doubt=mean_doubt(problem, np.asarray(fit.mean)[mine, 0], part, np.diagonal(doubted)[mine]),
+                jackknife=fold_jackknife(np.asarray(fit.fold_means)[:, mine, 0]),
+                num_features=np.full(len(mine), features),
+                status=(self._status(fit),) * len(mine),
+                method=(self.label,) * len(mine),
+                info=info,
+            )
+            if self.guard and not alone and num_tasks > 1:
+                one = self._guarded(problem, one, self._alone(problem))
+            fits.append(one)
+        return JointFit(tuple(fits), _correlation(doubted), between)
+
+    def _alone(self, problem: Problem) -> ControlFit:
+        """Fit each integrand of a problem by the same method without the others, tuning what the joint fit tunes."""
+        kernel = self.kernel
+        if isinstance(kernel, Coregionalisation):
+            kernel = kernel.kernels[0] if len(kernel.kernels) == 1 else None
+        everything_given = kernel is not None and self.tuning is None and self._brings_covariance
+        nugget = DEFAULT_NUGGET if everything_given and self.nugget is None else self.nugget
+        method = eqx.tree_at(
+            lambda v: (v.kernel, v.covariance, v.nugget, v.order),
+            self,
+            (kernel, None, nugget, self._order),
+            is_leaf=lambda x: x is None,
+        )
+        parts = (join((problem.select(np.array([j])),)) for j in range(problem.values.shape[1]))
+        return concatenate_fits(tuple(method._fit_tasks(part, alone=True).fits[0] for part in parts))
+
+    def _status(self, fit: KernelFit) -> Status:
+        if not bool(fit.converged):
+            return Status.NOT_CONVERGED
+        asked = self.nugget is not None and float(fit.nugget) > self.nugget * 1.001
+        return Status.NUGGET_RAISED if asked else Status.CONTROLLED
+
+
+def _data(rows: tuple, design: np.ndarray, values: np.ndarray, folds: Problem | JointProblem) -> KernelData:
+    arrays = (design, values, folds.counts, folds.held_out, folds.held_out_mask)
+    return KernelData(tuple(jnp.asarray(a) for a in rows), *(jnp.asarray(a) for a in arrays))
+
+
+def _leaves(kernel: AbstractKernel) -> list:
+    return [leaf for leaf in eqx.filter(kernel, eqx.is_inexact_array_like).__dict__.values() if leaf is not None]
+
+
+def _joint_design(joint: JointProblem, degree: int) -> tuple[Float[np.ndarray, "m q"], int]:
+    """Return task indicators followed by each task's own polynomial features, and how many those are per task."""
+    columns = [joint.indicators]
+    features = 0
+    for t, (i, _) in enumerate(joint.tasks):
+        problem = joint.problems[i]
+        basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
+        features = basis.design.shape[1] - 1
+        block = np.zeros((len(joint.values), features))
+        block[joint.rows_of(t)] = basis.design[: problem.num_states, 1:]
+        columns.append(block)
+    return np.concatenate(columns, axis=1), features
+
+
+def _control_fit(
+    problem: Problem, fit: KernelFit, columns: np.ndarray, features: int, label: str, info: dict[str, Any]
+) -> ControlFit:
+    """Return the fit of integrands that share their draws; those that came out as NaN are not controlled."""
+    mean = np.asarray(fit.mean)[:, 0]
+    control = scatter_folds(problem, np.asarray(fit.control))
+    model = np.diagonal(np.asarray(fit.model_covariance)[0])
+    status = Status.CONTROLLED if bool(fit.converged) else Status.NOT_CONVERGED
+    return ControlFit(
+        mean=mean,
+        control=control,
+        doubt=mean_doubt(problem, mean, control, model),
+        jackknife=fold_jackknife(np.asarray(fit.fold_means)[:, :, 0]),
+        num_features=np.full(len(columns), features),
+        status=(status,) * len(columns),
+        method=(label,) * len(columns),
+        info=info,
+    )
+
+
+def _correlation(covariance: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+    sd = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        matrix = np.where((sd[:, None] > 0) & (sd[None, :] > 0), covariance / sd[:, None] / sd[None, :], 0.0)
+    np.fill_diagonal(matrix, 1.0)
+    return matrix

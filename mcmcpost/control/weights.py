@@ -1,0 +1,205 @@
+"""Stein weights: one weighted average of the draws serves every expectation."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float, Int, PyTree
+
+from mcmcpost._core.errors import check_kind, fault
+from mcmcpost._core.status import Status
+from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact, choose_solver, tune
+from mcmcpost.control.kernel_systems import mean_diagonal, normalised_gram, solve_iterative
+from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
+from mcmcpost.control.problem import Problem, make_problem
+from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE
+from mcmcpost.linops import Tile
+from mcmcpost.linsolve import Cholesky, ConjugateGradients, factorise
+from mcmcpost.stein import SteinTile
+from mcmcpost.trace import Trace
+
+AMPLITUDE_STATES = 1_000
+"""Evenly spaced states whose dense system gives the amplitude of an integrand."""
+
+
+GAIN = 1e-3
+"""Fraction by which a product must lower the variance of the rule, where no solver is given."""
+
+
+class AmplitudeSubset(NamedTuple):
+    """A dense system on some states.
+
+    draws : (s,) positions among the draws of all chains. lower : (s, s) Cholesky factor of A. basis : (s, q).
+    """
+
+    draws: Int[np.ndarray, " s"]
+    lower: Float[np.ndarray, "s s"]
+    basis: Float[np.ndarray, "s q"]
+
+
+class SteinWeights(NamedTuple):
+    """A linear rule on the draws of one trace.
+
+    values : (c, n) weights, summing to one; they may be negative.
+    variance_factor : wᵀAw, the variance of the weighted mean of an integrand of unit amplitude under the kernel's own
+        model; never a substitute for the cross-fitted error, as integrands need not lie in the kernel's space.
+    status : ``controlled``, ``nugget_raised`` or ``not_converged``.
+    info : JSON-able facts: kernel, nugget, cost.
+    subset : where `model_error` takes amplitudes from.
+    """
+
+    values: Float[np.ndarray, "c n"]
+    variance_factor: float
+    status: Status
+    info: dict[str, Any]
+    subset: AmplitudeSubset
+
+    def mean(self, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
+        """Return Σ w f over chains and draws, for values (c, n) or (c, n, ...)."""
+        return np.tensordot(self.values, self._checked("mean", values), axes=2)
+
+    def model_error(self, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
+        """Return √(a·wᵀAw), the kernel model's own error of each mean, computational uncertainty included.
+
+        NaN where an integrand is not finite at some draw. The amplitude a of an integrand is its restricted maximum
+        likelihood on at most 1,000 evenly spaced states: the lower bound that an unfinished solve gives is
+        overconfident (MATH.md section 5). An integrand outside the kernel's space has a larger error than this says;
+        `expectation` reports the one that holds.
+        """
+        array = self._checked("model_error", values)
+        rows = array.reshape(-1, *array.shape[2:])[self.subset.draws]
+        flat = rows.reshape(len(rows), -1)
+        finite = np.isfinite(array).all(axis=(0, 1)).ravel()
+        flat = np.where(finite, flat, 0.0)
+        basis = scipy.linalg.solve_triangular(self.subset.lower, self.subset.basis, lower=True)
+        white = scipy.linalg.solve_triangular(self.subset.lower, flat, lower=True)
+        residual = white - basis @ np.linalg.lstsq(basis, white)[0]
+        amplitude = np.sum(residual**2, axis=0) / (len(flat) - basis.shape[1])
+        return np.where(finite, np.sqrt(amplitude * self.variance_factor), np.nan).reshape(rows.shape[1:])
+
+    def _checked(self, name: str, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "c n *p"]:
+        array = np.asarray(values, float)
+        if array.shape[:2] != self.values.shape:
+            raise ValueError(
+                fault(
+                    f"SteinWeights.{name}",
+                    f"values with leading shape {self.values.shape}",
+                    array.shape,
+                    "Weights belong to one trace; evaluate the integrand at its draws.",
+                )
+            )
+        return array
+
+
+def solve_stein_weights(
+    trace: Trace,
+    values: Float[np.ndarray, "c n p"],
+    method: ControlFunctional | SemiExact,
+    *,
+    moments: tuple[Any, Any] | None = None,
+    initial: SteinWeights | None = None,
+) -> SteinWeights:
+    """Return w = A⁻¹H(HᵀA⁻¹H)⁻¹e₁, which is A⁻¹1/(1ᵀA⁻¹1) for a control functional (MATH.md section 5).
+
+    The `values` (c, n, p) tune the kernel where the method leaves it open, all in one group; the weights do not depend
+    on them otherwise. Copies of a state share its weight. `initial` are weights of the same draws under a kernel or a
+    temperature nearby, from which conjugate gradients start.
+    """
+    check_kind("stein_weights", "method", method, (ControlFunctional, SemiExact), "Such as ControlFunctional().")
+    if method.max_states is not None:
+        cure = "Thin the trace, or use ConjugateGradients."
+        raise ValueError(fault("stein_weights", "a method without `max_states`", method.max_states, cure))
+    spread = np.ptp(values, axis=(0, 1))
+    usable = values[..., np.isfinite(values).all(axis=(0, 1)) & (spread > 0)]
+    problem = make_problem(trace, usable if usable.shape[-1] else trace.draws, moments=moments)
+    degree = method.degree if isinstance(method, SemiExact) else 0
+    basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
+    needed = DRAWS_PER_FEATURE * basis.design.shape[1]
+    if problem.num_states < needed:
+        raise ValueError(
+            fault(
+                "stein_weights",
+                f"at least {needed:.0f} distinct draws for {method.label}",
+                problem.num_states,
+                "Use more draws, or a lower degree.",
+            )
+        )
+    solver = choose_solver(method, problem.num_states, ConjugateGradients(gain=GAIN))
+    start = None if initial is None else _start(initial, problem, basis.design.shape[1], trace.draws.shape[:2])
+    tuning: REML | GridREML | None = method.tuning
+    if tuning is None and method.kernel is None:
+        tuning = GridREML(max_groups=1)
+    elif isinstance(tuning, GridREML):
+        tuning = dataclasses.replace(tuning, max_groups=1)
+    setting = tune(problem, basis, method.kernel, method.nugget, tuning, solver)[0]
+
+    status = Status.CONTROLLED
+    tile = SteinTile(setting.kernel)
+    rows = (jnp.asarray(problem.draws), jnp.asarray(problem.scores))
+    data = rows, jnp.asarray(basis.design), jnp.asarray(problem.counts)
+    nugget = jnp.asarray(setting.nugget)
+    match solver:
+        case Cholesky():
+            rule, factor, used = _dense_rule(tile, nugget, *data)
+            steps = 0
+            if method.nugget is not None and float(used) > method.nugget * 1.001:
+                status = Status.NUGGET_RAISED
+        case ConjugateGradients():
+            rule, factor, products, converged = solve_iterative(tile, nugget, solver, *data, start)
+            steps, used = int(products), nugget
+            if not bool(converged):
+                status = Status.NOT_CONVERGED
+    per_state = np.asarray(rule) / np.maximum(problem.counts, 1.0)
+    weights = per_state[problem.inverse].reshape(trace.draws.shape[:2])
+    info = setting.describe() | {"method": method.label, "nugget_used": float(used), "num_products": steps}
+    subset = _amplitude_subset(tile, float(used), problem, basis.design)
+    return SteinWeights(weights, float(factor), status, info, subset)
+
+
+def _start(initial: SteinWeights, problem: Problem, size: int, shape: tuple[int, int]) -> Float[Array, " m"]:
+    """Return the weight of each state under `initial`."""
+    if size > 1 or initial.values.shape != shape:
+        raise ValueError(
+            fault(
+                "stein_weights",
+                f"`initial` weights of shape {shape}, and a ControlFunctional",
+                f"{initial.values.shape} with {size - 1} polynomial features",
+                "Weights of other draws, and features, give no first guess.",
+            )
+        )
+    return jnp.zeros(len(problem.counts)).at[problem.inverse].add(initial.values.reshape(-1))
+
+
+def _amplitude_subset(tile: Tile, nugget: float, problem: Problem, design: np.ndarray) -> AmplitudeSubset:
+    """Return the dense system on evenly spaced states, on the scale of all of them."""
+    size = min(AMPLITUDE_STATES, problem.num_states)
+    states = np.linspace(0, problem.num_states - 1, size).astype(int)
+    first = np.empty(len(problem.counts), int)
+    first[problem.inverse[::-1]] = np.arange(len(problem.inverse))[::-1]
+    counts = jnp.asarray(problem.counts)
+    scale = mean_diagonal(tile, (jnp.asarray(problem.draws), jnp.asarray(problem.scores)), counts)
+    rows = jnp.asarray(problem.draws[states]), jnp.asarray(problem.scores[states])
+    gram, noise = normalised_gram(tile, rows, counts[states], scale)
+    factor = factorise(gram, noise, jnp.asarray(nugget))
+    return AmplitudeSubset(first[states], np.asarray(factor.lower), design[states])
+
+
+@eqx.filter_jit
+def _dense_rule(
+    tile: Tile,
+    nugget: Float[Array, ""],
+    rows: PyTree,
+    basis: Float[Array, "m q"],
+    counts: Float[Array, " m"],
+) -> tuple[Float[Array, " m"], Float[Array, ""], Float[Array, ""]]:
+    gram, noise = normalised_gram(tile, rows, counts, mean_diagonal(tile, rows, counts))
+    factor = factorise(gram, noise, nugget)
+    q, r = jnp.linalg.qr(solve_triangular(factor.lower, basis, lower=True))
+    first = jnp.zeros(r.shape[0], r.dtype).at[0].set(1.0)
+    along = solve_triangular(r, first, lower=False, trans=1)
+    rule = solve_triangular(factor.lower, q @ along, lower=True, trans=1)
+    return rule, along @ along, factor.nugget

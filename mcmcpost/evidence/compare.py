@@ -1,0 +1,101 @@
+"""Comparing models by their evidence, and methods with each other."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import softmax
+
+from mcmcpost._core.errors import fault
+from mcmcpost.evidence.ladder import EvidenceEstimate
+from mcmcpost.evidence.log_evidence import Evidence
+
+DISAGREEMENT = 4.0
+"""Methods on the same draws differ by more than so many of their joint standard errors: something is wrong."""
+
+
+class EvidenceComparison(NamedTuple):
+    """Models side by side.
+
+    names : t models. log_evidence, error : (t,) with √(mcse² + discretisation_error²).
+    log_bayes_factor : (t, t) log p(y|row) − log p(y|column), with `log_bayes_factor_error`; models are taken to be
+        sampled independently.
+    probability : (t,) posterior model probabilities. probability_error : (t,) by the delta method.
+    """
+
+    names: tuple[str, ...]
+    log_evidence: Float[np.ndarray, " t"]
+    error: Float[np.ndarray, " t"]
+    log_bayes_factor: Float[np.ndarray, "t t"]
+    log_bayes_factor_error: Float[np.ndarray, "t t"]
+    probability: Float[np.ndarray, " t"]
+    probability_error: Float[np.ndarray, " t"]
+
+
+def compare_models(
+    evidences: Mapping[str, Evidence | EvidenceEstimate], prior: Mapping[str, float] | None = None
+) -> EvidenceComparison:
+    """Return log Bayes factors and posterior model probabilities with their errors.
+
+    Parameters
+    ----------
+    prior : prior probability of each model, up to a constant; equal by default.
+
+    Raises
+    ------
+    ValueError : fewer than two models, an evidence that is not finite, or a prior that does not name each model with a
+        positive number.
+    """
+    where = "compare_evidence"
+    names = tuple(evidences)
+    if len(names) < 2:
+        raise ValueError(fault(where, "at least two models", len(names), 'Pass {"m1": evidence, "m2": evidence}.'))
+    value = np.array([float(evidences[name].value) for name in names])
+    error = np.array([_error(evidences[name]) for name in names])
+    for name, v, e in zip(names, value, error, strict=True):
+        if not (np.isfinite(v) and np.isfinite(e)):
+            raise ValueError(
+                fault(where, f"a finite log evidence with its error for {name}", f"{v} ± {e}", "Leave it out.")
+            )
+    weights = np.ones(len(names)) if prior is None else np.array([prior.get(name, np.nan) for name in names])
+    if not (np.isfinite(weights).all() and (weights > 0).all()):
+        raise ValueError(fault(where, f"a positive prior probability for each of {names}", prior, "Name every model."))
+    probability = softmax(value + np.log(weights))
+    # ∂p_i/∂v_j = p_i(δ_ij − p_j)
+    slope = probability[:, None] * (np.eye(len(names)) - probability)
+    return EvidenceComparison(
+        names,
+        value,
+        error,
+        value[:, None] - value[None, :],
+        np.hypot(error[:, None], error[None, :]) * (1 - np.eye(len(names))),
+        probability,
+        np.sqrt((slope**2) @ error**2),
+    )
+
+
+def disagreements(evidence: Evidence) -> list[str]:
+    """Return, in words, the methods whose estimates differ from the reported one beyond both errors.
+
+    Rules that miss part of the path are given their discretisation error as well.
+    """
+    first = evidence.estimates[0]
+    found = []
+    for other in evidence.estimates[1:]:
+        gap = abs(other.value - first.value)
+        scale = np.hypot(_error(other), _error(first))
+        trusted = not other.info.get("reason") and np.isfinite(gap) and np.isfinite(scale)
+        if trusted and gap > DISAGREEMENT * scale:
+            found.append(
+                f"{other.method} {other.value:.6g} ± {_error(other):.2g} and {first.method} {first.value:.6g} ±"
+                f" {_error(first):.2g} differ by {gap / scale:.1f} joint errors"
+            )
+    return found
+
+
+def _error(estimate: Evidence | EvidenceEstimate) -> float:
+    missed = estimate.discretisation_error if isinstance(estimate, Evidence) else None
+    if missed is None:
+        missed = estimate.info.get("discretisation_error", 0.0)
+    return float(np.hypot(estimate.mcse, missed))

@@ -1,0 +1,222 @@
+"""A ladder of power posteriors p(x|y, t) ∝ p(y|x)^t p(x): its record, its temperatures, its stored values."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from mcmcpost._core.errors import as_float64, check_count, fault
+from mcmcpost._core.status import Status
+from mcmcpost.trace import Trace, make_trace
+
+
+class EvidenceEstimate(NamedTuple):
+    """An estimate of log p(y) with its Monte Carlo standard error, in nats.
+
+    method : as reported, for example ``bridge (warp-III)``.
+    value, mcse : log evidence and its standard error; NaN where undefined.
+    status : ``controlled`` or ``plain`` for a good estimate; ``not_converged``, ``too_few_draws``, ``undefined``.
+    info : JSON-able facts.
+    """
+
+    method: str
+    value: float
+    mcse: float
+    status: Status
+    info: dict[str, Any]
+
+
+_BOTH_ENDS = "Both ends are rungs."
+
+
+class TemperedTarget(NamedTuple):
+    """A posterior with likelihood and prior kept apart, both on the unconstrained space.
+
+    log_likelihood : (d,) → scalar log p(y|x), normalised over y.
+    log_prior : (d,) → scalar log p(x), log-Jacobian included, normalised over x.
+    sample_prior : key → one draw (d,) of the prior.
+    names : d coordinate labels.
+    """
+
+    log_likelihood: Callable[[Array], Array]
+    log_prior: Callable[[Array], Array]
+    sample_prior: Callable[[jax.Array], Array]
+    names: tuple[str, ...]
+
+
+class Ladder(NamedTuple):
+    """Draws of t power posteriors with the gradients of log likelihood and log prior apart, on the unconstrained space.
+
+    One pass over the draws gives the score at *any* inverse temperature: s_t = t∇ℓ + ∇log p (MATH.md section 3).
+
+    temperatures : (t,) inverse temperatures, increasing; 0 is the prior and 1 the posterior.
+    draws : (c, n, t, d).
+    log_likelihood : (c, n, t) ℓ = log p(y|x).
+    gradient_log_likelihood, gradient_log_prior : (c, n, t, d), the latter log-Jacobian included.
+    names : d coordinate labels.
+    """
+
+    temperatures: Float[np.ndarray, " t"]
+    draws: Float[np.ndarray, "c n t d"]
+    log_likelihood: Float[np.ndarray, "c n t"]
+    gradient_log_likelihood: Float[np.ndarray, "c n t d"]
+    gradient_log_prior: Float[np.ndarray, "c n t d"]
+    names: tuple[str, ...]
+
+    def score(self, temperature: float) -> Float[np.ndarray, "c n t d"]:
+        """Return the score of the power posterior at `temperature` at every draw of every rung."""
+        return temperature * self.gradient_log_likelihood + self.gradient_log_prior
+
+    def rung(self, index: int) -> Trace:
+        """Return the draws of one rung with the scores of its own target."""
+        scores = self.temperatures[index] * self.gradient_log_likelihood[:, :, index]
+        scores = scores + self.gradient_log_prior[:, :, index]
+        return make_trace(self.draws[:, :, index], scores, self.names)
+
+    def select(self, rungs: np.ndarray) -> "Ladder":
+        """Return the ladder of the chosen rungs."""
+        return self._replace(
+            temperatures=self.temperatures[rungs],
+            draws=self.draws[:, :, rungs],
+            log_likelihood=self.log_likelihood[:, :, rungs],
+            gradient_log_likelihood=self.gradient_log_likelihood[:, :, rungs],
+            gradient_log_prior=self.gradient_log_prior[:, :, rungs],
+        )
+
+
+def check_temperatures(where: str, temperatures: object) -> Float[np.ndarray, " t"]:
+    """Return inverse temperatures as an array: at least two, strictly increasing, from 0 to 1."""
+    values = as_float64(where, "temperatures", np.atleast_1d(np.asarray(temperatures)), "t")
+    cure = "Use power_ladder(31, 5), or np.unique(np.r_[0.0, ..., 1.0])."
+    if len(values) < 2 or not np.isfinite(values).all():
+        raise ValueError(fault(where, "at least two finite inverse temperatures", values.tolist(), cure))
+    if (np.diff(values) <= 0).any():
+        kind = "repeated" if (np.diff(np.sort(values)) == 0).any() else "unsorted"
+        raise ValueError(fault(where, "strictly increasing inverse temperatures", f"{kind} {values.tolist()}", cure))
+    if values[0] != 0.0 or values[-1] != 1.0:
+        ends = f"{values[0]:g} to {values[-1]:g}"
+        raise ValueError(fault(where, "a ladder from 0 (the prior) to 1 (the posterior)", ends, cure))
+    return values
+
+
+def make_ladder(
+    temperatures: object,
+    draws: object,
+    log_likelihood: object,
+    gradient_log_likelihood: object,
+    gradient_log_prior: object,
+    names: tuple[str, ...] | None = None,
+) -> Ladder:
+    """Return a `Ladder` after checking shapes; values that are not finite stay, rungs are judged later."""
+    where = "Ladder"
+    levels = check_temperatures(where, temperatures)
+    points = as_float64(where, "draws", draws, "chain, draw, temperature, d")
+    values = as_float64(where, "log_likelihood", log_likelihood, "chain, draw, temperature")
+    slopes = [
+        as_float64(where, name, array, "chain, draw, temperature, d")
+        for name, array in (
+            ("gradient_log_likelihood", gradient_log_likelihood),
+            ("gradient_log_prior", gradient_log_prior),
+        )
+    ]
+    if 0 in points.shape or points.shape[2] != len(levels):
+        raise ValueError(
+            fault(where, f"draws (chain, draw, {len(levels)}, d)", points.shape, "One rung for each temperature.")
+        )
+    for name, array, shape in (
+        ("log_likelihood", values, points.shape[:3]),
+        ("gradient_log_likelihood", slopes[0], points.shape),
+        ("gradient_log_prior", slopes[1], points.shape),
+    ):
+        if array.shape != shape:
+            raise ValueError(fault(where, f"`{name}` of shape {shape}", array.shape, "One value for each draw."))
+    labels = tuple(f"x[{i}]" for i in range(points.shape[-1])) if names is None else tuple(names)
+    if len(labels) != points.shape[-1] or len(set(labels)) != len(labels):
+        raise ValueError(fault(where, f"{points.shape[-1]} distinct coordinate names", labels, "Name each once."))
+    return Ladder(levels, points, values, slopes[0], slopes[1], labels)
+
+
+def power_ladder(size: int, power: float | int = 5) -> Float[np.ndarray, " t"]:
+    """Return t_i = ((i−1)/(size−1))^power, i = 1..size: rungs crowd near the prior, where the path is steep.
+
+    Friel and Pettitt (2008, doi:10.1111/j.1467-9868.2007.00650.x) with power 5.
+    """
+    check_count("power_ladder", "size", size, _BOTH_ENDS, least=2)
+    if not 0 < power < np.inf:
+        raise ValueError(fault("power_ladder", "a positive `power`", power, "Use 5."))
+    return np.linspace(0.0, 1.0, size) ** power
+
+
+def geometric_ladder(size: int, smallest: float = 1e-4) -> Float[np.ndarray, " t"]:
+    """Return 0 and then inverse temperatures in constant ratio from `smallest` to 1."""
+    check_count("geometric_ladder", "size", size, _BOTH_ENDS, least=2)
+    if not 0 < smallest < 1:
+        raise ValueError(fault("geometric_ladder", "`smallest` inside (0, 1)", smallest, "Use 1e-4."))
+    return np.concatenate([[0.0], np.geomspace(smallest, 1.0, size - 1) if size > 2 else [1.0]])
+
+
+TOLERANCE = 1e-4
+"""Differences that another solver tolerance explains: of ℓ in nats, of gradients relative to their size."""
+
+
+class LadderWarning(UserWarning):
+    """A stored ladder disagrees with its model; what was recomputed replaces what was stored."""
+
+
+def likelihood_finding(stored: Float[np.ndarray, "..."], model: Float[np.ndarray, "..."]) -> str | None:
+    """Say how stored log likelihoods differ from the model's, None where they agree.
+
+    An additive constant (a normalising constant left out, or counted twice) leaves every expectation as it is and
+    shifts the log evidence by its own size.
+    """
+    both = np.isfinite(stored) & np.isfinite(model)
+    lost = int((np.isfinite(stored) != np.isfinite(model)).sum())
+    if not both.any():
+        return "the stored log likelihood and the model's are nowhere both finite"
+    difference = (stored - model)[both]
+    offset = float(np.median(difference))
+    limit = TOLERANCE * (1 + np.abs(model[both]))
+    around = np.abs(difference - offset)
+    finding = None
+    if (np.abs(difference) <= limit).all():
+        pass
+    elif (around <= np.maximum(limit, 1e-3 * abs(offset))).all():
+        finding = (
+            f"the stored log likelihood carries an additive constant of {offset:.6f}, by which its log evidence would "
+            "be off, as when a normalising constant is left out or counted twice"
+        )
+    else:
+        share = float((np.abs(difference) > limit).mean())
+        finding = (
+            f"the stored log likelihood differs from the model's at {share:.1%} of the draws, by {offset:.4g} in the "
+            f"median and up to {np.abs(difference).max():.4g}, as with another model, other data or other draws"
+        )
+    if lost:
+        text = f"one of the two is not finite at {lost} draws"
+        finding = text if finding is None else f"{finding}; {text}"
+    return finding
+
+
+def gradient_finding(name: str, stored: Float[np.ndarray, "... d"], model: Float[np.ndarray, "... d"]) -> str | None:
+    """Say how stored gradients differ from the model's, None where they agree."""
+    both = np.isfinite(stored).all(axis=-1) & np.isfinite(model).all(axis=-1)
+    ours, theirs = model[both], stored[both]
+    size = np.sqrt((ours**2).sum())
+    if not both.any() or size == 0:
+        return None
+    error = float(np.sqrt(((theirs - ours) ** 2).sum()) / size)
+    if error <= TOLERANCE:
+        return None
+    slope = float((theirs * ours).sum() / size**2)
+    kind = " (the wrong sign)" if slope < 0 else ""
+    return f"the stored {name} is off by {error:.1%} of its size, {slope:.3f} times the model's on average{kind}"
+
+
+def repeated_fraction(ladder: Ladder) -> Float[np.ndarray, " t"]:
+    """Return the fraction of draws of every rung that repeat another: rejected proposals, or copies."""
+    draws = np.moveaxis(ladder.draws, 2, 0)
+    return np.array(
+        [1 - len(np.unique(rung.reshape(-1, rung.shape[-1]), axis=0)) / rung[..., 0].size for rung in draws]
+    )

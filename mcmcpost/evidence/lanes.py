@@ -1,0 +1,362 @@
+"""One compiled program that moves every lane (rung × chain): NumPyro's kernels, replica exchange, adaptation."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from mcmcpost._core.errors import fault
+from mcmcpost.evidence.ladder import TemperedTarget
+from mcmcpost.scores import over_devices
+
+JITTER = 0.2
+"""Half-width of the uniform relative jitter of the step size of HMC, whose fixed length may resonate otherwise."""
+
+
+class HamiltonianKernel(NamedTuple):
+    """The Markov kernel of every rung: NUTS, or HMC of fixed length, with step size and mass matrix adapted per chain.
+
+    num_steps : leapfrog steps of HMC; None for NUTS. Lanes run in lockstep: equal lengths waste nothing, NUTS adapts.
+    max_tree_depth : of NUTS, in warm-up and in sampling. One deep tree keeps every lane waiting.
+    target_accept : of the step size adaptation.
+    dense_mass : adapt a dense mass matrix; otherwise a diagonal one.
+    forward_mode : differentiate in forward mode, which suits ODE solves with one to three parameters.
+    """
+
+    num_steps: int | None = None
+    max_tree_depth: tuple[int, int] = (6, 8)
+    target_accept: float = 0.8
+    dense_mass: bool = True
+    forward_mode: bool = False
+
+
+class KernelFunctions(NamedTuple):
+    """The kernel on lanes.
+
+    init : (keys, starts, temperatures, inverse_mass) → state.
+    step : (state, temperatures, jitter) → state; the jitter is uniform in (−1, 1) and independent of the state's key.
+    """
+
+    init: Callable[[Array, Array, Array, Array], Any]
+    step: Callable[[Any, Array, Array], Any]
+
+
+def check_kernel(where: str, kernel: HamiltonianKernel) -> None:
+    """Refuse settings that cannot run."""
+    steps, depths = kernel.num_steps, kernel.max_tree_depth
+    if steps is not None and steps < 1:
+        raise ValueError(fault(where, "`num_steps` of at least 1", steps, "Use None for NUTS."))
+    if len(depths) != 2 or min(depths) < 1:
+        raise ValueError(fault(where, "two values of `max_tree_depth` of at least 1", depths, "Use (6, 8)."))
+    if not 0 < kernel.target_accept < 1:
+        raise ValueError(fault(where, "`target_accept` inside (0, 1)", kernel.target_accept, "Use 0.8."))
+
+
+def potential(target: TemperedTarget, draw: Array, temperature: Array) -> Float[Array, ""]:
+    """Return −log p(x) − tℓ(x), infinite where either is not finite."""
+    value = target.log_prior(draw) + temperature * target.log_likelihood(draw)
+    return jnp.where(jnp.isfinite(value), -value, jnp.inf)
+
+
+def make_kernel(target: TemperedTarget, kernel: HamiltonianKernel, num_warmup: int) -> KernelFunctions:
+    """Return the vectorised kernel; all lanes share the iteration, so that adaptation stops for all at once."""
+    from numpyro.infer.hmc import HMCState, hmc
+    from numpyro.infer.hmc_util import HMCAdaptState
+
+    init_kernel, sample_kernel = hmc(
+        potential_fn_gen=lambda temperature: lambda draw: potential(target, draw, temperature),
+        algo="NUTS" if kernel.num_steps is None else "HMC",
+    )
+
+    def init(key: Array, start: Array, temperature: Array, inverse_mass: Array) -> Any:
+        return init_kernel(
+            start,
+            num_warmup=num_warmup,
+            inverse_mass_matrix=inverse_mass if kernel.dense_mass else jnp.diagonal(inverse_mass),
+            dense_mass=kernel.dense_mass,
+            target_accept_prob=kernel.target_accept,
+            num_steps=kernel.num_steps,
+            trajectory_length=None,
+            max_tree_depth=kernel.max_tree_depth,
+            forward_mode_differentiation=kernel.forward_mode,
+            model_args=(temperature,),
+            rng_key=key,
+        )
+
+    def step(state: Any, temperature: Array, jitter: Array) -> Any:
+        if kernel.num_steps is None:
+            return sample_kernel(state, model_args=(temperature,))
+        # NumPyro keeps a fixed number of steps: a random step size varies the length.
+        adapted = state.adapt_state
+        factor = jnp.where(state.i < num_warmup, 1.0, 1 + JITTER * jitter)
+        varied = state._replace(adapt_state=adapted._replace(step_size=factor * adapted.step_size))
+        new = sample_kernel(varied, model_args=(temperature,))
+        kept = jnp.where(state.i < num_warmup, new.adapt_state.step_size, adapted.step_size)
+        return new._replace(adapt_state=new.adapt_state._replace(step_size=kept))
+
+    # The iteration is one number for all lanes: conditions on it stay conditions, instead of computing both sides.
+    adaptation = HMCAdaptState(**dict.fromkeys(HMCAdaptState._fields, 0) | {"window_idx": None})
+    axes = HMCState(**dict.fromkeys(HMCState._fields, 0) | {"i": None, "adapt_state": adaptation})
+    return KernelFunctions(
+        jax.vmap(init, out_axes=axes),
+        jax.vmap(step, in_axes=(axes, 0, 0), out_axes=axes),
+    )
+
+
+class Swap(NamedTuple):
+    """What one round of exchange decided.
+
+    source : (t, c) the rung whose state each rung takes over.
+    accepted, proposed : (t−1, c) whether the pair of rungs i and i+1 swapped, and whether it tried.
+    """
+
+    source: Int[Array, "t c"]
+    accepted: Bool[Array, "p c"]
+    proposed: Bool[Array, "p c"]
+
+
+def propose_swaps(
+    key: Array, parity: Int[Array, ""], temperatures: Float[Array, " t"], log_likelihood: Float[Array, "t c"]
+) -> Swap:
+    """Swap the states of rungs i and i+1 with probability min(1, exp((tᵢ − tᵢ₊₁)(ℓᵢ₊₁ − ℓᵢ))), for i of one parity.
+
+    Pairs of one parity are disjoint, so each swap alone leaves the product of the power posteriors invariant;
+    alternating the parity moves states along the ladder. A state without a finite ℓ never moves to a colder rung.
+    """
+    t, c = log_likelihood.shape
+    lower = jnp.arange(t - 1)
+    gap = (temperatures[:-1] - temperatures[1:])[:, None]
+    log_ratio = gap * (log_likelihood[1:] - log_likelihood[:-1])
+    uniform = jax.random.uniform(key, (t - 1, c), log_ratio.dtype)
+    proposed = jnp.broadcast_to((lower % 2 == parity)[:, None], (t - 1, c))
+    # A NaN ratio compares false: rejected.
+    accepted = proposed & (jnp.log(uniform) < log_ratio)
+    none = jnp.zeros((1, c), bool)
+    up, down = jnp.concatenate([accepted, none]), jnp.concatenate([none, accepted])
+    source = jnp.arange(t)[:, None] + up.astype(int) - down.astype(int)
+    return Swap(source, accepted, proposed)
+
+
+BLOCK = 512
+
+
+class Evaluation(NamedTuple):
+    """At one draw, or stacked over leading axes.
+
+    log_likelihood, log_prior : scalars ℓ and log p(x).
+    gradient_log_likelihood, gradient_log_prior : (d,), NaN where the value is not finite.
+    """
+
+    log_likelihood: Any
+    log_prior: Any
+    gradient_log_likelihood: Any
+    gradient_log_prior: Any
+
+
+def evaluate(target: TemperedTarget, draw: Array, forward_mode: bool) -> Evaluation:
+    """Evaluate both terms of the target at one draw.
+
+    Automatic differentiation may give a finite gradient where a value is infinite (a masked failure of an ODE solver
+    does), which is wrong: it becomes NaN.
+    """
+    likelihood, slope = _value_and_gradient(target.log_likelihood, draw, forward_mode)
+    prior, prior_slope = _value_and_gradient(target.log_prior, draw, forward_mode)
+    return Evaluation(
+        likelihood,
+        prior,
+        jnp.where(jnp.isfinite(likelihood), slope, jnp.nan),
+        jnp.where(jnp.isfinite(prior), prior_slope, jnp.nan),
+    )
+
+
+def _value_and_gradient(function: Callable[[Array], Array], draw: Array, forward_mode: bool) -> tuple[Array, Array]:
+    if not forward_mode:
+        return jax.value_and_grad(function)(draw)
+    basis = jnp.eye(draw.shape[0], dtype=draw.dtype)
+    return jax.vmap(lambda unit: jax.jvp(function, (draw,), (unit,)), out_axes=(None, 0))(basis)
+
+
+def evaluate_at(target: TemperedTarget, draws: np.ndarray, *, forward_mode: bool = False) -> Evaluation:
+    """Evaluate both terms at draws (..., d), in blocks of one shape, over all devices; call it under 64-bit JAX."""
+    lead, d = draws.shape[:-1], draws.shape[-1]
+    flat = np.asarray(draws, np.float64).reshape(-1, d)
+    devices = jax.device_count()
+    steps = -(-len(flat) // (BLOCK * devices))
+    block = devices * -(-len(flat) // (steps * devices))
+    padded = np.concatenate([flat, np.repeat(flat[-1:], steps * block - len(flat), axis=0)])
+    compiled = _compile(target, forward_mode)
+    parts = [jax.tree.map(np.asarray, compiled(over_devices(rows))) for rows in padded.reshape(steps, block, d)]
+    whole = jax.tree.map(lambda *arrays: np.concatenate(arrays)[: len(flat)], *parts)
+    return jax.tree.map(lambda array: array.reshape(*lead, *array.shape[1:]), whole)
+
+
+@lru_cache(maxsize=4)
+def _compile(target: TemperedTarget, forward_mode: bool) -> Callable[[Array], Evaluation]:
+    return jax.jit(jax.vmap(lambda draw: evaluate(target, draw, forward_mode)))
+
+
+class Record(NamedTuple):
+    """What one iteration leaves; l lanes, c chains.
+
+    draw (l, d), log_likelihood (l,), gradient_log_likelihood and gradient_log_prior (l, d) : after the exchange.
+    num_steps, accept_prob, diverging : (l,) of the trajectory.
+    accepted, proposed : (pairs, c) swaps.
+    """
+
+    draw: Array
+    log_likelihood: Array
+    gradient_log_likelihood: Array
+    gradient_log_prior: Array
+    num_steps: Array
+    accept_prob: Array
+    diverging: Array
+    accepted: Array
+    proposed: Array
+
+
+class Plan(NamedTuple):
+    """What the program is compiled for.
+
+    rungs, chains : of the sampled lanes, which come first; padding follows them.
+    with_prior : an iid prior draw stands below the lowest rung, and may be swapped in.
+    num_warmup : iterations whose records are not kept.
+    exchange : iterations between rounds of exchange, or None.
+    capacity : iterations of one call at most.
+    """
+
+    rungs: int
+    chains: int
+    with_prior: bool
+    num_warmup: int
+    exchange: int | None
+    capacity: int
+
+
+class Program(NamedTuple):
+    """`init` of `KernelFunctions`, compiled, and `make_advance`."""
+
+    init: Callable[..., Any]
+    advance: Callable[..., tuple[Any, Record]]
+
+
+@lru_cache(maxsize=4)
+def make_program(target: TemperedTarget, kernel: HamiltonianKernel, plan: Plan) -> Program:
+    """Return the compiled first state and iterations; kept for calls with the same functions and sizes."""
+    functions = make_kernel(target, kernel, plan.num_warmup)
+    return Program(jax.jit(functions.init), make_advance(target, kernel, functions, plan))
+
+
+def make_advance(
+    target: TemperedTarget, kernel: HamiltonianKernel, functions: KernelFunctions, plan: Plan
+) -> Callable[..., tuple[Any, Record]]:
+    """Return ``advance(state, temperatures, key, first, count, partners)`` → the state and `capacity` records.
+
+    The number of iterations is an argument, so that every call shares one compilation. `partners` are the prior draws
+    of this call, an `Evaluation` and draws (capacity, c, ...), or None.
+    """
+
+    pairs = 0 if plan.exchange is None else plan.rungs - 1 + plan.with_prior
+
+    def advance(
+        state: Any, temperatures: Array, key: jax.Array, first: Array, count: Array, partners: Any
+    ) -> tuple[Any, Record]:
+        def body(j: Array, carry: tuple[Any, Record]) -> tuple[Any, Record]:
+            moved, records = carry
+            partner = jax.tree.map(lambda array: array[j], partners)
+            moved, record = iterate(moved, temperatures, jax.random.fold_in(key, first + j), first + j, partner)
+            return moved, jax.tree.map(lambda store, value: store.at[j].set(value), records, record)
+
+        empty = _empty_record(state, pairs, plan.chains)
+        stores = jax.tree.map(lambda leaf: jnp.zeros((plan.capacity, *leaf.shape), leaf.dtype), empty)
+        return jax.lax.fori_loop(0, count, body, (state, stores))
+
+    def iterate(state: Any, temperatures: Array, key: jax.Array, iteration: Array, partner: Any) -> tuple[Any, Record]:
+        swap_key, jitter_key = jax.random.split(key)
+        jitter = jax.random.uniform(jitter_key, temperatures.shape, temperatures.dtype, -1.0, 1.0)
+        state = functions.step(state, temperatures, jitter)
+        swapping = jnp.zeros((), bool) if plan.exchange is None else iteration % plan.exchange == 0
+        values = _evaluate_if((iteration >= plan.num_warmup) | swapping, target, kernel, state.z)
+        nothing = jnp.zeros((pairs, plan.chains), bool)
+        accepted, proposed = nothing, nothing
+        moved = state.z, values
+        if plan.exchange is not None:
+            parity = iteration // plan.exchange % 2
+            moved, accepted, proposed = jax.lax.cond(
+                swapping,
+                lambda: _swap(plan, swap_key, parity, temperatures, moved, partner),
+                lambda: (moved, nothing, nothing),
+            )
+            state = _with_states(state, temperatures, moved, swapping)
+        record = Record(
+            moved[0],
+            moved[1].log_likelihood,
+            moved[1].gradient_log_likelihood,
+            moved[1].gradient_log_prior,
+            state.num_steps,
+            state.accept_prob,
+            state.diverging,
+            accepted,
+            proposed,
+        )
+        return state, record
+
+    return jax.jit(advance)
+
+
+def _empty_record(state: Any, pairs: int, chains: int) -> Record:
+    lane, row, pair = jnp.zeros_like(state.potential_energy), jnp.zeros_like(state.z), jnp.zeros((pairs, chains), bool)
+    steps, accept, diverging = map(jnp.zeros_like, (state.num_steps, state.accept_prob, state.diverging))
+    return Record(row, lane, row, row, steps, accept, diverging, pair, pair)
+
+
+def _evaluate_if(wanted: Array, target: TemperedTarget, kernel: HamiltonianKernel, draws: Array) -> Evaluation:
+    def at(draw: Array) -> Evaluation:
+        return evaluate(target, draw, kernel.forward_mode)
+
+    zero = jnp.zeros(draws.shape[:1], draws.dtype)
+    zeros = Evaluation(zero, zero, jnp.zeros_like(draws), jnp.zeros_like(draws))
+    return jax.lax.cond(wanted, jax.vmap(at), lambda _: zeros, draws)
+
+
+def _swap(
+    plan: Plan, key: jax.Array, parity: Array, temperatures: Array, moved: Any, partner: Any
+) -> tuple[Any, Array, Array]:
+    """Swap lanes between rungs; a state given to the prior rung is dropped, as the next draw there is a fresh one."""
+    lanes = plan.rungs * plan.chains
+
+    def by_rung(lane: Array, prior: Array | None) -> Array:
+        rows = lane[:lanes].reshape(plan.rungs, plan.chains, *lane.shape[1:])
+        return rows if prior is None else jnp.concatenate([prior[None], rows])
+
+    rows = (
+        jax.tree.map(by_rung, moved, partner)
+        if plan.with_prior
+        else jax.tree.map(lambda lane: by_rung(lane, None), moved)
+    )
+    levels = temperatures[:lanes].reshape(plan.rungs, plan.chains)[:, 0]
+    levels = jnp.concatenate([jnp.zeros(1, levels.dtype), levels]) if plan.with_prior else levels
+    swap = propose_swaps(key, parity, levels, rows[1].log_likelihood)
+
+    def exchanged(row: Array, lane: Array) -> Array:
+        index = swap.source.reshape(*swap.source.shape, *[1] * (row.ndim - 2))
+        new = jnp.take_along_axis(row, index, axis=0)[int(plan.with_prior) :]
+        return jnp.concatenate([new.reshape(lanes, *lane.shape[1:]), lane[lanes:]])
+
+    return jax.tree.map(exchanged, rows, moved), swap.accepted, swap.proposed
+
+
+def _with_states(state: Any, temperatures: Array, moved: Any, swapping: Array) -> Any:
+    """Return the kernel's state at the exchanged draws, with the potential and gradient of the rung they came to."""
+    draws, values = moved
+    energy = -(values.log_prior + temperatures * values.log_likelihood)
+    slope = -(values.gradient_log_prior + temperatures[:, None] * values.gradient_log_likelihood)
+    usable = swapping & jnp.isfinite(energy)
+    return state._replace(
+        z=jnp.where(swapping, draws, state.z),
+        potential_energy=jnp.where(usable, energy, state.potential_energy),
+        z_grad=jnp.where(usable[:, None], slope, state.z_grad),
+    )

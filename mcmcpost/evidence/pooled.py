@@ -1,0 +1,238 @@
+"""The pooled estimate of the log evidence: which degree, which error, and whether the rungs overlap at all."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost._core.mcse import mcse_mean
+from mcmcpost.control import (
+    MAX_DEGREE,
+    NEED,
+    PlainMean,
+    SemiExact,
+    ZeroVariance,
+    feature_inflation,
+    tail_inflation,
+)
+from mcmcpost.evidence.ladder import Ladder
+from mcmcpost.evidence.mbar import adjacent_overlap, stepping_stones
+from mcmcpost.evidence.path_regression import (
+    PENALTIES,
+    Family,
+    Mixtures,
+    PathFit,
+    PooledDraws,
+    fit_path,
+    path_integral,
+    path_quadrature,
+    solve_mixtures,
+    weighted_ess,
+)
+from mcmcpost.stein import num_polynomial_features
+
+NUM_NODES = 24
+
+
+NUM_BLOCKS = 24
+
+
+ESS_PER_FEATURE = 3.0
+
+
+MIN_OVERLAP = 0.03
+"""Klimovich, Shirts and Mobley (2015, doi:10.1007/s10822-015-9840-9)."""
+
+
+MIN_ESS = 10.0
+
+
+NUM_LANDMARKS = 128
+
+
+KERNEL_DEGREE = 2
+
+
+KERNEL_DRAWS = 10_000
+"""Above so many draws no kernel is tried: its fits without each block would take minutes."""
+
+
+class PooledPath(NamedTuple):
+    """The log evidence from all draws of the ladder at once.
+
+    value, mcse : ∫μ dt of the controlled path and its Monte Carlo standard error.
+    discretisation_error : distance to the same integral with twice the nodes.
+    degree, level, method : of the polynomial, zero for none; the column of `fit` that was chosen; and its name.
+    temperatures : (k,) the quadrature nodes; `fit` has the path there.
+    mixtures : MBAR, all draws first and then without each block. overlap : (t−1,) of neighbouring rungs.
+    reason : why the pooled path is not to be used; empty if it is.
+    info : what each method tried would report.
+    """
+
+    value: float
+    mcse: float
+    discretisation_error: float
+    degree: int
+    level: int
+    method: str
+    temperatures: Float[np.ndarray, " k"]
+    fit: PathFit
+    mixtures: Mixtures
+    overlap: Float[np.ndarray, " t-1"]
+    reason: str
+    info: dict[str, Any]
+
+
+def pool(ladder: Ladder) -> tuple[PooledDraws, int]:
+    """Return all draws in one row each, and the number of jackknife blocks: contiguous in a chain, rungs together."""
+    c, n, t = ladder.log_likelihood.shape
+    per_chain = min(max(NUM_BLOCKS // c, 1), n)
+    block = np.arange(n) * per_chain // n
+    blocks = np.broadcast_to((np.arange(c)[:, None] * per_chain + block)[:, :, None], (c, n, t))
+    known = np.isfinite(ladder.log_likelihood)[..., None]
+    slopes = [
+        jnp.asarray(np.where(known, gradient, 0.0).reshape(c * n * t, -1))
+        for gradient in (ladder.gradient_log_likelihood, ladder.gradient_log_prior)
+    ]
+    return PooledDraws(
+        points=jnp.asarray(ladder.draws.reshape(c * n * t, -1)),
+        log_likelihood=jnp.asarray(ladder.log_likelihood.reshape(-1)),
+        gradient_log_likelihood=slopes[0],
+        gradient_log_prior=slopes[1],
+        blocks=jnp.asarray(blocks.reshape(-1)),
+        rungs=jnp.asarray(np.broadcast_to(np.arange(t), (c, n, t)).reshape(-1)),
+    ), c * per_chain
+
+
+def pooled_path(
+    ladder: Ladder, *, degree: int | None = None, num_nodes: int = NUM_NODES, controlled: bool = True
+) -> PooledPath:
+    """Integrate the controlled mean log likelihood over the whole path, every draw serving every temperature.
+
+    Parameters
+    ----------
+    degree : of the zero-variance control variate. By default the method with the smallest error: a degree for which
+        three effective draws stand against each feature at every temperature, up to eight in one dimension, six in two
+        and three beyond; or, for up to 10,000 draws, the quadratic with a kernel beside it (semi-exact). The error of
+        each includes how far it moved the value from the one below, times the ratio of their errors among polynomials:
+        the best of several errors is too small without it, and for semi-exact fits with that ratio.
+    num_nodes : of Gauss–Legendre.
+    controlled : whether scores may be used at all.
+    """
+    levels = jnp.asarray(ladder.temperatures)
+    pooled, num_blocks = pool(ladder)
+    finite = np.isfinite(ladder.log_likelihood)
+    # Not from the trapezoid: the mean log likelihood of the prior may be -1e10, or infinite.
+    start = np.concatenate([[0.0], np.cumsum(stepping_stones(ladder))])
+    mixtures = solve_mixtures(levels, pooled, jnp.asarray(start), num_blocks=num_blocks)
+    sizes = jnp.full(len(levels), float(finite.shape[0] * finite.shape[1]))
+    overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, sizes, mixtures.free_energies[0]))
+
+    nodes, weights = (jnp.asarray(a) for a in path_quadrature(num_nodes))
+    smallest = float(weighted_ess(nodes, pooled, mixtures).min())
+    d = ladder.draws.shape[-1]
+    family = _family(d, len(pooled.points), smallest, degree) if controlled else Family(0)
+    fit = fit_path(nodes, weights, pooled, mixtures, family=family)
+    errors = [path_error(ladder, fit, 0, 0, smallest)]
+    chosen, error, tried = 0, errors[0], {}
+    for level in range(1, family.num_levels):
+        of_degree, before, label = _level(family, level)
+        errors.append(path_error(ladder, fit, level, num_polynomial_features(d, of_degree), smallest))
+        # What the last step changed, as far as errors still shrink, stands for what the next would change; a kernel's
+        # penalty is not such a series, and all of the change counts.
+        series = level <= family.degree and errors[before] > 0
+        shrinking = min(1.0, errors[level] / errors[before]) if series else 1.0
+        change = shrinking * float(fit.integral[level] - fit.integral[before])
+        found = float(np.hypot(errors[level], change))
+        tried[label] = {"value": float(fit.integral[level]), "mcse": found}
+        if np.isfinite(found) and (level == degree or found * NEED < error):
+            chosen, error = level, found
+    of_degree, _, label = _level(family, chosen)
+    alone = Family(of_degree) if chosen <= family.degree else family._replace(degree=of_degree)
+    again = path_integral(*map(jnp.asarray, path_quadrature(2 * num_nodes)), pooled, mixtures, family=alone)
+    fine = again[chosen - family.num_levels if chosen > family.degree else -1]
+    start_value, start_error = _log_possible(ladder)
+    return PooledPath(
+        value=float(fit.integral[chosen]) + start_value,
+        mcse=float(np.hypot(error, start_error)),
+        discretisation_error=abs(float(fine - fit.integral[chosen])),
+        degree=of_degree,
+        level=chosen,
+        method=label,
+        temperatures=np.asarray(nodes),
+        fit=fit,
+        mixtures=mixtures,
+        overlap=overlap,
+        reason=_reason(mixtures, overlap, smallest),
+        info={"tried": tried, "smallest_ess": smallest, "smallest_overlap": float(overlap.min())},
+    )
+
+
+def _family(d: int, num_draws: int, smallest_ess: float, degree: int | None) -> Family:
+    if degree is not None:
+        return Family(degree)
+    top = _highest_degree(d, smallest_ess)
+    if not top or num_draws > KERNEL_DRAWS:
+        return Family(top)
+    return Family(top, min(KERNEL_DEGREE, top), min(NUM_LANDMARKS, num_draws // 4))
+
+
+def _level(family: Family, level: int) -> tuple[int, int, str]:
+    """Return the degree of a level, the level below it, and its name."""
+    if level == 0:
+        return 0, 0, PlainMean().label
+    if level <= family.degree:
+        return level, level - 1, ZeroVariance(level).label
+    first = level == family.degree + 1
+    penalty = PENALTIES[level - family.degree - 1]
+    name = f"{SemiExact(family.kernel_degree).label}, penalty {penalty:g}"
+    return family.kernel_degree, family.kernel_degree if first else level - 1, name
+
+
+def _highest_degree(d: int, smallest_ess: float) -> int:
+    degrees = range(1, MAX_DEGREE.get(d, 3) + 1)
+    return sum(smallest_ess >= ESS_PER_FEATURE * (num_polynomial_features(d, degree) + 1) for degree in degrees)
+
+
+def path_error(ladder: Ladder, fit: PathFit, degree: int, num_features: int, smallest_ess: float) -> float:
+    """Return √(max(held-out, jackknife)²·inflation + (integral − held-out integral)²), as `control.Estimate` does.
+
+    The held-out error is that of the series of influences, rungs added up draw by draw, so that it sees
+    autocorrelation and rungs that moved together.
+    """
+    c, n, t = ladder.log_likelihood.shape
+    influence = np.asarray(fit.influence)[:, degree]
+    deleted = np.asarray(fit.deleted)[:, degree]
+    b = len(deleted)
+    jackknife = np.sqrt((b - 1) / b * ((deleted - deleted.mean()) ** 2).sum())
+    held_out = c * n * mcse_mean(influence.reshape(c, n, t).sum(axis=-1))
+    inflation = tail_inflation(influence[:, None])[0]
+    if num_features:
+        inflation *= feature_inflation(np.array([num_features]), np.array([smallest_ess]))[0]
+    known = [e for e in (held_out, jackknife) if np.isfinite(e)]
+    doubt = float(fit.integral[degree] - fit.crossfit[degree])
+    return float(np.sqrt(max(known) ** 2 * inflation + doubt**2)) if known and b > 1 else np.nan
+
+
+def _log_possible(ladder: Ladder) -> tuple[float, float]:
+    """Return the log share of prior draws with positive likelihood, and its standard error.
+
+    The path starts there: as t → 0 the power posterior becomes the prior *given* that the likelihood is positive.
+    """
+    if ladder.temperatures[0] != 0.0:
+        return 0.0, 0.0
+    possible = np.isfinite(ladder.log_likelihood[:, :, 0])
+    share = possible.mean()
+    return float(np.log(share)), float(np.sqrt((1 - share) / (share * possible.size)))
+
+
+def _reason(mixtures: Mixtures, overlap: np.ndarray, smallest_ess: float) -> str:
+    if not bool(mixtures.converged):
+        return "the multistate Bennett equations did not converge"
+    if not overlap.min() >= MIN_OVERLAP:
+        where = int(np.argmin(overlap))
+        return f"rungs {where} and {where + 1} overlap by {overlap.min():.3g}, below {MIN_OVERLAP}"
+    if not smallest_ess >= MIN_ESS:
+        return f"the pooled draws count as {smallest_ess:.3g} somewhere along the path, below {MIN_ESS:g}"
+    return ""

@@ -1,0 +1,466 @@
+"""Draws of every power posterior of a ladder: the run, more rungs for a finished one, temperatures from a pilot."""
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy.interpolate import PchipInterpolator
+from tqdm import tqdm
+
+from mcmcpost._core.errors import as_float64, fault
+from mcmcpost._core.precision import in_float64
+from mcmcpost.evidence.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
+from mcmcpost.evidence.ladder import Ladder, TemperedTarget, check_temperatures
+from mcmcpost.evidence.lanes import (
+    Evaluation,
+    HamiltonianKernel,
+    Plan,
+    Program,
+    check_kernel,
+    evaluate_at,
+    make_program,
+)
+from mcmcpost.evidence.starts import Pool, Starts, choose_starts, prior_pool, sample_prior
+from mcmcpost.scores import over_devices
+
+POOL = 256
+"""Prior draws at least, from which the starts are chosen."""
+
+
+CHUNKS = 50
+"""Calls of the compiled program in one run: how often the progress bar moves and the checkpoint is written."""
+
+
+class LadderStats(NamedTuple):
+    """How the sampler fared; the prior rung, drawn iid, has no steps and accepts always.
+
+    acceptance_rate, num_steps, diverging : (c, n, t) of every trajectory; a step costs one gradient.
+    step_size : (c, t) after warm-up, NaN at the prior.
+    swap_rate : (c, t) accepted fraction of the swaps proposed with the next rung; NaN without any.
+    gradient_evaluations : gradients that all lanes asked for, warm-up included.
+    lockstep_evaluations : gradients computed, as every lane waits for the longest trajectory.
+    """
+
+    acceptance_rate: Float[np.ndarray, "c n t"]
+    num_steps: Int[np.ndarray, "c n t"]
+    diverging: Bool[np.ndarray, "c n t"]
+    step_size: Float[np.ndarray, "c t"]
+    swap_rate: Float[np.ndarray, "c t"]
+    gradient_evaluations: int
+    lockstep_evaluations: int
+
+
+class SampledLadder(NamedTuple):
+    """A ladder and how it was sampled."""
+
+    ladder: Ladder
+    stats: LadderStats
+
+
+class RunLength(NamedTuple):
+    """Iterations to adapt in and to keep, per chain and rung, and chains per rung."""
+
+    num_warmup: int
+    num_samples: int
+    num_chains: int
+
+
+class Run(NamedTuple):
+    """One checked request."""
+
+    where: str
+    target: TemperedTarget
+    temperatures: Float[np.ndarray, " t"]
+    kernel: HamiltonianKernel
+    length: RunLength
+    exchange: int | None
+    init: Float[np.ndarray, " d"] | None
+    starts: Starts | None
+    progress: bool
+    checkpoint: Path | None
+
+
+def sample_ladder(
+    target: TemperedTarget,
+    temperatures: object,
+    *,
+    key: jax.Array,
+    num_warmup: int = 500,
+    num_samples: int = 500,
+    num_chains: int = 4,
+    kernel: HamiltonianKernel | None = None,
+    init: object = None,
+    exchange: int | None = None,
+    progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> SampledLadder:
+    """Sample every power posterior p(x|y, t) ∝ p(y|x)ᵗ p(x) of a ladder in one program.
+
+    Rungs × chains are the lanes of one vectorised kernel over all devices; each adapts its own step size and mass
+    matrix. The prior rung is drawn iid. Work is in float64.
+
+    Parameters
+    ----------
+    target : prior and likelihood on the unconstrained space, written in JAX.
+    temperatures : inverse temperatures, increasing from 0 to 1.
+    key : split once, for prior draws, starts, chains and swaps.
+    num_warmup, num_samples, num_chains : iterations to adapt in and to keep, per chain and rung, and chains per rung.
+    kernel : NUTS by default.
+    init : (d,) a start for the cold rungs, such as the posterior mode; the others start from prior draws resampled by
+        their tempered likelihood, and so do all without it.
+    exchange : iterations between swaps of neighbouring rungs (population MCMC); None for independent rungs.
+    progress : show a progress bar, on a terminal only.
+    checkpoint : a file, written as the run goes on and read where it exists: a resumed run gives the draws of an
+        uninterrupted one.
+
+    Returns
+    -------
+    SampledLadder : the ladder and the sampler's statistics. A rung whose chains diverge or do not move is in the
+        statistics; it raises nothing.
+
+    Raises
+    ------
+    ValueError : a bad ladder or setting, a prior that is nowhere finite, no start of finite likelihood, or a
+        checkpoint of another run.
+    """
+    where = "sample_ladder"
+    levels = check_temperatures(where, temperatures)
+    counts = RunLength(num_warmup, num_samples, num_chains)
+    return sample_rungs(
+        where,
+        target,
+        levels,
+        counts,
+        key=key,
+        kernel=kernel,
+        init=init,
+        exchange=exchange,
+        progress=progress,
+        checkpoint=checkpoint,
+    )
+
+
+def sample_rungs(
+    where: str,
+    target: TemperedTarget,
+    temperatures: Float[np.ndarray, " t"],
+    length: RunLength,
+    *,
+    key: jax.Array,
+    kernel: HamiltonianKernel | None = None,
+    init: object = None,
+    exchange: int | None = None,
+    starts: Starts | None = None,
+    progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> SampledLadder:
+    """Sample some rungs, whatever their temperatures; `starts` are chosen from prior draws by default."""
+    choice = HamiltonianKernel() if kernel is None else kernel
+    check_kernel(where, choice)
+    for name, value in (*length._asdict().items(), ("exchange", 1 if exchange is None else exchange)):
+        if value < 1:
+            raise ValueError(fault(where, f"`{name}` of at least 1", value, "Ask for more."))
+    start = None if init is None else np.asarray(init, np.float64)
+    if start is not None and (start.shape != (len(target.names),) or not np.isfinite(start).all()):
+        raise ValueError(
+            fault(where, f"`init` of {len(target.names)} finite numbers", init, "Give it on the unconstrained space.")
+        )
+    path = checkpoint_path(where, checkpoint)
+    run = Run(where, target, temperatures, choice, length, exchange, start, starts, progress, path)
+    return in_float64(_sample)(run, key)
+
+
+def _sample(run: Run, key: jax.Array) -> SampledLadder:
+    prior_key, near_key, start_key, chain_key, swap_key = jax.random.split(key, 5)
+    prior = _draw_prior(run, prior_key)
+    lower = int(run.temperatures[0] == 0)
+    lanes = run.temperatures[lower:]
+    if run.starts is None:
+        pool = prior_pool(
+            run.where,
+            run.target,
+            prior.draws.reshape(-1, len(run.target.names)),
+            jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), prior.values),
+            run.init,
+            run.length.num_chains,
+            near_key,
+        )
+        starts = choose_starts(pool, lanes, run.length.num_chains, start_key)
+    else:
+        starts = run.starts
+    state, records = _drive(run, lanes, starts, prior, (chain_key, swap_key), key)
+    return _assemble(run, prior, state, records)
+
+
+class _Prior(NamedTuple):
+    """Prior draws (w + n, c, d) and their values: w before the n that the prior rung keeps."""
+
+    draws: np.ndarray
+    values: Evaluation
+    before: int
+
+
+def _draw_prior(run: Run, key: jax.Array) -> _Prior:
+    warmup, samples, chains = run.length
+    kept = samples if run.temperatures[0] == 0 or run.exchange is not None else 0
+    before = warmup if run.exchange is not None else max(0, -(-POOL // chains) - kept)
+    draws = sample_prior(run.target, key, (before + kept) * chains).reshape(before + kept, chains, -1)
+    return _Prior(draws, evaluate_at(run.target, draws, forward_mode=run.kernel.forward_mode), before)
+
+
+def _drive(
+    run: Run, levels: np.ndarray, starts: Starts, prior: _Prior, keys: tuple[jax.Array, jax.Array], key: jax.Array
+) -> tuple[Any, dict[str, np.ndarray]]:
+    """Run the chunks, resuming from the checkpoint where there is one, and return the last state and all records."""
+    warmup, samples, chains = run.length
+    total = warmup + samples
+    with_prior = len(levels) < len(run.temperatures)
+    plan = Plan(len(levels), chains, with_prior, warmup, run.exchange, -(-total // CHUNKS))
+    program = make_program(run.target, run.kernel, plan)
+    state, temperatures = _initial(program, levels, starts, keys[0])
+    settings = _settings(run, key, prior)
+    records: dict[str, np.ndarray] = {}
+    done = 0
+    if run.checkpoint is not None and run.checkpoint.exists():
+        done, stored, records = load_checkpoint(run.checkpoint, state, settings)
+        state = jax.tree.map(lambda like, leaf: jax.device_put(leaf, like.sharding), state, stored)
+    with tqdm(total=total, initial=done, desc="ladder", disable=None if run.progress else True, leave=False) as bar:
+        while done < total:
+            count = min(plan.capacity, (warmup if done < warmup else total) - done)
+            partners = _partners(prior, done, plan.capacity) if run.exchange is not None and with_prior else None
+            state, new = program.advance(state, temperatures, keys[1], done, count, partners)
+            records = _append(
+                records, {name: np.asarray(leaf)[:count] for name, leaf in new._asdict().items()}, done < warmup
+            )
+            done += count
+            bar.update(count)
+            if run.checkpoint is not None:
+                save_checkpoint(run.checkpoint, done, state, records, settings)
+    return state, records
+
+
+def _initial(program: Program, levels: np.ndarray, starts: Starts, key: jax.Array) -> tuple[Any, jax.Array]:
+    """Return the kernel's first state and the temperature of every lane, padded to a multiple of the devices."""
+    rungs, chains, d = starts.draws.shape
+    lanes = rungs * chains
+    padded = -(-lanes // jax.device_count()) * jax.device_count()
+    lane = np.minimum(np.arange(padded), lanes - 1)
+    temperatures = over_devices(jnp.asarray(np.repeat(levels, chains)[lane]))
+    draws = over_devices(jnp.asarray(starts.draws.reshape(lanes, d)[lane]))
+    mass = over_devices(jnp.asarray(np.repeat(starts.inverse_mass, chains, axis=0)[lane]))
+    state = program.init(over_devices(jax.random.split(key, padded)), draws, temperatures, mass)
+    return state, temperatures
+
+
+def _partners(prior: _Prior, first: int, capacity: int) -> tuple[np.ndarray, Evaluation]:
+    rows = np.minimum(first + np.arange(capacity), len(prior.draws) - 1)
+    return prior.draws[rows], jax.tree.map(lambda array: array[rows], prior.values)
+
+
+def _append(records: dict[str, np.ndarray], new: dict[str, np.ndarray], warmup: bool) -> dict[str, np.ndarray]:
+    """Return the records with a chunk added: counters of work always, draws after warm-up only."""
+    steps = new["num_steps"].sum(), new["num_steps"].max(axis=1).sum()
+    work = records.get("work", np.zeros(2, np.int64)) + np.array(steps, np.int64)
+    if warmup:
+        return records | {"work": work}
+    joined = {name: np.concatenate([records[name], rows]) if name in records else rows for name, rows in new.items()}
+    return joined | {"work": work}
+
+
+def _settings(run: Run, key: jax.Array, prior: _Prior) -> dict[str, Any]:
+    return {
+        "temperatures": run.temperatures.tolist(),
+        "length": list(map(int, run.length)),
+        "kernel": repr(run.kernel),
+        "exchange": run.exchange,
+        "names": list(run.target.names),
+        "key": np.asarray(jax.random.key_data(key)).tolist(),
+        "init": None if run.init is None else run.init.tolist(),
+        "log_likelihood": np.asarray(prior.values.log_likelihood, float).reshape(-1)[:8].tolist(),
+    }
+
+
+def _assemble(run: Run, prior: _Prior, state: Any, records: dict[str, np.ndarray]) -> SampledLadder:
+    _, samples, chains = run.length
+    lower = int(run.temperatures[0] == 0)
+    rungs = len(run.temperatures) - lower
+
+    def lanes(array: np.ndarray) -> np.ndarray:
+        """(n, l, ...) → (c, n, t, ...)"""
+        rows = array[:, : rungs * chains].reshape(len(array), rungs, chains, *array.shape[2:])
+        return np.moveaxis(rows, 2, 0)
+
+    def below(array: np.ndarray, first: np.ndarray) -> np.ndarray:
+        return np.concatenate([first[:, :, None], lanes(array)], axis=2) if lower else lanes(array)
+
+    def iid(array: Any) -> np.ndarray:
+        return np.moveaxis(np.asarray(array)[prior.before :], 1, 0)
+
+    ladder = Ladder(
+        run.temperatures,
+        below(records["draw"], iid(prior.draws)),
+        below(records["log_likelihood"], iid(prior.values.log_likelihood)),
+        below(records["gradient_log_likelihood"], iid(prior.values.gradient_log_likelihood)),
+        below(records["gradient_log_prior"], iid(prior.values.gradient_log_prior)),
+        run.target.names,
+    )
+    shape = (chains, samples)
+    with np.errstate(invalid="ignore"):
+        rate = (records["accepted"].sum(axis=0) / records["proposed"].sum(axis=0)).T
+    swap_rate = np.full((chains, len(run.temperatures)), np.nan)
+    swap_rate[:, : rate.shape[1]] = rate
+    step_size = np.asarray(state.adapt_state.step_size)[: rungs * chains].reshape(rungs, chains).T
+    stats = LadderStats(
+        below(records["accept_prob"], np.ones(shape)),
+        below(records["num_steps"], np.zeros(shape, int)),
+        below(records["diverging"], np.zeros(shape, bool)),
+        np.concatenate([np.full((chains, lower), np.nan), step_size], axis=1),
+        swap_rate,
+        int(records["work"][0]),
+        int(records["work"][1]) * rungs * chains,
+    )
+    return SampledLadder(ladder, stats)
+
+
+def sample_more_rungs(
+    ladder: Ladder,
+    target: TemperedTarget,
+    temperatures: object,
+    *,
+    key: jax.Array,
+    num_warmup: int = 500,
+    kernel: HamiltonianKernel | None = None,
+    progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> SampledLadder:
+    """Sample rungs at new temperatures only, as many chains and draws as the ladder has.
+
+    They start from the draws of the next hotter rung, resampled by exp((t − t₀)ℓ). See `merge_ladders`.
+
+    Parameters
+    ----------
+    ladder : a finished ladder.
+    target : what it was sampled from.
+    temperatures : new inverse temperatures inside (0, 1).
+    key, num_warmup, kernel, progress, checkpoint : as in `sample_ladder`.
+
+    Raises
+    ------
+    ValueError : a temperature is outside (0, 1), repeated or in the ladder already; the target has other coordinates.
+    """
+    where = "add_rungs"
+    levels = new_temperatures(where, ladder, temperatures)
+    if target.names != ladder.names:
+        raise ValueError(fault(where, f"a target on {ladder.names}", target.names, "Pass the model of the ladder."))
+    start_key, run_key = jax.random.split(key)
+    chains, draws = ladder.draws.shape[:2]
+    starts = in_float64(_starts_from)(ladder, levels, chains, start_key)
+    return sample_rungs(
+        where,
+        target,
+        levels,
+        RunLength(num_warmup, draws, chains),
+        key=run_key,
+        kernel=kernel,
+        starts=starts,
+        progress=progress,
+        checkpoint=checkpoint,
+    )
+
+
+def merge_ladders(one: Ladder, other: Ladder) -> Ladder:
+    """Return the ladder of the rungs of both, in order of temperature; their draws are untouched."""
+    levels = np.concatenate([one.temperatures, other.temperatures])
+    order = np.argsort(levels)
+
+    def merged(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return np.concatenate([first, second], axis=2)[:, :, order]
+
+    return one._replace(
+        temperatures=levels[order],
+        draws=merged(one.draws, other.draws),
+        log_likelihood=merged(one.log_likelihood, other.log_likelihood),
+        gradient_log_likelihood=merged(one.gradient_log_likelihood, other.gradient_log_likelihood),
+        gradient_log_prior=merged(one.gradient_log_prior, other.gradient_log_prior),
+    )
+
+
+def new_temperatures(where: str, ladder: Ladder, temperatures: object) -> Float[np.ndarray, " t"]:
+    """Return new temperatures in order, refusing those outside (0, 1), repeated, or in the ladder."""
+    levels = np.sort(as_float64(where, "temperatures", np.atleast_1d(np.asarray(temperatures)), "t"))
+    if not len(levels) or not ((levels > 0) & (levels < 1)).all():
+        raise ValueError(fault(where, "new temperatures inside (0, 1)", levels.tolist(), "Both ends are rungs."))
+    known = np.intersect1d(levels, ladder.temperatures)
+    if len(known) or (np.diff(levels) == 0).any():
+        raise ValueError(
+            fault(where, "temperatures that are new, each once", (known if len(known) else levels).tolist(), "Drop it.")
+        )
+    return levels
+
+
+def _starts_from(ladder: Ladder, levels: Float[np.ndarray, " t"], chains: int, key: jax.Array) -> Starts:
+    parts = []
+    for level, rung_key in zip(levels, jax.random.split(key, len(levels)), strict=True):
+        hotter = int(np.searchsorted(ladder.temperatures, level)) - 1
+        draws = ladder.draws[:, :, hotter].reshape(-1, ladder.draws.shape[-1])
+        likelihood = ladder.log_likelihood[:, :, hotter].reshape(-1)
+        pool = Pool(draws, likelihood, np.full(len(draws), ladder.temperatures[hotter]))
+        parts.append(choose_starts(pool, level[None], chains, rung_key))
+    return Starts(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+FLOOR = 0.05
+"""Least share of one pilot interval, relative to an equal share: a variance that does not change is only noisy."""
+
+
+POWER = 5
+"""Temperatures are interpolated in t^(1/5), in which a path is smooth near the prior."""
+
+
+def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
+    """Return `size` temperatures with equal contributions to the error of the trapezoid rule, from a pilot ladder.
+
+    On [a, b] the rule errs by (b − a)³|μ″|/12, and μ′ is the variance v of the log likelihood, so rungs are spread
+    with density |dv/dt|^(1/3). The pilot gives v at its rungs; between them its derivative is taken as constant.
+
+    Parameters
+    ----------
+    ladder : a pilot run, as short as its variances are informative.
+    size : number of temperatures, both ends included.
+    """
+    where = "adaptive_ladder"
+    if size < 2:
+        raise ValueError(fault(where, "`size` of at least 2", size, "Both ends are rungs."))
+    variance = _variances(ladder)
+    gap = np.diff(ladder.temperatures)
+    share = np.cbrt(np.abs(np.diff(variance)) * gap**2)
+    total = share.sum()
+    if not np.isfinite(total) or total == 0:
+        raise ValueError(
+            fault(
+                where,
+                "a pilot whose log likelihood has a finite variance that changes along the ladder",
+                f"variances {np.array2string(variance, precision=3)}",
+                "Draw more, or use power_ladder.",
+            )
+        )
+    share = np.maximum(share / total, FLOOR / len(share))
+    cumulative = np.concatenate([[0.0], np.cumsum(share)])
+    level = PchipInterpolator(cumulative / cumulative[-1], ladder.temperatures ** (1 / POWER))
+    temperatures = level(np.linspace(0.0, 1.0, size)) ** POWER
+    temperatures[[0, -1]] = 0.0, 1.0
+    return temperatures
+
+
+def _variances(ladder: Ladder) -> Float[np.ndarray, " t"]:
+    """Return the variance of the finite log likelihoods of every rung."""
+    likelihood = ladder.log_likelihood.reshape(-1, len(ladder.temperatures))
+    finite = np.isfinite(likelihood)
+    count = np.maximum(finite.sum(axis=0), 1)
+    mean = np.where(finite, likelihood, 0.0).sum(axis=0) / count
+    squares = np.where(finite, np.where(finite, likelihood, 0.0) - mean, 0.0) ** 2
+    return np.where(finite.sum(axis=0) > 1, squares.sum(axis=0) / count, np.nan)

@@ -1,0 +1,399 @@
+"""Actions, the n×i matrices through which a computation-aware process sees its data, and policies that choose them."""
+
+import abc
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from mcmcpost._core.errors import fault
+from mcmcpost.kernels import AbstractKernel, gram
+
+TILE = 2**19
+"""Kernel entries alive at a time, per product: memory is O(TILE + ni), never O(n²)."""
+
+
+class AbstractActions(eqx.Module):
+    """A matrix S (n, i), known by its products."""
+
+    @property
+    @abc.abstractmethod
+    def num_actions(self) -> int:
+        """i."""
+
+    @abc.abstractmethod
+    def project(self, V: Float[Array, "n k"]) -> Float[Array, "i k"]:
+        """Return SᵀV."""
+
+    @abc.abstractmethod
+    def column(self, j: Int[Array, ""], n: int) -> Float[Array, " n"]:
+        """Return the action s_j (n,)."""
+
+    @abc.abstractmethod
+    def gram(self) -> Float[Array, "i i"]:
+        """Return SᵀS."""
+
+    @abc.abstractmethod
+    def cross(
+        self, kernel: AbstractKernel, Z: Float[Array, "o d"], X: Float[Array, "n d"], *, tile: int = TILE
+    ) -> Float[Array, "o i"]:
+        """Return K(Z, X) S for X (n, d), row block by row block, recomputed in a backward pass."""
+
+    @abc.abstractmethod
+    def normalised(self) -> "tuple[AbstractActions, Bool[Array, ' i']]":
+        """Return SM with orthonormal columns, and which of them are zero because S has less than full rank.
+
+        M is constant under differentiation: objectives that depend on the span of S alone have the right gradient.
+        """
+
+
+class DenseActions(AbstractActions):
+    """Any actions, as a matrix (n, i)."""
+
+    matrix: Float[Array | np.ndarray, "n i"]
+
+    @property
+    def num_actions(self) -> int:
+        return self.matrix.shape[1]
+
+    def project(self, V: Float[Array, "n k"]) -> Float[Array, "i k"]:
+        return _matmul(jnp.asarray(self.matrix).T, V)
+
+    def column(self, j: Int[Array, ""], n: int) -> Float[Array, " n"]:  # noqa: ARG002
+        return jnp.asarray(self.matrix)[:, j]
+
+    def gram(self) -> Float[Array, "i i"]:
+        return self.project(jnp.asarray(self.matrix))
+
+    def cross(
+        self, kernel: AbstractKernel, Z: Float[Array, "o d"], X: Float[Array, "n d"], *, tile: int = TILE
+    ) -> Float[Array, "o i"]:
+        matrix = jnp.asarray(self.matrix)
+        return _by_row_blocks(lambda rows: _matmul(gram(kernel, rows, X), matrix), Z, len(X), tile)
+
+    def normalised(self) -> tuple[AbstractActions, Bool[Array, " i"]]:
+        matrix = jnp.asarray(self.matrix)
+        fixed = jax.lax.stop_gradient(matrix)
+        norms = jnp.linalg.norm(fixed, axis=0)
+        scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
+        unit = fixed * scale[None, :]
+        squares, vectors = jnp.linalg.eigh(_matmul(unit.T, unit))
+        live = squares > max(matrix.shape) * jnp.finfo(matrix.dtype).eps * squares[-1]
+        shrink = jnp.where(live, 1 / jnp.sqrt(jnp.where(live, squares, 1)), 0)
+        return DenseActions(_matmul(matrix, scale[:, None] * vectors * shrink[None, :])), ~live
+
+
+class SparseActions(AbstractActions):
+    """Actions that share no row: i groups of at most k rows each.
+
+    values : (i, k) the entries; those outside the mask are ignored.
+    rows : (i, k) where they stand. mask : (i, k) which are in use.
+    """
+
+    values: Float[Array | np.ndarray, "i k"]
+    rows: Int[Array | np.ndarray, "i k"]
+    mask: Bool[Array | np.ndarray, "i k"]
+
+    @property
+    def num_actions(self) -> int:
+        return self.values.shape[0]
+
+    def entries(self) -> Float[Array, "i k"]:
+        """Return the values, zero outside the mask."""
+        return jnp.where(self.mask, self.values, 0)
+
+    def project(self, V: Float[Array, "n k"]) -> Float[Array, "i k"]:
+        return jnp.einsum("ik,ikc->ic", self.entries(), V[self.rows], precision="highest")
+
+    def column(self, j: Int[Array, ""], n: int) -> Float[Array, " n"]:
+        entries = self.entries()
+        return jnp.zeros(n, entries.dtype).at[jnp.asarray(self.rows)[j]].add(entries[j])
+
+    def gram(self) -> Float[Array, "i i"]:
+        return jnp.diag(jnp.sum(self.entries() ** 2, axis=1))
+
+    def cross(
+        self, kernel: AbstractKernel, Z: Float[Array, "o d"], X: Float[Array, "n d"], *, tile: int = TILE
+    ) -> Float[Array, "o i"]:
+        entries, points = self.entries(), X[self.rows.reshape(-1)]
+
+        def block(rows: Float[Array, "b d"]) -> Float[Array, "b i"]:
+            return jnp.sum(gram(kernel, rows, points).reshape(-1, *entries.shape) * entries[None], axis=2)
+
+        return _by_row_blocks(block, Z, len(points), tile)
+
+    def normalised(self) -> tuple[AbstractActions, Bool[Array, " i"]]:
+        norms = jnp.linalg.norm(jax.lax.stop_gradient(self.entries()), axis=1)
+        live = norms > 0
+        values = jnp.asarray(self.values) / jnp.where(live, norms, 1)[:, None]
+        return SparseActions(values, self.rows, self.mask), ~live
+
+
+def balanced_blocks(n: int, num_actions: int) -> tuple[Int[np.ndarray, "i k"], Bool[np.ndarray, "i k"]]:
+    """Cut n rows into blocks of consecutive rows whose lengths differ by one at most: none empty, no row dropped.
+
+    Returns
+    -------
+    rows : (i, k) the row numbers, k = ⌈n/i⌉; a short block repeats its last row there. mask : (i, k) without these.
+
+    Raises
+    ------
+    ValueError : not between 1 and n blocks.
+    """
+    if not 1 <= num_actions <= n:
+        raise ValueError(fault("balanced_blocks", f"between 1 and {n} actions", num_actions, "Use one row a block."))
+    width = -(-n // num_actions)
+    starts = (np.arange(num_actions + 1) * n) // num_actions
+    place = starts[:-1, None] + np.arange(width)[None, :]
+    return np.minimum(place, starts[1:, None] - 1), place < starts[1:, None]
+
+
+def near_order(X: Float[np.ndarray, "n d"], width: int) -> Int[np.ndarray, " n"]:
+    """Return an order of the rows in which neighbours are near: halves at the medians of widest coordinates.
+
+    Coordinates are in units of their standard deviations; groups of at most `width` rows stay as they come.
+    """
+    spread = X.std(axis=0)
+    scaled = X / np.where(spread > 0, spread, 1)
+
+    def split(rows: Int[np.ndarray, " m"]) -> list[np.ndarray]:
+        if len(rows) <= width:
+            return [rows]
+        widest = np.argmax(scaled[rows].std(axis=0))
+        ordered = rows[np.argsort(scaled[rows, widest], kind="stable")]
+        middle = len(rows) // 2
+        return split(ordered[:middle]) + split(ordered[middle:])
+
+    return np.concatenate(split(np.arange(len(X))))
+
+
+def _by_row_blocks(
+    function: Callable[[Float[Array, "b d"]], Float[Array, "b i"]], Z: Float[Array, "o d"], columns: int, tile: int
+) -> Float[Array, "o i"]:
+    o, d = Z.shape
+    blocks = -(-o // int(np.clip(tile // columns, 1, o)))
+    length = -(-o // blocks)
+    rows = Z[np.minimum(np.arange(blocks * length), o - 1)].reshape(blocks, length, d)
+    values = jax.lax.map(jax.checkpoint(function), rows)
+    return values.reshape(blocks * length, -1)[:o]
+
+
+def _matmul(left: Float[Array, "a b"], right: Float[Array, "b c"]) -> Float[Array, "a c"]:
+    return jnp.matmul(left, right, precision="highest")
+
+
+type Product = Callable[[Float[Array, " n"]], Float[Array, " n"]]
+"""s ↦ (K + σ²I) s."""
+
+
+class IterationState(NamedTuple):
+    """The posterior after `step` actions: C = DDᵀ approximates (K + σ²I)⁻¹ from below.
+
+    weights : (n,), v = Cy. residual : (n,), y − (K + σ²I)v.
+    directions : (n, i), D, conjugate: Dᵀ(K + σ²I)D = I; columns not reached yet, and those of actions that depended on
+        earlier ones, are zero. images : (n, i), (K + σ²I)D.
+    step : actions taken. rank : those that were independent.
+    """
+
+    weights: Float[Array, " n"]
+    residual: Float[Array, " n"]
+    directions: Float[Array, "n i"]
+    images: Float[Array, "n i"]
+    step: Int[Array, ""]
+    rank: Int[Array, ""]
+
+
+class AbstractChooser(eqx.Module):
+    """Chooses the next action."""
+
+    @abc.abstractmethod
+    def choose(self, state: IterationState) -> Float[Array, " n"]:
+        """Return the action (n,) that follows `state`."""
+
+
+def init(outputs: Float[Array, " n"], num_actions: int) -> IterationState:
+    """Return the prior, with room for `num_actions`; outputs (n,) have mean zero."""
+    room = jnp.zeros((len(outputs), num_actions), outputs.dtype)
+    none = jnp.zeros((), int)
+    return IterationState(jnp.zeros_like(outputs), outputs, room, room, none, none)
+
+
+def step(state: IterationState, action: Float[Array, " n"], product: Product) -> IterationState:
+    """Condition on one more action: Algorithm S1 of Wenger et al. (2024), with one product instead of two.
+
+    The image of the direction is updated with it, so that the residual needs no product of its own. Directions are
+    conjugated twice: once loses orthogonality to rounding. An action in the span of earlier ones changes nothing.
+    """
+    norm = jnp.linalg.norm(action)
+    direction = action / jnp.where(norm > 0, norm, 1)
+    image = product(direction)
+    energy = direction @ image
+    for _ in range(2):
+        overlap = state.directions.T @ image
+        direction = direction - state.directions @ overlap
+        image = image - state.images @ overlap
+    left = direction @ image
+    novel = left > len(action) * jnp.finfo(action.dtype).eps * energy
+    scale = jnp.where(novel, 1 / jnp.sqrt(jnp.where(novel, left, 1)), 0)
+    direction, image = scale * direction, scale * image
+    observed = direction @ state.residual
+    return IterationState(
+        state.weights + observed * direction,
+        state.residual - observed * image,
+        state.directions.at[:, state.step].set(direction),
+        state.images.at[:, state.step].set(image),
+        state.step + 1,
+        state.rank + novel.astype(state.rank.dtype),
+    )
+
+
+@eqx.filter_jit
+def iterate(
+    kernel: AbstractKernel,
+    noise: Float[Array, ""],
+    X: Float[Array, "n d"],
+    outputs: Float[Array, " n"],
+    chooser: AbstractChooser,
+    num_actions: int,
+    *,
+    tile: int = TILE,
+) -> IterationState:
+    """Take `num_actions` actions of the chooser; one product with K each, never n×n in memory."""
+
+    def product(vector: Float[Array, " n"]) -> Float[Array, " n"]:
+        return DenseActions(vector[:, None]).cross(kernel, X, X, tile=tile)[:, 0] + noise * vector
+
+    def advance(_: Int[Array, ""], state: IterationState) -> IterationState:
+        return step(state, chooser.choose(state), product)
+
+    return jax.lax.fori_loop(0, num_actions, advance, init(outputs, num_actions))
+
+
+class Planned(AbstractChooser):
+    """Actions known before any computation."""
+
+    actions: AbstractActions
+
+    def choose(self, state: IterationState) -> Float[Array, " n"]:
+        return self.actions.column(state.step, len(state.weights))
+
+
+class Residual(AbstractChooser):
+    """The residual of the representer weights, as in conjugate gradients."""
+
+    def choose(self, state: IterationState) -> Float[Array, " n"]:
+        return state.residual
+
+
+class ActionTask(NamedTuple):
+    """What a policy may look at.
+
+    X : (n, d). outputs : (n,), of mean zero. num_actions : at most n. key : None where the user gave none.
+    """
+
+    X: Float[Array, "n d"]
+    outputs: Float[Array, " n"]
+    num_actions: int
+    key: PRNGKeyArray | None
+
+
+class AbstractPolicy(eqx.Module):
+    """Where actions come from."""
+
+    @property
+    @abc.abstractmethod
+    def learned(self) -> bool:
+        """Whether the entries of the actions are optimised with the hyper-parameters."""
+
+    @abc.abstractmethod
+    def start(self, task: ActionTask) -> AbstractChooser:
+        """Return a `Planned` batch, or what chooses each action from the state of the iteration."""
+
+
+class BlockActions(AbstractPolicy):
+    """Block-sparse actions, one for each of i balanced blocks of rows, their n entries learned (CaGP-Opt).
+
+    Wenger et al. (2024), section 4.2. They start as the sums of their blocks. Near rows share a block: an action then
+    starts as a local mean instead of one over all the inputs.
+
+    learn : whether the entries are optimised. near : whether blocks are of near rows, instead of consecutive ones.
+    """
+
+    learn: bool = True
+    near: bool = True
+
+    @property
+    def learned(self) -> bool:
+        return self.learn
+
+    def start(self, task: ActionTask) -> AbstractChooser:
+        rows, mask = balanced_blocks(len(task.outputs), task.num_actions)
+        if self.near:
+            rows = near_order(np.asarray(task.X), rows.shape[1])[rows]
+        return Planned(SparseActions(jnp.asarray(mask, task.outputs.dtype), rows, mask))
+
+
+class ResidualActions(AbstractPolicy):
+    """Residuals of conjugate gradients: the posterior mean is that of the unfinished solve (CaGP-CG).
+
+    In training the actions are found anew in each round, at the hyper-parameters of the last.
+    """
+
+    @property
+    def learned(self) -> bool:
+        return False
+
+    def start(self, task: ActionTask) -> AbstractChooser:  # noqa: ARG002
+        return Residual()
+
+
+class UnitActions(AbstractPolicy):
+    """Unit vectors of evenly spaced rows: the exact process on a subset of the data."""
+
+    @property
+    def learned(self) -> bool:
+        return False
+
+    def start(self, task: ActionTask) -> AbstractChooser:
+        rows = (np.arange(task.num_actions) * len(task.outputs)) // task.num_actions
+        used = np.ones((task.num_actions, 1), bool)
+        return Planned(SparseActions(jnp.asarray(used, task.outputs.dtype), rows[:, None], used))
+
+
+class RandomActions(AbstractPolicy):
+    """Independent normal entries, dense; needs a key."""
+
+    @property
+    def learned(self) -> bool:
+        return False
+
+    def start(self, task: ActionTask) -> AbstractChooser:
+        if task.key is None:
+            raise ValueError(fault("RandomActions", "a `key`", None, "Pass key=jax.random.key(0) to fit."))
+        shape = len(task.outputs), task.num_actions
+        return Planned(DenseActions(jax.random.normal(task.key, shape, task.outputs.dtype)))
+
+
+class GivenActions(AbstractPolicy):
+    """The first columns of a matrix (n, at least i) of the user's.
+
+    learn : whether its entries are optimised.
+    """
+
+    matrix: Float[Array | np.ndarray, "n i"]
+    learn: bool = False
+
+    @property
+    def learned(self) -> bool:
+        return self.learn
+
+    def start(self, task: ActionTask) -> AbstractChooser:
+        matrix, n, i = np.asarray(self.matrix), len(task.outputs), task.num_actions
+        if matrix.ndim != 2 or matrix.shape[0] != n or matrix.shape[1] < i or not np.isfinite(matrix).all():
+            expected = f"a finite matrix ({n}, at least {i})"
+            raise ValueError(fault("GivenActions", expected, matrix.shape, "One row for each row of X."))
+        return Planned(DenseActions(jnp.asarray(matrix[:, :i], task.outputs.dtype)))

@@ -1,0 +1,283 @@
+"""Computation-aware Gaussian processes: what a limited budget leaves unknown is in the variance."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from mcmcpost._core.errors import check_count, check_kind, fault
+from mcmcpost._core.precision import in_float64
+from mcmcpost.gp.actions import (
+    AbstractActions,
+    AbstractChooser,
+    AbstractPolicy,
+    ActionTask,
+    BlockActions,
+    DenseActions,
+    Planned,
+    iterate,
+)
+from mcmcpost.gp.computation_aware_model import (
+    NOISE_BOUNDS,
+    AbstractObjective,
+    EvidenceBound,
+    Model,
+    Projection,
+    condition,
+    joint_covariance,
+    predict,
+    prior_variance,
+    train,
+)
+from mcmcpost.gp.data import Prediction, Training, check_inputs, check_training, default_kernel
+from mcmcpost.hyper.optimisers import LBFGS, AbstractOptimiser, TrainingRecord, join_records, share
+from mcmcpost.kernels import AbstractKernel, gram
+from mcmcpost.linsolve import factorise
+
+SPLIT_LIMIT = 8_192
+"""Training rows up to which the exact posterior is computed, for the split of the variance: 0.5 GB."""
+
+
+class SplitPrediction(NamedTuple):
+    """The posterior with its variance in two parts.
+
+    mean : (n,). mathematical : (n,), what the data leave unknown, the exact posterior's. computational : (n,), what
+    the budget leaves unknown on top. combined : (n,), their sum, the variance of `predict`.
+    """
+
+    mean: Float[np.ndarray, " n"]
+    mathematical: Float[np.ndarray, " n"]
+    computational: Float[np.ndarray, " n"]
+    combined: Float[np.ndarray, " n"]
+
+
+class FittedComputationAwareGP(eqx.Module):
+    """A computation-aware process and its data.
+
+    kernel, noise : in units of standardised outputs, y = centre + scale·output.
+    projection : the data as its actions see them: `rank` of `num_actions` are independent; `nugget` was added to the
+        projected system, `raised` where that is more than rounding.
+    record : how training went.
+    """
+
+    kernel: AbstractKernel
+    noise: float
+    projection: Projection
+    record: TrainingRecord
+    training: Training
+
+    @property
+    def num_actions(self) -> int:
+        """Actions taken: the number asked for, or n where the data have fewer rows."""
+        return self.projection.actions.num_actions
+
+    def predict(self, X: object, *, noise: bool = True) -> Prediction:
+        """Return mean and combined variance at X (n, d), in the units of y; the noise is included by default.
+
+        Raises
+        ------
+        TypeError, ValueError : not numbers, not finite, or of other columns than the training inputs.
+        """
+        inputs = check_inputs("predict", X, self.training.X.shape[1])
+        mean, variance = _predict(self.kernel, self.projection, self.training.X, inputs)
+        return Prediction(self._mean(mean), self._variance(variance + self.noise * noise))
+
+    def predict_split(self, X: object, *, noise: bool = True) -> SplitPrediction:
+        """Return the variance at X (n, d) as mathematical plus computational; the noise counts as mathematical.
+
+        Needs the exact posterior, an n×n factorisation: for up to 8,192 training rows.
+
+        Raises
+        ------
+        TypeError, ValueError : as `predict`; too many training rows.
+        """
+        rows = len(self.training.outputs)
+        if rows > SPLIT_LIMIT:
+            cure = "`predict` gives the combined variance."
+            raise ValueError(fault("predict_split", f"at most {SPLIT_LIMIT} training rows", rows, cure))
+        inputs = check_inputs("predict_split", X, self.training.X.shape[1])
+        mean, combined = _predict(self.kernel, self.projection, self.training.X, inputs)
+        exact = _exact_variance(self.kernel, np.asarray(self.noise), self.training.X, inputs)
+        mathematical = self._variance(exact + self.noise * noise)
+        computational = self._variance(np.maximum(combined - exact, 0))  # an exact zero may round below
+        return SplitPrediction(self._mean(mean), mathematical, computational, mathematical + computational)
+
+    def sample(self, X: object, num_samples: int, *, key: PRNGKeyArray, noise: bool = False) -> np.ndarray:
+        """Return joint posterior samples (num_samples, n) of the latent function at X (n, d), or of y with noise.
+
+        Raises
+        ------
+        TypeError, ValueError : as `predict`.
+        """
+        inputs = check_inputs("sample", X, self.training.X.shape[1])
+        added = np.asarray(self.noise * noise)
+        mean, lower = _joint(self.kernel, self.projection, self.training.X, inputs, added)
+        normal = in_float64(jax.random.normal)(key, (num_samples, len(inputs)))
+        return self._mean(mean[None, :] + normal @ lower.T)
+
+    def _mean(self, values: Any) -> np.ndarray:
+        return self.training.centre + self.training.scale * values
+
+    def _variance(self, values: Any) -> np.ndarray:
+        return self.training.scale**2 * values
+
+
+@in_float64
+@eqx.filter_jit
+def _predict(
+    kernel: AbstractKernel,
+    projection: Projection,
+    X: Float[Array | np.ndarray, "m d"],
+    Z: Float[Array | np.ndarray, "o d"],
+) -> tuple[Float[Array, " o"], Float[Array, " o"]]:
+    return predict(kernel, jnp.asarray(X), projection, jnp.asarray(Z))
+
+
+@in_float64
+@eqx.filter_jit
+def _exact_variance(
+    kernel: AbstractKernel,
+    noise: Float[Array | np.ndarray, ""],
+    X: Float[Array | np.ndarray, "m d"],
+    Z: Float[Array | np.ndarray, "o d"],
+) -> Float[Array, " o"]:
+    points, inputs = jnp.asarray(X), jnp.asarray(Z)
+    lower = jnp.linalg.cholesky(gram(kernel, points) + noise * jnp.eye(len(points)))
+    explained = solve_triangular(lower, gram(kernel, points, inputs), lower=True)
+    return jnp.maximum(prior_variance(kernel, inputs) - jnp.sum(explained**2, axis=0), 0)
+
+
+@in_float64
+@eqx.filter_jit
+def _joint(
+    kernel: AbstractKernel,
+    projection: Projection,
+    X: Float[Array | np.ndarray, "m d"],
+    Z: Float[Array | np.ndarray, "o d"],
+    noise: Float[Array | np.ndarray, ""],
+) -> tuple[Float[Array, " o"], Float[Array, "o o"]]:
+    """Return the mean and a Cholesky factor of the covariance, raised by rounding where it is singular."""
+    points, inputs = jnp.asarray(X), jnp.asarray(Z)
+    mean, _ = predict(kernel, points, projection, inputs)
+    covariance = joint_covariance(kernel, points, projection, inputs) + noise * jnp.eye(len(inputs))
+    floor = jnp.finfo(covariance.dtype).eps * jnp.mean(prior_variance(kernel, inputs))
+    return mean, factorise(covariance, jnp.ones(len(inputs)), floor).lower
+
+
+NUM_ACTIONS = 256
+
+
+NOISE = 0.5
+"""Where training starts: Adam gets further from here than from 0.1, L-BFGS as far."""
+
+
+ROUNDS = 5
+"""Times that actions which depend on the hyper-parameters are found anew in training."""
+
+
+class ComputationAwareGP(eqx.Module):
+    """Gaussian-process regression on i linear combinations of n data, honest about the rest.
+
+    The variance is that of the exact process plus what the n − i unseen directions leave open, so it is never below
+    the exact one at equal hyper-parameters; with i = n independent actions they agree. A product costs n² kernel
+    entries, memory is O(ni). Wenger, Wu, Hennig, Gardner, Pleiss and Cunningham, Computation-Aware Gaussian Processes
+    (NeurIPS 2024).
+
+    Parameters
+    ----------
+    kernel : on the inputs as given, for outputs standardised to mean zero and variance one; where training starts. By
+        default Matérn-3/2 with a lengthscale for each coordinate.
+    noise : variance σ² of the observation noise in units of the standardised outputs; where training starts.
+    num_actions : i, the budget; where there are fewer rows than that, one action per row, which is exact.
+    policy : `BlockActions()` (default, learned), `ResidualActions()`, `UnitActions()`, `RandomActions()`,
+        `GivenActions(matrix)`.
+    objective : `EvidenceBound()` (default) or `ProjectedLikelihood()`.
+    optimiser : `LBFGS(...)` (default) or `Adam(...)`.
+    optimise : whether kernel and noise are trained; entries of learned actions are in any case.
+    """
+
+    kernel: AbstractKernel | None = None
+    noise: float = NOISE
+    num_actions: int = NUM_ACTIONS
+    policy: AbstractPolicy | None = None
+    objective: AbstractObjective | None = None
+    optimiser: AbstractOptimiser | None = None
+    optimise: bool = True
+
+    def __check_init__(self) -> None:
+        low, high = NOISE_BOUNDS
+        if not low <= self.noise <= high:
+            cure = "It is a variance, in units of outputs of variance one."
+            raise ValueError(fault("ComputationAwareGP", f"`noise` from {low:g} to {high:g}", self.noise, cure))
+        cure = "Without an action nothing is learned from the data."
+        check_count("ComputationAwareGP", "num_actions", self.num_actions, cure)
+        check_kind("ComputationAwareGP", "kernel", self.kernel, (AbstractKernel, type(None)), "Such as Matern32().")
+        check_kind("ComputationAwareGP", "policy", self.policy, (AbstractPolicy, type(None)), "Such as UnitActions().")
+
+    def fit(self, X: object, y: object, *, key: PRNGKeyArray | None = None) -> FittedComputationAwareGP:
+        """Return the process fitted to X (m, d) and y (m,); the key is needed by a random policy only.
+
+        Raises
+        ------
+        TypeError, ValueError : data that are not numbers, not finite, of the wrong shape or fewer than two rows; a loss
+            that is not finite at the start.
+        """
+        training = check_training("ComputationAwareGP", X, y)
+        kernel = default_kernel(training.X) if self.kernel is None else self.kernel
+        model, projection, record = _fit(self, kernel, training, key)
+        return FittedComputationAwareGP(model.kernel, float(model.noise), projection, record, training)
+
+
+@in_float64
+def _fit(
+    gp: ComputationAwareGP, kernel: AbstractKernel, training: Training, key: PRNGKeyArray | None
+) -> tuple[Model, Projection, TrainingRecord]:
+    policy, objective, optimiser = gp.policy or BlockActions(), gp.objective or EvidenceBound(), gp.optimiser or LBFGS()
+    X, outputs = jnp.asarray(training.X), jnp.asarray(training.outputs)
+    num_actions = min(gp.num_actions, len(outputs))
+    chooser = policy.start(ActionTask(X, outputs, num_actions, key))
+    model = Model(kernel, jnp.asarray(gp.noise), None)
+    if isinstance(chooser, Planned):
+        model = model._replace(actions=chooser.actions)
+        model, record = train(model, X, outputs, objective, optimiser, hyper=gp.optimise, actions=policy.learned)
+    else:
+
+        def find(model: Model) -> AbstractActions:
+            return _conjugate(model, X, outputs, chooser, num_actions)
+
+        model, record = _train_in_rounds(model, X, outputs, objective, optimiser, find, hyper=gp.optimise)
+    return model, condition(model.kernel, model.noise, X, outputs, model.actions), record
+
+
+def _train_in_rounds(
+    start: Model,
+    X: Float[Array, "n d"],
+    outputs: Float[Array, " n"],
+    objective: AbstractObjective,
+    optimiser: AbstractOptimiser,
+    find: Callable[[Model], AbstractActions],
+    *,
+    hyper: bool,
+) -> tuple[Model, TrainingRecord]:
+    """Alternate between finding the actions at the current hyper-parameters and training these with actions held."""
+    model, records = start, []
+    for _ in range(ROUNDS if hyper else 0):
+        held = model._replace(actions=find(model))
+        model, record = train(held, X, outputs, objective, share(optimiser, ROUNDS), hyper=True, actions=False)
+        records.append(record)
+    model, last = train(
+        model._replace(actions=find(model)), X, outputs, objective, optimiser, hyper=False, actions=False
+    )
+    return model, join_records([*records, last])
+
+
+def _conjugate(
+    model: Model, X: Float[Array, "n d"], outputs: Float[Array, " n"], chooser: AbstractChooser, num_actions: int
+) -> AbstractActions:
+    """Return conjugate directions that span the actions of the iteration."""
+    return DenseActions(iterate(model.kernel, model.noise, X, outputs, chooser, num_actions).directions)

@@ -1,0 +1,303 @@
+"""Solvers of the gradient Gram system: direct, iterative, and the automatic rule."""
+
+import abc
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import cho_factor, cho_solve
+from jaxtyping import Array, Bool, Float, Int
+
+from mcmcpost._core.errors import fault
+from mcmcpost.gp.gradient_operator import (
+    GradientGram,
+    ScalarProfile,
+    check_bytes,
+    check_memory,
+    fits,
+    projected_dimension,
+    span_basis,
+)
+from mcmcpost.gp.gradient_posterior import factor_solve, floored_cholesky, outside_matrix, projected_factor
+from mcmcpost.kernels import Polynomial
+from mcmcpost.linsolve import conjugate_gradients
+
+ACCURATE = 1e-6
+"""Relative residual up to which a direct solve counts as converged."""
+
+
+class GradientSolution(NamedTuple):
+    """Weights of the representation of the posterior mean, and what they cost.
+
+    value : (n, w) white. residual : relative, ‖b − Kv‖/‖b‖, by one product after the solve. converged : whether it is
+    within the solver's tolerance. num_products : structured products made. order : of the largest matrix factorised.
+    nugget : multiple of the identity that a Cholesky factorisation added; raised : whether above its floor at rounding.
+    """
+
+    value: Float[Array, "n w"]
+    residual: Float[Array, ""]
+    converged: Bool[Array, ""]
+    num_products: Int[Array, ""]
+    order: int
+    nugget: Float[Array, ""]
+    raised: Bool[Array, ""]
+
+
+class AbstractGradientSolver(eqx.Module):
+    """Solves the system of a `GradientGram`."""
+
+    @abc.abstractmethod
+    def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
+        """Refuse a system that the solver cannot take: of another structure, or beyond memory."""
+
+    @abc.abstractmethod
+    def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
+        """Return (K + σ²I)⁻¹ right with its status and cost; traced by JAX."""
+
+
+def refuse_values(where: str, with_values: bool) -> None:
+    if with_values:
+        raise ValueError(fault(where, "gradients only", "values too", "Use ProjectedCholesky or GradientCG."))
+
+
+def relative_residual(gram: GradientGram, right: Float[Array, "n w"], value: Float[Array, "n w"]) -> Float[Array, ""]:
+    size = jnp.linalg.norm(right)
+    return jnp.linalg.norm(right - gram.matmul(value)) / jnp.where(size > 0, size, 1)
+
+
+def direct(
+    gram: GradientGram,
+    right: Float[Array, "n w"],
+    value: Float[Array, "n w"],
+    order: int,
+    nugget: Float[Array, ""],
+    raised: Bool[Array, ""],
+) -> GradientSolution:
+    residual = relative_residual(gram, right, value)
+    one = jnp.ones((), int)
+    return GradientSolution(value, residual, residual <= ACCURATE, one, order, nugget, raised)
+
+
+class DenseCholesky(AbstractGradientSolver):
+    """Factorise the whole matrix, O(n³d³): the definition, and the fastest for n·d of a few hundred."""
+
+    def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
+        del profile
+        check_memory("DenseCholesky", n * (d + with_values))
+
+    def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
+        matrix = gram.dense()
+        factor = floored_cholesky(matrix)
+        value = cho_solve((factor.lower, True), right.reshape(-1)).reshape(right.shape)
+        return direct(gram, right, value, matrix.shape[0], factor.nugget, factor.raised)
+
+
+class ProjectedCholesky(AbstractGradientSolver):
+    """Factorise in the span of the points, order n·min(d, n − 1), and A₁ (n×n) for all other directions at once.
+
+    Where the points span all of space it is `DenseCholesky`.
+    """
+
+    def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
+        check_memory("ProjectedCholesky", n * (projected_dimension(profile.stationary, n, d) + with_values))
+
+    def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
+        if span_basis(gram.points, stationary=gram.stationary) is None:
+            return DenseCholesky().solve(gram, right)
+        factor = projected_factor(gram)
+        value = factor_solve(factor, right, gram.points.shape[1])
+        return direct(gram, right, value, factor.inside.shape[0], factor.nugget, factor.raised)
+
+
+class Woodbury(AbstractGradientSolver):
+    """The paper's solve, an unsymmetric system of order n²; gradients only.
+
+    With U_(ab) = e_a ⊗ δ_ab (stationary; e_a ⊗ u_b for dot products), C vec(M)_ab = c_ab M_ba, c = −A₂ (or A₂) and
+    B = (A₁ + σ²I) ⊗ I: z = B⁻¹g − B⁻¹U(I + CUᵀB⁻¹U)⁻¹CUᵀB⁻¹g, the (6) and (8) of the paper without dividing by κ″,
+    which may vanish. Kept to compare with: `ProjectedCholesky` is smaller, symmetric and positive definite.
+    """
+
+    def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
+        del profile, d
+        refuse_values("Woodbury", with_values)
+        check_memory("Woodbury", n * n)
+
+    def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
+        n = gram.shape[0]
+        points, dtype = gram.points, gram.points.dtype
+        lower = cho_factor(outside_matrix(gram), lower=True)
+        inverse = cho_solve(lower, jnp.eye(n, dtype=dtype))
+        base = cho_solve(lower, right)
+        products = points @ points.T
+        along = base @ points.T
+        if gram.stationary:
+            # (u_a − u_b)·(u_c − u_d) for all four indices.
+            inner = (
+                products[:, None, :, None]
+                - products[:, None, None, :]
+                - products[None, :, :, None]
+                + products[None, :, None, :]
+            )
+            along, c = jnp.diagonal(along)[:, None] - along, -gram.terms.second
+        else:
+            inner, c = jnp.broadcast_to(products[None, :, None, :], (n, n, n, n)), gram.terms.second
+        blocks = inverse[:, None, :, None] * inner
+        system = c[:, :, None, None] * jnp.swapaxes(blocks, 0, 1) + jnp.eye(n * n, dtype=dtype).reshape((n,) * 4)
+        solved = jnp.linalg.solve(system.reshape(n * n, n * n), (c * along.T).reshape(-1)).reshape(n, n)
+        pull = jnp.sum(solved, 1)[:, None] * points - solved @ points if gram.stationary else solved @ points
+        zero = jnp.zeros((), dtype)
+        return direct(gram, right, base - cho_solve(lower, pull), n * n, zero, zero > 0)
+
+
+class QuadraticClosedForm(AbstractGradientSolver):
+    """The closed form of Sec. 4.2 for a·(x̃ᵀΛỹ)², O(n²d + n³): for noise-free gradients of a quadratic, n ≤ d.
+
+    With P = ŨŨᵀ, G' = G/(2a) and M = ŨG'ᵀ: V = P⁻¹(G' − ½MP⁻¹Ũ). Right only where M is symmetric, as it is for
+    gradients (less that at the centre) of a quadratic; otherwise the residual says so. Of a noisy system it solves the
+    noise-free one.
+    """
+
+    def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
+        refuse_values("QuadraticClosedForm", with_values)
+        kernel = profile.kernel
+        if not isinstance(kernel, Polynomial) or kernel.degree != 2 or float(kernel.offset) != 0 or n > d:
+            got = f"{type(kernel).__name__}, {n} points in {d} dimensions"
+            expected = "Polynomial(2, offset=0) and no more points than dimensions"
+            raise ValueError(fault("QuadraticClosedForm", expected, got, "Use ProjectedCholesky."))
+
+    def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
+        points = gram.points
+        inner = points @ points.T
+        lower, nugget, raised = floored_cholesky(inner)
+        factor = (lower, True)
+        scaled = right / gram.terms.second[0, 0]
+        mixed = points @ scaled.T
+        value = cho_solve(factor, scaled - 0.25 * (mixed + mixed.T) @ cho_solve(factor, points))
+        return direct(gram, right, value, points.shape[0], nugget, raised)
+
+
+CLUSTERED = 0.9
+"""Correlation of white gradients of neighbours above which preconditioning pays."""
+
+
+class GradientCG(AbstractGradientSolver):
+    """Conjugate gradients on structured products: O(n² + nd) memory, no Gram matrix.
+
+    rtol : residual relative to the right-hand side. max_steps : budget in products; an unfinished solve is returned
+    with ``converged`` false. project : in the span of the points, where d > n. precondition : by A₁ ⊗ I (and κ for
+    values), which cuts products 4–13× on trajectories and costs twice as much per product; None does so where the
+    points are clustered: half of them have a neighbour of A₁ correlation above `CLUSTERED`.
+    """
+
+    rtol: float = 1e-8
+    max_steps: int = 5000
+    project: bool = True
+    precondition: bool | None = None
+
+    def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
+        del profile
+        check_bytes("GradientCG", 8.0 * (5 * n * n + 8 * n * (d + with_values)))
+
+    def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
+        n, d = gram.points.shape
+        basis = span_basis(gram.points, stationary=gram.stationary) if self.project else None
+        small, inside = gram, right
+        outer = (floored_cholesky(outside_matrix(gram)).lower, True)
+        middle = (floored_cholesky(gram.terms.value + gram.noise * jnp.eye(n, dtype=right.dtype)).lower, True)
+        if basis is not None:
+            small = gram.project(basis)
+            inside = jnp.concatenate([right[:, :-d], right[:, -d:] @ basis], axis=1)
+
+        def scaled(residual: Float[Array, "nw k"]) -> Float[Array, "nw k"]:
+            R = residual.reshape(inside.shape)
+            parts = [cho_solve(middle, R[:, :1])] if gram.with_values else []
+            parts.append(cho_solve(outer, R[:, gram.with_values :]))
+            return jnp.concatenate(parts, axis=1).reshape(-1, 1)
+
+        close = _clustered(gram)
+
+        def precondition(residual: Float[Array, "nw k"]) -> Float[Array, "nw k"]:
+            if self.precondition is None:
+                return jax.lax.cond(close, scaled, lambda same: same, residual)
+            return scaled(residual) if self.precondition else residual
+
+        solution = conjugate_gradients(
+            lambda v: small.matmul(v.reshape(inside.shape)).reshape(-1, 1),
+            inside.reshape(-1, 1),
+            precondition=precondition,
+            rtol=self.rtol,
+            max_steps=self.max_steps,
+        )
+        value = solution.value.reshape(inside.shape)
+        if basis is not None:
+            across = right[:, -d:] - inside[:, gram.with_values :] @ basis.T
+            gradients = value[:, gram.with_values :] @ basis.T + cho_solve(outer, across)
+            value = jnp.concatenate([value[:, : gram.with_values], gradients], axis=1)
+        residual = relative_residual(gram, right, value)
+        zero = jnp.zeros((), right.dtype)
+        steps = jnp.asarray(solution.num_steps, int) + 1
+        used = self.precondition is not False or basis is not None
+        return GradientSolution(value, residual, residual <= 2 * self.rtol, steps, n if used else 0, zero, zero > 0)
+
+
+class Automatic(AbstractGradientSolver):
+    """Choose by the order n·q of the projected system, q = min(d, n − 1), and by what conditioning shows.
+
+    1. Order at most `dense_order`, eight times that where n > 2d: `ProjectedCholesky`, which is dense Cholesky where
+       n > d. Many more points than dimensions are badly conditioned.
+    2. Beyond, `GradientCG`, in the span of the points, preconditioned where they are clustered. While Cholesky would
+       fit in memory its budget is nq²/30 products, about the time of that factorisation, and `solve_system` factorises
+       if they were not enough: an ill-conditioned system costs at most about twice the better solver.
+    3. Where Cholesky does not fit the budget is `max_steps`.
+
+    Measured by ``benchmarks/gp/gradient_gram.py``.
+    """
+
+    dense_order: int = 300
+    rtol: float = 1e-8
+    max_steps: int = 5000
+
+    def choose(self, stationary: bool, n: int, d: int, *, with_values: bool) -> AbstractGradientSolver:
+        """Return the solver for n points in d dimensions."""
+        q = projected_dimension(stationary, n, d) + with_values
+        if n * q <= self.dense_order * (8 if n > 2 * d else 1):
+            return ProjectedCholesky()
+        return GradientCG(self.rtol, min(self.max_steps, n * q * q // 30) if fits(n * q) else self.max_steps)
+
+    def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
+        self.choose(profile.stationary, n, d, with_values=with_values).check(profile, n, d, with_values)
+
+    def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
+        return self.choose(gram.stationary, *gram.points.shape, with_values=gram.with_values).solve(gram, right)
+
+
+def _clustered(gram: GradientGram) -> Bool[Array, ""]:
+    n = gram.shape[0]
+    diagonal = jnp.diagonal(gram.terms.first)
+    size = jnp.sqrt(jnp.abs(diagonal[:, None] * diagonal[None, :]))
+    others = jnp.where(jnp.eye(n, dtype=bool), 0, jnp.abs(gram.terms.first) / jnp.where(size > 0, size, 1))
+    return jnp.median(jnp.max(others, axis=1)) > CLUSTERED
+
+
+def solve_system(
+    solver: AbstractGradientSolver, profile: ScalarProfile, gram: GradientGram, right: Float[Array, "n w"]
+) -> GradientSolution:
+    """Return the solution by `solver`; where the automatic rule's conjugate gradients failed, by Cholesky if it fits.
+
+    Raises
+    ------
+    MemoryError, ValueError : as the solver's check.
+    """
+    n, d = gram.points.shape
+    solver.check(profile, n, d, gram.with_values)
+    solution = _solve(solver, gram, right)
+    order = n * (projected_dimension(profile.stationary, n, d) + gram.with_values)
+    if isinstance(solver, Automatic) and not bool(solution.converged) and fits(order):
+        return _solve(ProjectedCholesky(), gram, right)
+    return solution
+
+
+@eqx.filter_jit
+def _solve(solver: AbstractGradientSolver, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
+    return solver.solve(gram, right)

@@ -1,0 +1,435 @@
+"""Gaussian-process regression by iterative solves, with pathwise posterior samples; exact where that is cheaper."""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import cho_solve, solve_triangular
+from jaxtyping import Array, Float
+
+from mcmcpost._core.errors import check_count, check_kind, fault
+from mcmcpost._core.precision import in_float64
+from mcmcpost.gp.data import Prediction, Training, check_inputs, check_training, default_kernel
+from mcmcpost.hyper import (
+    AbstractEstimator,
+    AbstractScale,
+    LikelihoodFit,
+    Pathwise,
+    Softplus,
+    Standard,
+    Template,
+    has_random_features,
+    maximise_exact_likelihood,
+    maximise_likelihood_by_solves,
+    sample_prior,
+)
+from mcmcpost.kernels import AbstractKernel, gram
+from mcmcpost.linops import KernelTile, Regularised, TileOperator, kernel_operator
+from mcmcpost.linsolve import (
+    AbstractIterativeSolver,
+    Cholesky,
+    ConjugateGradients,
+    Outcome,
+    Solver,
+    factorise,
+    invert,
+    solve,
+)
+
+PILOT = 1_024
+"""Rows on which both costs are measured."""
+
+
+DENSE_LIMIT = 10_000
+"""Rows beyond which the six n×n matrices of an exact step need more than five gigabytes."""
+
+
+RANK = 100
+"""Of the preconditioner where both costs are measured."""
+
+
+LARGE_RANK = 500
+"""Beyond the dense limit: half the time of rank 100 at n = 15,000 (``benchmarks.gp.iterative_gp --ranks``)."""
+
+
+EXPECTED_EPOCHS = 15
+"""Solver epochs of one warm-started step, and one more for the gradient."""
+
+
+class SolverChoice(NamedTuple):
+    """The solver, and why.
+
+    reason : ``few rows``, ``memory`` or ``measured cost``.
+    cholesky_seconds, iterative_seconds : predicted for one step of the marginal likelihood, None where not measured.
+    """
+
+    solver: Solver
+    reason: str
+    cholesky_seconds: float | None
+    iterative_seconds: float | None
+
+
+def choose_solver(kernel: AbstractKernel, X: Float[np.ndarray, "m d"], columns: int) -> SolverChoice:
+    """Choose Cholesky up to 10,000 rows where a step of it is predicted to be cheaper, else conjugate gradients.
+
+    Up to 1,024 rows nothing is measured: compiling the measurement costs more than either. Otherwise the cost of a
+    factorisation with inverse grows with n³, that of kernel products with `columns` right-hand sides with n², both
+    timed on 1,024 rows. Call it under 64-bit JAX.
+    """
+    n = len(X)
+    iterative = ConjugateGradients(rtol=1e-2, budget=200, rank=LARGE_RANK if n > DENSE_LIMIT else RANK)
+    if n > DENSE_LIMIT:
+        return SolverChoice(iterative, "memory", None, None)
+    if n <= PILOT:
+        return SolverChoice(Cholesky(), "few rows", None, None)
+    rows = jnp.asarray(X[np.linspace(0, n - 1, PILOT).astype(int)])
+    operator, right = kernel_operator(kernel, rows), jnp.ones((PILOT, columns))
+    matrix = jnp.eye(PILOT) + 1.0 / PILOT
+    cholesky = _seconds(lambda: jnp.asarray(invert(matrix).matrix)) * (n / PILOT) ** 3
+    products = _seconds(lambda: operator.matmul(right)) * (n / PILOT) ** 2 * (EXPECTED_EPOCHS + 1)
+    solver = Cholesky() if cholesky <= products else iterative
+    return SolverChoice(solver, "measured cost", cholesky, products)
+
+
+def _seconds(call: Callable[[], jax.Array]) -> float:
+    call().block_until_ready()
+    start = time.perf_counter()
+    call().block_until_ready()
+    return time.perf_counter() - start
+
+
+class SubsetStart(eqx.Module):
+    """Fit exactly on random rows' nearest neighbours, several times, and start at the average.
+
+    Lin et al. (2024), Appendix B, after Lin et al. (2023).
+
+    num_subsets : fits to average. size : rows of each. num_steps : of L-BFGS.
+    """
+
+    num_subsets: int = 10
+    size: int = 2_000
+    num_steps: int = 30
+
+    def __check_init__(self) -> None:
+        for name in ("num_subsets", "size", "num_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(fault("SubsetStart", f"`{name}` of at least 1", getattr(self, name), "Use more."))
+
+
+def start_on_subsets(
+    kernel: AbstractKernel,
+    noise: float,
+    X: Float[np.ndarray, "m d"],
+    y: Float[np.ndarray, " m"],
+    choice: SubsetStart,
+    scale: AbstractScale,
+    key: jax.Array,
+) -> tuple[AbstractKernel, float]:
+    """Return kernel and noise at the mean, on the scale walked on, of the optima of the subsets."""
+    template = Template(kernel)
+    size = min(choice.size, len(X))
+    centres = jax.random.choice(key, len(X), (min(choice.num_subsets, len(X)),), replace=False)
+    ends = []
+    for centre in np.asarray(centres):
+        distance = np.sum((X - X[centre]) ** 2, axis=1)
+        rows = np.argpartition(distance, size - 1)[:size]
+        fit = maximise_exact_likelihood(kernel, noise, X[rows], y[rows], scale=scale, max_steps=choice.num_steps)
+        ends.append(scale.walked(template.vector(fit.kernel, fit.noise)))
+    start, level = template.build(scale.positive(jnp.asarray(np.mean(ends, axis=0))))
+    return jax.tree.map(np.asarray, start), float(level)
+
+
+EXACT_RTOL = 1e-6
+
+
+CHUNK = 512
+"""New rows whose exact variances are solved for together."""
+
+
+class FittedIterativeGP(eqx.Module):
+    """What `IterativeGP.fit` returns; kernel and noise are those of outputs of unit variance.
+
+    mean_weights : (m,) H⁻¹y. sample_weights : (m, s) H⁻¹(f_j(X) + ε_j), None without random features.
+    factor : (m, m) Cholesky factor of H after an exact fit, else None.
+    sampler, key_data : of the prior samples f_j.
+    info : JSON-able facts: solver and why it was chosen, outcome, residuals, epochs, parameters along the way.
+    """
+
+    training: Training
+    kernel: AbstractKernel
+    noise: float
+    solver: Solver
+    sampler: Pathwise
+    mean_weights: Float[np.ndarray, " m"]
+    sample_weights: Float[np.ndarray, "m s"] | None
+    factor: Float[np.ndarray, "m m"] | None
+    key_data: np.ndarray
+    info: dict[str, Any]
+
+    def predict(self, X: object, *, noise: bool = True, exact_variance: bool = False) -> Prediction:
+        """Return the posterior mean and variance at X (n, d), in units of y and y².
+
+        After an exact fit the variance is exact. After an iterative one it is the mean square of the posterior samples
+        about the mean, with relative error √(2/s); `exact_variance` solves one more system per row of X, to a relative
+        residual of 1e-6 or the solver's own if that is smaller. What is left of it enters to second order and can only
+        enlarge the variance: with c = k(X, x), v ≈ H⁻¹c is used as 2vᵀc − vᵀHv ≤ cᵀH⁻¹c.
+
+        noise : whether the variance includes that of a new observation.
+
+        Warns
+        -----
+        UserWarning : solves of an exact variance that ended before their tolerance.
+        """
+        points = check_inputs("FittedIterativeGP.predict", X, self.training.X.shape[1])
+        mean, variance = map(np.asarray, in_float64(self._predict)(points, exact_variance))
+        scale, centre = self.training.scale, self.training.centre
+        return Prediction(centre + scale * mean, scale**2 * (variance + (self.noise if noise else 0.0)))
+
+    def sample(self, X: object) -> Float[np.ndarray, "n s"]:
+        """Return s posterior functions at X (n, d), without noise; the same functions at every call.
+
+        Pathwise conditioning (Wilson et al. 2021): f_j(x) + k(x, X)H⁻¹(y − f_j(X) − ε_j), at no further solve.
+        """
+        points = check_inputs("FittedIterativeGP.sample", X, self.training.X.shape[1])
+        if self.sample_weights is None:
+            kind = type(self.kernel).__name__
+            raise ValueError(fault("FittedIterativeGP.sample", "a kernel with random features", kind, "Use predict."))
+        samples = in_float64(self._samples)(points)
+        return np.asarray(self.training.centre + self.training.scale * samples)
+
+    @property
+    def _key(self) -> jax.Array:
+        return jax.random.wrap_key_data(jnp.asarray(self.key_data))
+
+    def _cross(self, points: Array, weights: Array) -> Array:
+        train = jnp.asarray(self.training.X)
+        operator = TileOperator(KernelTile(self.kernel), train, jnp.ones(len(train), train.dtype))
+        return operator.cross_matmul(points, weights)
+
+    def _samples(self, points: np.ndarray) -> Array:
+        new = jnp.asarray(points)
+        assert self.sample_weights is not None
+        prior_key, _ = jax.random.split(self._key)  # as Pathwise.targets splits it
+        prior = sample_prior(
+            self.kernel,
+            prior_key,
+            num_features=self.sampler.num_features,
+            num_samples=self.sample_weights.shape[1],
+            like=new,
+        )
+        weights = jnp.asarray(self.mean_weights)[:, None] - jnp.asarray(self.sample_weights)
+        return prior(new) + self._cross(new, weights)
+
+    def _predict(self, points: np.ndarray, exact_variance: bool) -> tuple[Array, Array]:
+        new = jnp.asarray(points)
+        mean = self._cross(new, jnp.asarray(self.mean_weights)[:, None])[:, 0]
+        if self.factor is not None or exact_variance or self.sample_weights is None:
+            parts = [self._exact_variance(new[i : i + CHUNK]) for i in range(0, len(new), CHUNK)]
+            return mean, jnp.concatenate(parts)
+        return mean, jnp.mean((self._samples(points) - mean[:, None]) ** 2, axis=1)
+
+    def _exact_variance(self, points: Array) -> Array:
+        train = jnp.asarray(self.training.X)
+        cross = gram(self.kernel, train, points)
+        prior = jax.vmap(lambda x: gram(self.kernel, x[None])[0, 0])(points)
+        if self.factor is not None:
+            explained = jnp.sum(solve_triangular(jnp.asarray(self.factor), cross, lower=True) ** 2, axis=0)
+        else:
+            system = Regularised(kernel_operator(self.kernel, train), jnp.asarray(self.noise))
+            assert isinstance(self.solver, AbstractIterativeSolver)
+            tight = dataclasses.replace(self.solver, rtol=min(self.solver.rtol, EXACT_RTOL))
+            solution = solve(system, cross, tight, key=self._key)
+            if int(solution.outcome) != Outcome.CONVERGED:
+                worst = float(solution.residual_norms.max())
+                how = f"{Outcome(int(solution.outcome)).name.lower()} at {worst:.1g}"
+                wanted = f"exact variances, solved to {tight.rtol:g}"
+                cure = "They are too large. Give the solver more budget or rank, or use sampled variances."
+                warnings.warn(fault("FittedIterativeGP.predict", wanted, how, cure), stacklevel=5)
+            explained = jnp.sum(solution.value * (cross + solution.residual), axis=0)
+        return jnp.maximum(prior - explained, 0)
+
+
+class IterativeGP(eqx.Module):
+    """y = f(x) + ε, f ~ GP(c, k), ε ~ N(0, noise), with hyper-parameters by marginal likelihood.
+
+    Small data are fitted by Cholesky, the analytic gradient and L-BFGS; large data by Adam on gradients from budgeted,
+    warm-started solves of one block of right-hand sides, which also are posterior samples (Lin, Padhy, Antorán,
+    Tripp, Terenin, Szepesvári, Hernández-Lobato and Janz 2024, Algorithm 1 and section 3). The constant c is the mean
+    of y, and everything is fitted to (y − c)/sd(y).
+
+    Parameters
+    ----------
+    kernel : of (y − c)/sd(y); by default Matérn-3/2 with one lengthscale per coordinate, started at its standard
+        deviation, and amplitude 1.
+    noise : variance, in units of the variance of y; start or fixed value.
+    optimise : whether to fit kernel and noise, or to take them as given.
+    solver : by default Cholesky where it fits and is predicted to be faster than conjugate gradients. The mean is as
+        good as its tolerance, which is relative to y: with little noise a residual of .01 can be much of a posterior
+        standard deviation: ask for less there.
+    estimator : of the gradient where the solver is iterative; `Pathwise()` by default, or `Standard()` for a kernel
+        without random features.
+    scale : on which parameters move, `Softplus()` (the default) or `Log()`.
+    learning_rate : of Adam. num_steps : of Adam or L-BFGS.
+    warm_start : start each solve at the last one's solution.
+    precision : of an iterative search for hyper-parameters, ``"float64"`` or ``"float32"``, whose steps take about half
+        the time; what the process is conditioned on is always solved in double precision.
+    subset_start : begin at the mean optimum on subsets of neighbours, for data too large for many steps.
+    progress : show a progress bar, on a terminal only.
+    """
+
+    kernel: AbstractKernel | None = None
+    noise: float = eqx.field(converter=float, default=1.0)
+    optimise: bool = True
+    solver: Solver | None = None
+    estimator: AbstractEstimator | None = None
+    scale: AbstractScale | None = None
+    learning_rate: float = eqx.field(converter=float, default=0.1)
+    num_steps: int = 100
+    warm_start: bool = True
+    precision: str = "float64"
+    subset_start: SubsetStart | None = None
+    progress: bool = False
+
+    def __check_init__(self) -> None:
+        for name in ("noise", "learning_rate"):
+            value = getattr(self, name)
+            if not 0 < value < np.inf:
+                raise ValueError(fault("IterativeGP", f"a positive `{name}`", value, "It is relative to var(y)."))
+        if self.precision not in ("float32", "float64"):
+            got = repr(self.precision)
+            raise ValueError(fault("IterativeGP", "`precision` float32 or float64", got, "Use float64."))
+        check_count("IterativeGP", "num_steps", self.num_steps, "Or optimise=False.")
+        solvers = (Cholesky, AbstractIterativeSolver, type(None))
+        check_kind("IterativeGP", "kernel", self.kernel, (AbstractKernel, type(None)), "Such as Matern32().")
+        check_kind("IterativeGP", "solver", self.solver, solvers, "Such as ConjugateGradients().")
+
+    def fit(self, X: object, y: object, *, key: jax.Array | None = None) -> FittedIterativeGP:
+        """Return the process fitted to X (m, d) and y (m,).
+
+        key : of probes, samples and random solvers; ``jax.random.key(0)`` by default, so that a fit repeats.
+
+        Raises
+        ------
+        TypeError, ValueError : data that cannot be fitted (shapes, NaN rows, fewer than two rows).
+        """
+        training = check_training("IterativeGP.fit", X, y)
+        return in_float64(self._fit)(training, jax.random.key(0) if key is None else key)
+
+    def _fit(self, training: Training, key: jax.Array) -> FittedIterativeGP:
+        X, y = training.X, training.outputs
+        kernel, noise = default_kernel(X) if self.kernel is None else self.kernel, self.noise
+        info: dict[str, Any] = {}
+        solver = self.solver
+        estimator = self._estimator(kernel)
+        if solver is None:
+            choice = choose_solver(kernel, X, 1 + estimator.num_probes)
+            solver = choice.solver
+            info["choice"] = choice._asdict() | {"solver": type(solver).__name__}
+        info["solver"] = type(solver).__name__
+        subset_key, fit_key = jax.random.split(key)
+        found: LikelihoodFit | None = None
+        if self.optimise:
+            if self.subset_start is not None:
+                kernel, noise = start_on_subsets(kernel, noise, X, y, self.subset_start, self._scale, subset_key)
+            found = self._search(kernel, noise, X, y, solver, fit_key)
+            kernel, noise = jax.tree.map(lambda leaf: np.asarray(leaf, float), found.kernel), found.noise
+            info["history"] = {name: values.tolist() for name, values in found.history.items()}
+        return self._condition(training, kernel, noise, solver, fit_key, found, info)
+
+    def _search(
+        self, kernel: AbstractKernel, noise: float, X: np.ndarray, y: np.ndarray, solver: Solver, key: jax.Array
+    ) -> LikelihoodFit:
+        if isinstance(solver, Cholesky):
+            return maximise_exact_likelihood(kernel, noise, X, y, scale=self._scale, max_steps=self.num_steps)
+        return maximise_likelihood_by_solves(
+            kernel,
+            noise,
+            X.astype(self.precision),
+            y.astype(self.precision),
+            estimator=self._estimator(kernel),
+            solver=solver,
+            scale=self._scale,
+            key=key,
+            learning_rate=self.learning_rate,
+            num_steps=self.num_steps,
+            warm_start=self.warm_start,
+            progress=self.progress,
+        )
+
+    def _condition(
+        self,
+        training: Training,
+        kernel: AbstractKernel,
+        noise: float,
+        solver: Solver,
+        key: jax.Array,
+        found: LikelihoodFit | None,
+        info: dict[str, Any],
+    ) -> FittedIterativeGP:
+        """Solve for the mean and the samples at the final parameters."""
+        X, y = jnp.asarray(training.X), jnp.asarray(training.outputs)
+        # The probes of the search were those of this key: their solutions are first guesses here.
+        sample_key, solver_key = jax.random.split(key)
+        sampler = self._sampler(kernel)
+        probes = 0
+        right = y[:, None]
+        if has_random_features(kernel):
+            targets = sampler.targets(kernel, jnp.asarray(noise), X, sample_key)
+            right, probes = jnp.concatenate([right, targets], axis=1), targets.shape[1]
+        factor = None
+        if isinstance(solver, Cholesky):
+            found_factor = factorise(gram(kernel, X), jnp.ones(len(y)), jnp.asarray(noise))
+            factor, noise = found_factor.lower, float(found_factor.nugget)
+            if bool(jnp.isnan(factor[-1, -1])):
+                wanted = "a positive definite covariance"
+                raise ValueError(fault("IterativeGP.fit", wanted, f"none up to noise {noise:g}", "Raise `noise`."))
+            solved = cho_solve((factor, True), right)
+            info |= {"outcome": "jittered" if bool(found_factor.raised) else "converged"}
+        else:
+            initial = None
+            if found is not None and found.solved is not None:
+                initial = jnp.zeros_like(right).at[:, 0].set(found.solved[:, 0])
+                if sampler == self._estimator(kernel) and self.precision == "float64":
+                    initial = jnp.asarray(found.solved)  # of these very samples
+            system = Regularised(kernel_operator(kernel, X), jnp.asarray(noise))
+            solution = solve(system, right, solver, initial=initial, probes=probes, key=solver_key)
+            solved = solution.value
+            info |= {
+                "outcome": Outcome(int(solution.outcome)).name.lower(),
+                "residual": float(solution.residual_norms[0]),
+                "probe_residual": float(jnp.mean(solution.residual_norms[1:])) if probes else 0.0,
+                "epochs": float(solution.epochs) + float(np.sum(found.history["epochs"]) if found else 0.0),
+            }
+        weights = np.asarray(solved)
+        dense = None if factor is None else np.asarray(factor)
+        return FittedIterativeGP(
+            training,
+            kernel,
+            noise,
+            solver,
+            sampler,
+            weights[:, 0],
+            weights[:, 1:] if probes else None,
+            dense,
+            np.asarray(jax.random.key_data(sample_key)),
+            info,
+        )
+
+    @property
+    def _scale(self) -> AbstractScale:
+        return Softplus() if self.scale is None else self.scale
+
+    def _estimator(self, kernel: AbstractKernel) -> AbstractEstimator:
+        if self.estimator is not None:
+            return self.estimator
+        return Pathwise() if has_random_features(kernel) else Standard()
+
+    def _sampler(self, kernel: AbstractKernel) -> Pathwise:
+        estimator = self._estimator(kernel)
+        return estimator if isinstance(estimator, Pathwise) else Pathwise(estimator.num_probes)

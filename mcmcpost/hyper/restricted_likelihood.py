@@ -1,0 +1,293 @@
+"""Kernel and nugget of a control functional by restricted marginal likelihood: by L-BFGS or on a grid."""
+
+import functools
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import cho_solve, solve_triangular
+from jaxtyping import Array, Float
+
+from mcmcpost._core.arrays import pad_columns
+from mcmcpost.hyper.optimisers import Start, minimise_from
+from mcmcpost.kernels import AbstractKernel, SquaredExponential
+from mcmcpost.stein import stein_gram
+
+
+class RestrictedLikelihood(NamedTuple):
+    """Negative log restricted likelihoods of p integrands, and the derivative of their sum in A.
+
+    losses : (p,) in nats, up to a constant; NaN where A is not positive definite, zero for a column of zeros.
+    slope : (m, m) ∂(Σ losses)/∂A.
+    """
+
+    losses: Float[Array, " p"]
+    slope: Float[Array, "m m"]
+
+
+def stein_covariance(
+    kernel: AbstractKernel,
+    draws: Float[Array, "m d"],
+    scores: Float[Array, "m d"],
+    noise: Float[Array, " m"],
+    nugget: Float[Array, ""],
+) -> Float[Array, "m m"]:
+    """Return A = K₀/mean(diag K₀) + η·diag(noise): the one ridge convention (MATH.md section 2)."""
+    gram = stein_gram(kernel, draws, scores)
+    return gram / jnp.mean(jnp.diagonal(gram)) + nugget * jnp.diag(noise)
+
+
+def negative_restricted_likelihood(
+    covariance: Float[Array, "m m"], basis: Float[Array, "m q"], values: Float[Array, "m p"]
+) -> RestrictedLikelihood:
+    """Evaluate ½(m−q) log(fᵀPf) + ½ log det A + ½ log det HᵀA⁻¹H for each column f of `values`.
+
+    The constants Hγ are profiled out by generalised least squares and the amplitude of each integrand by its maximum;
+    P = A⁻¹ − A⁻¹H(HᵀA⁻¹H)⁻¹HᵀA⁻¹. The gradient is analytic: ½pP − ½(m−q) Σ (Pf)(Pf)ᵀ/(fᵀPf). Sun, Barp and Briol
+    (2023), Appendix D.2, with the quadratic form that its print lost (MATH.md section 2).
+
+    Parameters
+    ----------
+    covariance : (m, m), A.
+    basis : (m, q), the unpenalised part H, constant included.
+    values : (m, p), integrands of unit scale; a column of zeros is padding and counts for nothing.
+    """
+    size, rank = basis.shape
+    lower = jnp.linalg.cholesky(covariance)
+    precision = cho_solve((lower, True), jnp.eye(size, dtype=covariance.dtype))
+    q, r = jnp.linalg.qr(solve_triangular(lower, basis, lower=True))
+    along = solve_triangular(lower, q, lower=True, trans=1)
+    projected = precision - along @ along.T
+    image = projected @ values
+    floor = size * jnp.finfo(covariance.dtype).eps
+    energy = jnp.maximum(jnp.sum(values * image, axis=0), floor)
+    half_logdet = jnp.sum(jnp.log(jnp.diagonal(lower))) + jnp.sum(jnp.log(jnp.abs(jnp.diagonal(r))))
+    real = jnp.any(values != 0, axis=0)
+    losses = jnp.where(real, 0.5 * (size - rank) * jnp.log(energy) + half_logdet, 0.0)
+    slope = 0.5 * (jnp.sum(real) * projected - (size - rank) * (image / energy[None, :]) @ image.T)
+    return RestrictedLikelihood(losses, slope)
+
+
+PRIOR_SD = 1.5
+"""Weak normal prior on each log parameter about its first start: an inert coordinate keeps a finite lengthscale."""
+
+
+NUGGET_BOUNDS = (1e-8, 1e2)
+
+
+RANGE = 3.5
+"""Log parameters stay within this of their start, a factor of 33: the line search may not run to a diagonal kernel."""
+
+
+class Tuned(NamedTuple):
+    """A kernel and nugget at a maximum of the restricted likelihood.
+
+    kernel, nugget : the maximiser.
+    loss : negative log restricted likelihood there, nats, summed over integrands, prior included.
+    num_evaluations : likelihood evaluations over all starts.
+    """
+
+    kernel: AbstractKernel
+    nugget: float
+    loss: float
+    num_evaluations: int
+
+
+def maximise_restricted_likelihood(
+    starts: tuple[AbstractKernel, ...],
+    draws: Float[np.ndarray, "m d"],
+    scores: Float[np.ndarray, "m d"],
+    basis: Float[np.ndarray, "m q"],
+    values: Float[np.ndarray, "m p"],
+    *,
+    nugget: float,
+    free_nugget: bool,
+    max_steps: int = 50,
+) -> Tuned:
+    """Tune every positive parameter of the kernel, and the nugget if it is free, for all integrands jointly.
+
+    Several starts, at large lengthscales, because the likelihood has poor local optima and a single start leaves rare
+    outliers (MATH.md section 2). Parameters that are zero or negative (a centre) are held fixed. An evaluation whose
+    covariance is not positive definite counts as +∞, which the line search backs away from; if every start is one,
+    the nugget is raised tenfold until it is not.
+
+    Parameters
+    ----------
+    starts : kernels of one structure; their parameters are the starting points.
+    draws, scores : (m, d), distinct states.
+    basis : (m, q), unpenalised part. values : (m, p), integrands of unit scale.
+    nugget : relative η, fixed or starting point.
+
+    Raises
+    ------
+    ValueError
+        If the likelihood is finite at none of the starts under any nugget.
+    """
+    data = tuple(jnp.asarray(a) for a in (draws, scores, basis, pad_columns(values)))
+    centre = jnp.asarray(np.append(pack(starts[0]), np.log(nugget)))
+    parts = [eqx.partition(start, is_positive) for start in starts]
+    prepared = []
+    for start, (parameters, static) in zip(starts, parts, strict=True):
+        initial = np.append(pack(start), np.log(nugget))
+        bounds = np.stack([initial - RANGE, initial + RANGE], axis=1)
+        bounds[-1] = np.log(NUGGET_BOUNDS)
+        free = np.ones(len(initial), bool)
+        free[-1] = free_nugget
+        loss = functools.partial(_loss_and_gradient, centre, parameters, static, data)
+        prepared.append(Start(loss, initial, free, bounds))
+    best = minimise_from(prepared, max_steps=max_steps)
+    if best is not None:
+        kernel = unpack(jnp.asarray(best.x[:-1]), *parts[best.start])
+        kernel = jax.tree.map(np.asarray, kernel)
+        return Tuned(kernel, float(np.exp(best.x[-1])), best.value, best.num_evaluations)
+    if nugget >= NUGGET_BOUNDS[1]:
+        raise ValueError(
+            "maximise_restricted_likelihood: expected a positive definite Stein kernel matrix at one start, got none "
+            f"at nugget {nugget:g}. Raise `nugget` or pass a kernel with a shorter lengthscale."
+        )
+    return maximise_restricted_likelihood(
+        starts,
+        draws,
+        scores,
+        basis,
+        values,
+        nugget=10.0 * nugget,
+        free_nugget=free_nugget,
+        max_steps=max_steps,
+    )
+
+
+def is_positive(leaf: Any) -> bool:
+    """Return whether a leaf of a kernel is a tunable parameter: a positive number or array of them."""
+    return eqx.is_inexact_array_like(leaf) and bool(np.all(np.asarray(leaf) > 0))
+
+
+def pack(kernel: Any) -> Float[np.ndarray, " h"]:
+    """Return the logarithms of the positive parameters of a kernel, or of a tuple of kernels."""
+    leaves = jax.tree.leaves(eqx.filter(kernel, is_positive))
+    return np.log(np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in leaves] or [np.ones(0)]))
+
+
+def unpack(x: Float[Array, " h"], parameters: Any, static: Any) -> Any:
+    """Return the kernel whose log parameters are `x`; `parameters` and `static` are the partition of one like it."""
+    leaves, structure = jax.tree.flatten(parameters)
+    ends = np.cumsum([np.size(leaf) for leaf in leaves])
+    parts = jnp.split(jnp.exp(x), ends[:-1]) if leaves else []
+    shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
+    return eqx.combine(jax.tree.unflatten(structure, shaped), static)
+
+
+@eqx.filter_jit
+def _loss_and_gradient(
+    centre: Float[Array, " h"], parameters: Any, static: Any, data: tuple[Array, ...], x: Float[Array, " h"]
+) -> tuple[Float[Array, ""], Float[Array, " h"]]:
+    draws, scores, basis, values = data
+    noise = jnp.ones(draws.shape[0], draws.dtype)
+    x = jnp.asarray(x)
+
+    def covariance(x: Float[Array, " h"]) -> Float[Array, "m m"]:
+        return stein_covariance(unpack(x[:-1], parameters, static), draws, scores, noise, jnp.exp(x[-1]))
+
+    matrix, pull_back = jax.vjp(covariance, x)
+    likelihood = negative_restricted_likelihood(matrix, basis, values)
+    offset = (x - centre)[:-1]
+    loss = jnp.sum(likelihood.losses) + 0.5 * jnp.sum((offset / PRIOR_SD) ** 2)
+    slope = pull_back(likelihood.slope)[0]
+    return loss, slope.at[:-1].add(offset / PRIOR_SD**2)
+
+
+GRID_SPREADS = (0.5, 2.0, 8.0, 32.0)
+"""Squared lengthscales as multiples of the median squared distance; long ones are best on smooth posteriors."""
+
+
+GRID_NUGGETS = (1e-8, 1e-6, 1e-4, 1e-2, 1.0)
+"""Relative nuggets η; the large ones serve rough integrands."""
+
+
+class GridChoice(NamedTuple):
+    """Lengthscale and nugget of one group of integrands.
+
+    lengthscale, nugget : floats, on the coordinates given.
+    members : indices of the integrands that use them.
+    """
+
+    lengthscale: float
+    nugget: float
+    members: tuple[int, ...]
+
+
+def median_squared_distance(draws: Float[np.ndarray, "m d"]) -> float:
+    """Return the median of ‖x−y‖² over pairs of at most 1,000 evenly spaced draws."""
+    from scipy.spatial.distance import pdist
+
+    some = draws[np.linspace(0, len(draws) - 1, min(len(draws), 1000)).astype(int)]
+    return float(np.median(pdist(some, "sqeuclidean"))) if len(some) > 1 else 1.0
+
+
+@jax.jit
+def _grid_losses(
+    draws: Float[Array, "m d"],
+    scores: Float[Array, "m d"],
+    basis: Float[Array, "m q"],
+    values: Float[Array, "m p"],
+    lengthscales: Float[Array, " a"],
+    nuggets: Float[Array, " b"],
+) -> Float[Array, "a b p"]:
+    def of_lengthscale(lengthscale: Float[Array, ""]) -> Float[Array, "b p"]:
+        gram = stein_gram(SquaredExponential(lengthscale), draws, scores)
+        gram = gram / jnp.mean(jnp.diagonal(gram))
+        eye = jnp.eye(gram.shape[0], dtype=gram.dtype)
+        return jax.lax.map(
+            lambda nugget: negative_restricted_likelihood(gram + nugget * eye, basis, values)[0], nuggets
+        )
+
+    return jax.lax.map(of_lengthscale, lengthscales)
+
+
+def search_grid(
+    draws: Float[np.ndarray, "m d"],
+    scores: Float[np.ndarray, "m d"],
+    basis: Float[np.ndarray, "m q"],
+    values: Float[np.ndarray, "m p"],
+    *,
+    max_groups: int,
+) -> tuple[GridChoice, ...]:
+    """Choose lengthscale and nugget for every integrand from the grid, in at most `max_groups` groups.
+
+    Every grid point costs one factorisation for all integrands together. Integrands that would like different
+    settings are grouped greedily: each further group is the grid point that lowers the summed loss most, so that rough
+    integrands (indicators) do not cost smooth ones their accuracy.
+
+    Parameters
+    ----------
+    draws, scores : (m, d), a subset of distinct states.
+    basis : (m, q), the unpenalised part, constant included.
+    values : (m, p), integrands of unit scale.
+    max_groups : at most so many factorisations later on.
+    """
+    lengthscales = np.sqrt(np.asarray(GRID_SPREADS) * median_squared_distance(draws))
+    nuggets = np.asarray(GRID_NUGGETS)
+    losses = np.asarray(_grid_losses(draws, scores, basis, pad_columns(values), lengthscales, nuggets))
+    losses = losses[..., : values.shape[1]]
+    flat = np.where(np.isfinite(losses), losses, np.inf).reshape(-1, values.shape[1])
+    if not np.isfinite(flat).any(axis=0).all():
+        flat = np.where(np.isfinite(flat), flat, 1e300)
+    chosen: list[int] = []
+    best = np.full(values.shape[1], np.inf)
+    while len(chosen) < max_groups:
+        totals = np.minimum(best, flat).sum(axis=1)
+        candidate = int(np.argmin(totals))
+        if chosen and not totals[candidate] < best.sum() - 1.0:
+            break
+        chosen.append(candidate)
+        best = np.minimum(best, flat[candidate])
+    owner = np.argmin(flat[chosen], axis=0)
+    groups = []
+    for g, point in enumerate(chosen):
+        i, j = divmod(point, len(nuggets))
+        members = tuple(int(k) for k in np.flatnonzero(owner == g))
+        if members:
+            groups.append(GridChoice(float(lengthscales[i]), float(nuggets[j]), members))
+    return tuple(groups)

@@ -1,0 +1,75 @@
+"""Plain arrays to a tree."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mcmcpost._core.errors import as_float64, fault
+from mcmcpost.io.checks import gate, gate_attrs
+from mcmcpost.io.convention import as_chain_draw, sample_dataset, with_trace
+from mcmcpost.trace import make_trace
+
+if TYPE_CHECKING:
+    import xarray
+
+
+_WHERE = "from_arrays"
+
+
+def from_arrays(
+    draws: object,
+    scores: object,
+    values: object = None,
+    *,
+    names: tuple[str, ...] | list[str] | None = None,
+    value_names: tuple[str, ...] | list[str] | None = None,
+    allow_bad_scores: bool = False,
+) -> "xarray.DataTree":
+    """Return a tree of draws, scores and quantities of interest, after the score gate.
+
+    Parameters
+    ----------
+    draws : (c, n, d) unconstrained draws; dims named `chain` and `draw` may come in any order, here and below.
+    scores : (c, n, d) ∇ log density of the unconstrained draw, log-Jacobian included.
+    values : (c, n, p) quantities of interest, kept as scalar variables of the posterior group; default the draws.
+    names : d coordinate labels; default ``x[i]``.
+    value_names : p labels; default ``f[i]``, or `names` where `values` is None.
+    allow_bad_scores : keep scores that the gate would refuse.
+
+    Returns
+    -------
+    DataTree with groups `posterior` and `sample_stats`.
+
+    Raises
+    ------
+    ValueError : shapes or names disagree.
+    ScoreError : the scores fail the gate.
+    """
+    points, slopes = as_chain_draw(_WHERE, "draws", draws), as_chain_draw(_WHERE, "scores", scores)
+    trace = make_trace(points, slopes, None if names is None else tuple(names))
+    given = None if values is None else as_chain_draw(_WHERE, "values", values)
+    quantities = trace.draws if given is None else as_float64(_WHERE, "values", given, "chain, draw, p")
+    if quantities.shape[:2] != trace.draws.shape[:2]:
+        raise ValueError(
+            fault(
+                _WHERE,
+                f"`values` with the chains and draws of `draws` {trace.draws.shape[:2]}",
+                quantities.shape[:2],
+                "One row of values belongs to each draw.",
+            )
+        )
+    default = trace.names if values is None else tuple(f"f[{i}]" for i in range(quantities.shape[-1]))
+    labels = default if value_names is None else tuple(value_names)
+    if len(labels) != quantities.shape[-1] or len(set(labels)) != len(labels):
+        raise ValueError(
+            fault(_WHERE, f"{quantities.shape[-1]} distinct value names", labels, "Name every value once.")
+        )
+    check = gate(trace, allow_bad_scores)
+    return with_trace(_posterior(quantities, labels), trace, gate_attrs(check))
+
+
+def _posterior(values: np.ndarray, names: tuple[str, ...]) -> "xarray.DataTree":
+    import xarray
+
+    variables = {name: values[..., i].copy() for i, name in enumerate(names)}
+    return xarray.DataTree.from_dict({"posterior": sample_dataset(variables)})

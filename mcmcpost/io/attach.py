@@ -1,0 +1,180 @@
+"""Scores for a stored trace, from the model that was sampled or from a log density."""
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from mcmcpost._core.errors import fault
+from mcmcpost.io.checks import Scored, check_agreement, gate, gate_attrs
+from mcmcpost.io.convention import DRAWS, GROUP, check_tree_type, posterior_sites, read_draws, stored_draws, with_trace
+from mcmcpost.io.numpyro_model import probe_model
+from mcmcpost.io.power_posteriors import check_evidence_exists
+from mcmcpost.io.pymc import pymc_scores
+from mcmcpost.io.stan import bridgestan_scores, pystan_scores
+from mcmcpost.scores import batch_scores
+from mcmcpost.trace import make_trace
+
+if TYPE_CHECKING:
+    import xarray
+
+
+class Target(NamedTuple):
+    """Unconstrained draws (c, n, d), their labels, and the log density (d,) → scalar on that space."""
+
+    draws: Float[np.ndarray, "c n d"]
+    names: tuple[str, ...] | None
+    logdensity: Callable[[Array], Array]
+
+
+def read_target(
+    where: str,
+    tree: "xarray.DataTree",
+    model: Callable[..., Any] | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    logdensity_fn: Callable[[Array], Array] | None,
+) -> Target:
+    """Return the draws of `tree` with a NumPyro model's density or a given one.
+
+    ``sample_stats.unconstrained_draw`` is used where it is there, with a model only if its labels are the model's;
+    otherwise the latent sites are transformed.
+    """
+    check_tree_type(where, tree)
+    stored = GROUP in tree.children and DRAWS in tree.children[GROUP].data_vars
+    if not stored and "posterior" not in tree.children:
+        groups = ", ".join(map(str, tree.children)) or "no group"
+        raise ValueError(fault(where, "a posterior group or unconstrained draws", groups, "Load a trace."))
+    if model is not None and logdensity_fn is None:
+        probed = probe_model(where, model, args, kwargs)
+        check_evidence_exists(probed)
+        if stored and read_draws(tree)[1] == probed.names:
+            return Target(read_draws(tree)[0], probed.names, probed.logdensity)
+        draws, names = probed.unconstrain(posterior_sites(tree))
+        return Target(draws, names, probed.logdensity)
+    if logdensity_fn is not None and not (model or args or kwargs):
+        draws, labels = stored_draws(tree)
+        return Target(draws, labels, logdensity_fn)
+    raise ValueError(
+        fault(
+            where,
+            "either a NumPyro model with its arguments or `logdensity_fn` alone",
+            "neither" if logdensity_fn is None else "both",
+            f"Call {where}(tree, model, *args, key=key) or {where}(tree, logdensity_fn=f, key=key).",
+        )
+    )
+
+
+_WHERE = "attach_scores"
+
+
+_OBJECTS: dict[str, Callable[[str, Any, Any], Scored]] = {
+    "pymc": pymc_scores,
+    "stan": pystan_scores,
+    "bridgestan": bridgestan_scores,
+}
+"""Packages whose models are objects that hold their data, and what computes their scores."""
+
+
+def attach_scores(
+    tree: "xarray.DataTree",
+    model: Any = None,
+    /,
+    *args: Any,
+    logdensity_fn: Callable[[jax.Array], jax.Array] | None = None,
+    batch_size: int = 512,
+    allow_bad_scores: bool = False,
+    **kwargs: Any,
+) -> "xarray.DataTree":
+    """Return a new tree with scores for the stored draws, after the score gate.
+
+    With a `model` its parameters are read from the posterior group and transformed to the unconstrained space. With
+    `logdensity_fn` the draws are ``sample_stats.unconstrained_draw`` where present, else the variables of the posterior
+    group, taken as unconstrained and concatenated in the order of the tree, each in C order. Where the sampler recorded
+    its log density, in ``sample_stats.lp`` or ``logp``, the given one must agree with it up to a constant.
+
+    Parameters
+    ----------
+    tree : a trace; it is not changed.
+    model : a NumPyro program, whose arguments are `args` and `kwargs`; or a model object that holds its data and takes
+        none: a ``pymc.Model``, PyStan's ``stan.build(...)``, or a ``bridgestan.StanModel``.
+    logdensity_fn : log density of one unconstrained draw, (d,) → scalar, log-Jacobian included.
+    batch_size : draws that JAX differentiates at a time on each device.
+    allow_bad_scores : keep scores that the gate, or the recorded log density, would refuse.
+
+    Raises
+    ------
+    ValueError : neither or both of `model` and `logdensity_fn` are given, a site is missing, of another shape or
+        discrete.
+    ScoreError : the scores fail the gate, or the log density is not the recorded one.
+    """
+    check_tree_type(_WHERE, tree)
+    if model is not None and logdensity_fn is None:
+        scored = _of_model(tree, model, args, kwargs, batch_size)
+    elif logdensity_fn is not None and not (model or args or kwargs):
+        scored = _of_function(*stored_draws(tree), logdensity_fn, batch_size)
+    else:
+        raise ValueError(
+            fault(
+                _WHERE,
+                "either a model with its arguments or `logdensity_fn` alone",
+                "neither" if logdensity_fn is None else "both",
+                "Call attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f).",
+            )
+        )
+    if not allow_bad_scores:
+        check_agreement(_WHERE, tree, scored)
+    check = gate(scored.trace, allow_bad_scores)
+    chains, draws, _ = scored.trace.draws.shape
+    attrs = gate_attrs(check) | scored.versions | {"score_evaluations": str(chains * draws)}
+    return with_trace(tree, scored.trace, attrs)
+
+
+def _of_model(
+    tree: "xarray.DataTree", model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], batch_size: int
+) -> Scored:
+    package = next((name for name in _OBJECTS if _made_by(model, name)), None)
+    if package is None:
+        return _of_program(tree, model, args, kwargs, batch_size)
+    if args or kwargs:
+        raise ValueError(
+            fault(
+                _WHERE,
+                f"a model of {package} alone",
+                f"{len(args) + len(kwargs)} arguments",
+                "The data are part of such a model: leave them out.",
+            )
+        )
+    return _OBJECTS[package](_WHERE, tree, model)
+
+
+def _made_by(model: object, package: str) -> bool:
+    return any(base.__module__.partition(".")[0] == package for base in type(model).__mro__)
+
+
+def _of_program(
+    tree: "xarray.DataTree", model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch_size: int
+) -> Scored:
+    probed = probe_model(_WHERE, model, args, kwargs)
+    draws, names = probed.unconstrain(posterior_sites(tree))
+    scored = _of_function(draws, names, probed.logdensity, batch_size)
+    return scored._replace(versions={"numpyro_version": version("numpyro")} | scored.versions)
+
+
+def _of_function(
+    draws: np.ndarray,
+    names: tuple[str, ...] | None,
+    logdensity_fn: Callable[[jax.Array], jax.Array],
+    batch_size: int,
+) -> Scored:
+    def values(points: np.ndarray) -> np.ndarray:
+        with jax.enable_x64(True):
+            found = jax.jit(lambda rows: jax.lax.map(logdensity_fn, rows, batch_size=batch_size))(jnp.asarray(points))
+            return np.asarray(found, dtype=np.float64)
+
+    trace = make_trace(draws, batch_scores(logdensity_fn, draws, batch_size=batch_size), names)
+    return Scored(trace, values, {"jax_version": version("jax")})

@@ -1,0 +1,182 @@
+"""What is checked at the edge: the score gate, scores against the recorded log density, R-hat and divergences."""
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost._core.errors import fault
+from mcmcpost._core.mcse import rank_rhat
+from mcmcpost.io.convention import GROUP, read_trace
+from mcmcpost.io.integrands import constrained_draws, integrand_values
+from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores
+from mcmcpost.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+
+def gate(trace: Trace, allow_bad_scores: bool = False) -> ScoreCheck:
+    """Test the scores of `trace`; raise on an error, warn on a warning.
+
+    Parameters
+    ----------
+    trace : draws and scores (c, n, d).
+    allow_bad_scores : return an error instead of raising it.
+
+    Returns
+    -------
+    ScoreCheck : see `gate_attrs` for what to record of it.
+
+    Raises
+    ------
+    ScoreError : the scores are not finite or show a recognised mistake.
+    """
+    check = check_scores(trace)
+    if check.verdict == "error" and not allow_bad_scores:
+        cure = "" if check.pattern == "nonfinite" else " allow_bad_scores=True overrides."
+        raise ScoreError(check.message + cure)
+    if check.verdict == "warn":
+        warnings.warn(check.message, ScoreWarning, stacklevel=3)
+    return check
+
+
+def gate_attrs(check: ScoreCheck) -> dict[str, str]:
+    """Return the attrs that record `check`: an error that came this far was overridden."""
+    verdict = "overridden" if check.verdict == "error" else check.verdict
+    return {"score_check": verdict, "score_check_message": check.message}
+
+
+def check_tree(tree: "xarray.DataTree", allow_bad_scores: bool = False) -> ScoreCheck:
+    """Run the score gate on a stored tree; see `gate`."""
+    return gate(read_trace(tree), allow_bad_scores)
+
+
+RHAT_LIMIT = 1.01
+"""Vehtari et al. (2021, doi:10.1214/20-BA1221)."""
+
+
+class Convergence(NamedTuple):
+    """The worst R-hat of the posterior's scalars, whose it is, and the divergent transitions after warm-up."""
+
+    max_rhat: float
+    worst: str
+    divergences: int
+
+    @property
+    def complaint(self) -> str | None:
+        """Say in one line what is wrong, if anything is."""
+        parts = []
+        if self.max_rhat > RHAT_LIMIT:
+            parts.append(f"R-hat {self.max_rhat:.3f} of {self.worst} is above {RHAT_LIMIT}")
+        if self.divergences:
+            parts.append(f"{self.divergences} divergent transitions")
+        return f"{' and '.join(parts)}: the chains have not converged, do not trust the table" if parts else None
+
+
+def check_convergence(tree: "xarray.DataTree") -> Convergence:
+    """Return the convergence diagnostics of `tree`; R-hat is NaN for one chain, or where nothing varies."""
+    variables = integrand_values(tree, list(constrained_draws(tree)))
+    with np.errstate(all="ignore"):
+        rhat = rank_rhat(variables.values)
+    worst = int(np.argmax(np.where(np.isnan(rhat), -np.inf, rhat)))
+    stats = tree.children.get("sample_stats")
+    diverging = 0 if stats is None or "diverging" not in stats else int(np.asarray(stats["diverging"].values).sum())
+    return Convergence(float(rhat[worst]), variables.names[worst], diverging)
+
+
+RECORDED = ("lp", "logp")
+"""Where samplers record log density, log-Jacobian included, up to a constant: ArviZ's schema and nutpie."""
+
+
+_COMPARED = 200
+
+
+_SHARE = 0.01
+
+
+_ROUNDING = 100.0
+
+
+class Scored(NamedTuple):
+    """Draws with the scores that one log density has there.
+
+    trace : draws and scores (c, n, d).
+    logdensity : log density of unconstrained draws, (m, d) → (m,).
+    versions : attrs that say what computed the scores.
+    """
+
+    trace: Trace
+    logdensity: Callable[[Float[np.ndarray, "m d"]], Float[np.ndarray, " m"]]
+    versions: dict[str, str]
+
+
+def scored_one_by_one(
+    draws: Float[np.ndarray, "c n d"],
+    names: tuple[str, ...],
+    logdensity: Callable[[np.ndarray], float],
+    gradient: Callable[[np.ndarray], np.ndarray],
+    versions: dict[str, str],
+) -> Scored:
+    """Return the scores of a density that knows one draw (d,) at a time; NaN where its value is not finite."""
+    rows = draws.reshape(-1, draws.shape[-1])
+    scores = np.full_like(rows, np.nan)
+    for i, row in enumerate(rows):
+        if np.isfinite(logdensity(row)):
+            scores[i] = gradient(row)
+    return Scored(
+        Trace(draws, scores.reshape(draws.shape), names),
+        lambda points: np.array([logdensity(point) for point in points], dtype=np.float64),
+        versions,
+    )
+
+
+def check_agreement(where: str, tree: "xarray.DataTree", scored: Scored) -> None:
+    """Refuse a log density that is not the one that the sampler recorded in ``sample_stats.lp`` or ``logp``.
+
+    The two may differ by a constant. At up to 200 draws the range of the difference must stay below a hundredth of the
+    recorded standard deviation, or of one, beyond rounding in the recorded precision. Draws at which the density is not
+    finite have scores that are not, and are left to the gate.
+
+    Parameters
+    ----------
+    where : the public function that speaks in the error message.
+    tree : the trace; without such a record nothing is tested.
+    scored : its draws, in the same order, and the log density.
+
+    Raises
+    ------
+    ScoreError : they differ by more than a constant.
+    """
+    stats = tree.children.get(GROUP)
+    lead = scored.trace.draws.shape[:2]
+    for name in RECORDED:
+        if stats is None or name not in stats.data_vars or set(stats[name].dims) != {"chain", "draw"}:
+            continue
+        recorded = stats[name].transpose("chain", "draw").values
+        if recorded.shape == lead and recorded.dtype.kind == "f" and np.isfinite(recorded).all():
+            _compare(where, name, recorded, scored)
+
+
+def _compare(where: str, name: str, recorded: np.ndarray, scored: Scored) -> None:
+    flat = recorded.reshape(-1)
+    chosen = np.unique(np.linspace(0, len(flat) - 1, _COMPARED).astype(int))
+    values = scored.logdensity(scored.trace.draws.reshape(len(flat), -1)[chosen])
+    difference = (values - flat[chosen].astype(np.float64))[np.isfinite(values)]
+    if not difference.size:
+        return
+    rounding = _ROUNDING * float(np.finfo(recorded.dtype).eps) * float(np.abs(flat).max())
+    allowed = _SHARE * max(1.0, float(flat.std(dtype=np.float64))) + rounding
+    low, high = float(difference.min()), float(difference.max())
+    if high - low > allowed:
+        raise ScoreError(
+            fault(
+                where,
+                f"a log density that differs from the recorded `{GROUP}.{name}` by a constant",
+                f"differences from {low:.4g} to {high:.4g}",
+                "Pass the model, the prior and the data that were sampled, log-Jacobian included."
+                " allow_bad_scores=True overrides.",
+            )
+        )

@@ -1,0 +1,255 @@
+"""The data contract: which group, variables, dims and attrs hold draws and scores."""
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mcmcpost._core.errors import fault
+from mcmcpost.trace import Trace, check_same_order, make_trace
+
+if TYPE_CHECKING:
+    import xarray
+
+
+GROUP = "sample_stats"
+
+
+DRAWS = "unconstrained_draw"
+
+
+SCORES = "gradient"
+
+
+PARAMETER = "unconstrained_parameter"
+
+
+TEMPERATURE = "temperature"
+
+
+ATTRS = {"score_sign": "+", "score_jacobian": "included", "score_space": "unconstrained"}
+
+
+_CURES = {
+    "score_sign": "Negate `gradient` and set the attribute to '+': scores are +∇ log density.",
+    "score_jacobian": "Add the gradient of the log-Jacobian and set the attribute to 'included'; see attach_scores.",
+    "score_space": "Differentiate on the unconstrained space; see attach_scores.",
+}
+
+
+def read_trace(tree: "xarray.DataTree") -> Trace:
+    """Return the draws and scores of a tree.
+
+    Reads ``sample_stats.unconstrained_draw`` and ``sample_stats.gradient``, as nutpie writes them: dims ``chain``,
+    ``draw`` and one more, in any order; labels from the coordinate of the third dim, ``x[i]`` without one. Warm-up
+    groups are ignored.
+
+    Parameters
+    ----------
+    tree : a tree with a `sample_stats` group.
+
+    Returns
+    -------
+    Trace : draws and scores (c, n, d), not to be written to: the tree's own arrays where these are float64. The scores
+        are not tested; see `check_tree`.
+
+    Raises
+    ------
+    TypeError : `tree` is not a DataTree.
+    ValueError : scores or draws are missing, their shapes disagree with each other or with the posterior group, or the
+        attrs declare another convention than +∇ log density, log-Jacobian included, on the unconstrained space; draws
+        and scores label their parameters in different orders.
+    """
+    check_tree_type("read_trace", tree)
+    if GROUP in tree.children and TEMPERATURE in tree.children[GROUP].dims:
+        cure = "Use log_evidence (mcmcpost evidence), or mcmcpost.io.posterior_rung(tree), the trace of its last rung."
+        raise ValueError(fault("read_trace", "a trace of one target", f"a ladder, with a dim {TEMPERATURE}", cure))
+    for name in (SCORES, DRAWS):
+        if GROUP not in tree.children or name not in tree.children[GROUP].data_vars:
+            raise ValueError(_missing(tree, name))
+    variables = tree.children[GROUP].to_dataset()
+    for attrs in (variables.attrs, variables[SCORES].attrs):
+        _check_declared(attrs)
+    draws, scores = (_chain_draw_first(variables[name]) for name in (DRAWS, SCORES))
+    _check_aligned(tree, scores)
+    names = _labels(draws, scores)
+    check_same_order("read_trace", {DRAWS: _labels(draws), SCORES: _labels(scores)})
+    return make_trace(draws.values, scores.values, names, copy=False)
+
+
+def _missing(tree: "xarray.DataTree", name: str) -> str:
+    """Return what to do about a variable that is not there; it may be there under another name."""
+    stats = tree.children.get(GROUP)
+    if stats is None:
+        got, others = "groups " + (", ".join(tree.children) or "none"), []
+    else:
+        got = ", ".join(map(str, stats.data_vars)) or "nothing"
+        others = [str(k) for k, v in stats.data_vars.items() if k not in (SCORES, DRAWS) and _looks_like_scores(v)]
+    cure = (
+        "Attach scores with attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f), on the command"
+        " line with --model FILE.py; with nutpie sample with store_gradient=True and store_unconstrained=True."
+    )
+    if others:
+        cure = (
+            f"If {' or '.join(others)} is what is wanted, rename it: tree['{GROUP}'] ="
+            f" tree['{GROUP}'].to_dataset().rename({{'{others[0]}': '{name}'}}). Else attach scores: attach_scores."
+        )
+    return fault("read_trace", f"`{GROUP}.{name}` in the tree", got, cure)
+
+
+def _looks_like_scores(variable: "xarray.DataArray") -> bool:
+    return variable.ndim == 3 and {"chain", "draw"} <= set(variable.dims) and variable.dtype.kind == "f"
+
+
+def sample_dataset(variables: Mapping[str, np.ndarray]) -> "xarray.Dataset":
+    """Return variables (chain, draw, ...) with ArviZ's dims and coordinates, and none of its attrs."""
+    import arviz_base
+
+    check_names("Variables", variables, ("chain", "draw"))
+    return arviz_base.dict_to_dataset(dict(variables), check_conventions=False).drop_attrs()
+
+
+def check_names(where: str, names: Iterable[str], dims: tuple[str, ...]) -> None:
+    """Refuse names that cannot be those of variables with `dims`: a tree takes a dim's own name for its labels."""
+    bad = [name for name in names if name in dims or "/" in name]
+    if bad:
+        raise ValueError(fault(where, f"names without '/' and other than {', '.join(dims)}", bad, "Rename them."))
+
+
+def as_chain_draw(where: str, name: str, values: Any) -> np.ndarray:
+    """Return an array, chains and draws first where its dims are named; refuse masked entries and ragged lists."""
+    if np.ma.is_masked(values):
+        cure = "Leave out the draws, in every array alike."
+        raise ValueError(fault(where, f"`{name}` without masked entries", np.ma.count_masked(values), cure))
+    if hasattr(values, "dims") and {"chain", "draw"} <= set(values.dims):
+        values = values.transpose("chain", "draw", ...)
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        cure = "Give every chain as many draws, and every draw as many values."
+        raise ValueError(fault(where, f"`{name}` to be one array", str(error), cure)) from error
+
+
+def check_tree_type(where: str, tree: object) -> None:
+    """Refuse what is not a DataTree."""
+    if not hasattr(tree, "children"):
+        raise TypeError(
+            fault(where, "an xarray.DataTree", type(tree).__name__, "Convert it, as with arviz.convert_to_datatree.")
+        )
+
+
+def read_draws(tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Return the stored unconstrained draws (c, n, d) and their labels, None without any."""
+    draws = _chain_draw_first(tree.children[GROUP].to_dataset()[DRAWS])
+    return draws.values, _labels(draws)
+
+
+def _check_declared(attrs: Mapping[Any, Any]) -> None:
+    for name, value in ATTRS.items():
+        if attrs.get(name, value) != value:
+            raise ValueError(fault("read_trace", f"attribute {name}={value!r}", repr(attrs[name]), _CURES[name]))
+
+
+def _chain_draw_first(variable: "xarray.DataArray") -> "xarray.DataArray":
+    if variable.ndim != 3 or not {"chain", "draw"} <= set(variable.dims):
+        raise ValueError(
+            fault(
+                "read_trace",
+                f"`{variable.name}` with dims chain, draw and {PARAMETER}",
+                tuple(map(str, variable.dims)),
+                "Rename the dims of the sampler to chain and draw.",
+            )
+        )
+    return variable.transpose("chain", "draw", ...)
+
+
+def _check_aligned(tree: "xarray.DataTree", scores: "xarray.DataArray") -> None:
+    posterior = tree.children.get("posterior")
+    if posterior is None:
+        return
+    for dim in ("chain", "draw"):
+        if dim not in posterior.sizes:
+            continue
+        same = posterior.sizes[dim] == scores.sizes[dim]
+        if same and dim in posterior.coords and dim in scores.coords:
+            same = bool(np.array_equal(posterior.coords[dim].values, scores[dim].values))
+        if not same:
+            raise ValueError(
+                fault(
+                    "read_trace",
+                    f"the same {dim}s in posterior ({posterior.sizes[dim]}) and {GROUP}",
+                    f"{scores.sizes[dim]} there",
+                    "Select chains and draws on the whole tree, not on one group.",
+                )
+            )
+
+
+def _labels(*variables: "xarray.DataArray") -> tuple[str, ...] | None:
+    for variable in variables:
+        dim = variable.dims[-1]
+        if dim in variable.coords and variable[dim].dtype.kind in "OUST":
+            return tuple(str(label) for label in variable[dim].values)
+    return None
+
+
+def element_names(name: str, shape: tuple[int, ...], labels: tuple[tuple[str, ...], ...] | None = None) -> list[str]:
+    """Return ``name``, ``name[0]`` or ``name[0, 1]`` for every element, in C order; `labels` replace positions."""
+    if not shape:
+        return [name]
+    axes = labels or tuple(tuple(map(str, range(size))) for size in shape)
+    return [
+        f"{name}[{', '.join(axis[i] for axis, i in zip(axes, index, strict=True))}]" for index in np.ndindex(*shape)
+    ]
+
+
+def with_trace(tree: "xarray.DataTree", trace: Trace, attrs: dict[str, str]) -> "xarray.DataTree":
+    """Return a new tree: `tree` with the draws and scores of `trace`, and `attrs`, in its `sample_stats` group."""
+    import xarray
+
+    new = tree.copy()
+    stats = new.children[GROUP].to_dataset() if GROUP in new.children else xarray.Dataset()
+    stats = stats.drop_vars([SCORES, DRAWS, PARAMETER], errors="ignore")
+    if stats.sizes.get(PARAMETER, trace.draws.shape[-1]) != trace.draws.shape[-1]:
+        # Statistics of another parameterisation, as nutpie's mass matrix, would be mislabelled.
+        stats = stats.drop_dims(PARAMETER)
+    known = new.children["posterior"].coords if "posterior" in new.children else stats.coords
+    coords = {
+        dim: known[dim].values if dim in known else np.arange(size)
+        for dim, size in zip(("chain", "draw"), trace.draws.shape[:2], strict=True)
+    }
+    dims = ("chain", "draw", PARAMETER)
+    added = xarray.Dataset(
+        {DRAWS: (dims, trace.draws), SCORES: (dims, trace.scores)},
+        coords={**coords, PARAMETER: np.array(trace.names, dtype=object)},
+    )
+    merged = stats.assign(added.variables)
+    merged.attrs = {**stats.attrs, **ATTRS, "mcmcpost_version": version("mcmcpost"), **attrs}
+    new[GROUP] = xarray.DataTree(merged)
+    return new
+
+
+def posterior_sites(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
+    """Return the variables (chain, draw, ...) of the posterior group."""
+    if "posterior" not in tree.children:
+        raise ValueError(
+            fault("attach_scores", "a posterior group", ", ".join(tree.children) or "no group", "Load a trace.")
+        )
+    return {
+        str(name): variable.transpose("chain", "draw", ...).values
+        for name, variable in tree.children["posterior"].to_dataset().data_vars.items()
+        if {"chain", "draw"} <= set(variable.dims)
+    }
+
+
+def stored_draws(tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Return unconstrained draws (c, n, d) and labels: the stored ones, else the posterior group as it is."""
+    if GROUP in tree.children and DRAWS in tree.children[GROUP].data_vars:
+        return read_draws(tree)
+    sites = posterior_sites(tree)
+    names = tuple(name for key, value in sites.items() for name in element_names(key, value.shape[2:]))
+    if not names:
+        raise ValueError(
+            fault("attach_scores", "variables with dims chain and draw", "none in the posterior group", "Load a trace.")
+        )
+    return np.concatenate([v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64), names

@@ -1,0 +1,170 @@
+"""Trees on disk: netCDF files and Zarr folders; tables of draws are read too."""
+
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mcmcpost._core.arrays import in_blocks, is_large, zeros
+from mcmcpost._core.errors import fault
+from mcmcpost.io.convention import check_tree_type
+from mcmcpost.io.tables import read_csv
+
+if TYPE_CHECKING:
+    import xarray
+
+
+_ORDER = "mcmcpost_order"
+
+
+_CURE = "Give a trace written by save_tree, ArviZ or xarray; write it again if the file is incomplete."
+
+
+def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
+    """Return the tree stored at `path`, read whole, with the file closed.
+
+    Variables of 134 MB and more lie in temporary files, so a trace may be larger than memory; see the documentation of
+    the command line, large traces.
+
+    Parameters
+    ----------
+    path : a netCDF file, as `save_tree`, ArviZ (0.x too), nutpie and PyMC write it, or a folder with the suffix
+        ``.zarr``; or a table with the suffix ``.csv`` and one row for each draw. In a table, columns `chain` and `draw`
+        say which draw it is (without them it is one chain), and ``gradient_NAME`` is the score of the unconstrained
+        parameter in column NAME. Every column that is no gradient becomes a variable of the posterior group;
+        ``theta[0]``, ``theta[1]``, or ``theta.1``, ``theta.2``, one array.
+
+    Raises
+    ------
+    FileNotFoundError : there is nothing at `path`.
+    ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a table holds what is not a number, a gradient
+        without its parameter, a draw twice, or chains of different lengths.
+    """
+    import xarray
+
+    place = Path(path)
+    if not place.exists():
+        raise FileNotFoundError(fault("load_tree", "an existing file", str(place), "Check the path."))
+    if place.suffix.lower() == ".csv":
+        return read_csv(place)
+    kind = "Zarr" if _is_zarr(place) else "netCDF-4"
+    try:
+        with (
+            xarray.open_datatree(place, engine="zarr", consolidated=False)
+            if _is_zarr(place)
+            else xarray.open_datatree(place, engine="h5netcdf")
+        ) as stored:
+            tree = _in_order(stored)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(fault("load_tree", f"a {kind} tree at {place}", repr(error), _CURE)) from error
+    if not tree.children:
+        raise ValueError(fault("load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE))
+    return tree
+
+
+def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
+    """Write `tree` to a netCDF file, or to a Zarr folder where `path` ends in ``.zarr``.
+
+    The tree is written under a temporary name beside `path` and renamed, so a crash leaves no half-written file.
+
+    Parameters
+    ----------
+    tree : the tree; it is not changed.
+    path : a name ending in ``.nc`` or ``.zarr`` that does not exist.
+
+    Returns
+    -------
+    The path written.
+
+    Raises
+    ------
+    FileExistsError : `path` exists; nothing is overwritten.
+    ValueError : the suffix is neither ``.nc`` nor ``.zarr``.
+    """
+    check_tree_type("save_tree", tree)
+    place = Path(path)
+    if place.suffix.lower() not in (".nc", ".zarr"):
+        raise ValueError(fault("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it."))
+    _refuse_existing(place)
+    if not place.parent.is_dir():
+        raise FileNotFoundError(fault("save_tree", "an existing folder", str(place.parent), "Create it first."))
+    temporary = place.with_name(f".{place.stem}-{uuid.uuid4().hex}{place.suffix}")
+    try:
+        if _is_zarr(place):
+            _with_order(tree).to_zarr(temporary, consolidated=False)
+        else:
+            _with_order(tree).to_netcdf(temporary, engine="h5netcdf")
+        _refuse_existing(place)
+        temporary.rename(place)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        else:
+            temporary.unlink(missing_ok=True)
+    return place
+
+
+def _with_order(tree: "xarray.DataTree") -> "xarray.DataTree":
+    """Return a copy that records the order of groups and variables, which neither format keeps."""
+    new = tree.copy()
+    for node in new.subtree:
+        order = {"groups": list(node.children), "variables": [str(name) for name in node.data_vars]}
+        node.attrs = {**node.attrs, _ORDER: json.dumps(order)}
+    return new
+
+
+def _in_order(tree: "xarray.DataTree") -> "xarray.DataTree":
+    import xarray
+
+    content = _read(tree.to_dataset(inherit=False))
+    order = json.loads(content.attrs.pop(_ORDER, "{}"))
+    if not isinstance(order, dict):
+        raise TypeError(f"the attribute {_ORDER} is {order!r}")  # load_tree says where
+    variables = [name for name in order.get("variables", []) if name in content.data_vars]
+    rest = [name for name in content.data_vars if name not in variables]
+    groups = [name for name in order.get("groups", []) if name in tree.children]
+    groups += [name for name in tree.children if name not in groups]
+    children = {name: _in_order(tree.children[name]) for name in groups}
+    ordered = xarray.Dataset(
+        {name: content[name] for name in [*variables, *rest]}, coords=content.coords, attrs=content.attrs
+    )
+    return xarray.DataTree(ordered, children=children, name=tree.name)
+
+
+def _read(stored: "xarray.Dataset") -> "xarray.Dataset":
+    """Return the dataset with its values."""
+    large = {
+        name: variable.copy(data=_by_pieces(variable))
+        for name, variable in stored.data_vars.items()
+        if is_large(variable.size) and variable.dtype.kind in "fiub"
+    }
+    return stored.assign(large).load()
+
+
+def _by_pieces(variable: "xarray.DataArray") -> np.ndarray:
+    """Return the values, whole chunks of the file at a time along the longest axis."""
+    values = zeros(variable.shape, variable.dtype)
+    axis = int(np.argmax(variable.shape))
+    chunks = variable.encoding.get("chunksizes") or variable.encoding.get("chunks") or (1,) * variable.ndim
+    length, chunk = variable.shape[axis], chunks[axis]
+    for some in in_blocks(-(-length // chunk), variable.size // length * chunk):
+        piece = (slice(None),) * axis + (slice(some.start * chunk, some.stop * chunk),)
+        values[piece] = variable[piece].values
+    return values
+
+
+def _is_zarr(place: Path) -> bool:
+    return place.suffix.lower() == ".zarr"
+
+
+def _refuse_existing(place: Path) -> None:
+    if place.exists():
+        raise FileExistsError(
+            fault(
+                "save_tree", "a path that does not exist yet", str(place), "Nothing is overwritten: pick another name."
+            )
+        )

@@ -1,0 +1,232 @@
+"""Values of the integrands at every draw: variables, arrays or functions of one constrained draw."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost._core.arrays import zeros
+from mcmcpost._core.errors import fault
+from mcmcpost.io.convention import GROUP, as_chain_draw, check_tree_type, element_names
+
+if TYPE_CHECKING:
+    import xarray
+
+
+_BATCH = 512
+
+
+_NOT_TRACEABLE = (
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+class Integrands(NamedTuple):
+    """Named integrands at every draw.
+
+    names : p labels.
+    values : (c, n, p), not to be written to: they may be the tree's own.
+    """
+
+    names: tuple[str, ...]
+    values: Float[np.ndarray, "c n p"]
+
+
+def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integrands:
+    """Return the values of the integrands at every draw of `tree`.
+
+    Parameters
+    ----------
+    tree : a tree with a posterior group.
+    integrands : None for every variable of the posterior group; a list of its variable names; an array (c, n) or
+        (c, n, p); or a mapping from a name to an array or to a function of one constrained draw, a dict of arrays. A
+        function is compiled and vectorised in float64; one that JAX cannot trace is called draw by draw.
+
+    Returns
+    -------
+    Integrands : elements of an array are named ``theta[0]``, ``theta[0, 1]``, or by the coordinate labels where those
+        are strings; integers and booleans become floats.
+
+    Raises
+    ------
+    ValueError : an unknown variable, a shape that does not start with (chain, draw), or nothing asked for.
+    TypeError : a value is neither an array nor a function, or is not numeric.
+    """
+    check_tree_type("integrands", tree)
+    chains_draws = _chains_draws(tree)
+    if integrands is None:
+        parts = [_of_variable(_variable(tree, str(name))) for name in _posterior(tree).data_vars]
+    elif isinstance(integrands, str):
+        parts = [_of_variable(_variable(tree, integrands))]
+    elif isinstance(integrands, (list, tuple)) and all(isinstance(name, str) for name in integrands):
+        parts = [_of_variable(_variable(tree, name)) for name in integrands]
+    elif isinstance(integrands, Mapping):
+        parts = [_of_entry(tree, str(name), entry, chains_draws) for name, entry in integrands.items()]
+    else:
+        parts = [_of_array("f", integrands, chains_draws)]
+    if not parts:
+        raise ValueError(fault("integrands", "at least one integrand", "none", "Name a variable or a function."))
+    names = tuple(name for part in parts for name in part.names)
+    if len(set(names)) != len(names):
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(fault("integrands", "distinct names", repeated, "Rename the repeated integrands."))
+    values = parts[0].values if len(parts) == 1 else _side_by_side([part.values for part in parts])
+    return Integrands(names, values)
+
+
+def _side_by_side(parts: list[Float[np.ndarray, "c n _"]]) -> Float[np.ndarray, "c n p"]:
+    width = sum(part.shape[-1] for part in parts)
+    return np.concatenate(parts, axis=-1, out=zeros((*parts[0].shape[:2], width)))
+
+
+def constrained_draws(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
+    """Return the usable variables of the posterior group as arrays (c, n, ...), see `unusable_variables`."""
+    unusable = unusable_variables(tree)
+    variables = _posterior(tree).data_vars
+    return {str(name): _chain_draw_first(v).values for name, v in variables.items() if name not in unusable}
+
+
+def unusable_variables(tree: "xarray.DataTree") -> list[str]:
+    """Return the variables of the posterior group that are not numbers, or not of every chain and draw."""
+    return [
+        str(name)
+        for name, variable in _posterior(tree).data_vars.items()
+        if variable.dtype.kind not in "fiub" or not {"chain", "draw"} <= set(variable.dims)
+    ]
+
+
+def _posterior(tree: "xarray.DataTree") -> "xarray.DataTree":
+    if "posterior" not in tree.children:
+        raise ValueError(
+            fault("integrands", "a posterior group", ", ".join(tree.children) or "none", "Pass an array of values.")
+        )
+    return tree.children["posterior"]
+
+
+def _chains_draws(tree: "xarray.DataTree") -> tuple[int, int]:
+    for group in ("posterior", GROUP):
+        node = tree.children.get(group)
+        if node is not None and {"chain", "draw"} <= set(node.sizes):
+            return node.sizes["chain"], node.sizes["draw"]
+    raise ValueError(
+        fault("integrands", "dims chain and draw in the tree", ", ".join(tree.children) or "no group", "Load a trace.")
+    )
+
+
+def _variable(tree: "xarray.DataTree", name: str) -> "xarray.DataArray":
+    variables = _posterior(tree).data_vars
+    if name not in variables:
+        raise ValueError(
+            fault("integrands", "a variable of the posterior group", name, f"It has {', '.join(map(str, variables))}.")
+        )
+    return _chain_draw_first(variables[name])
+
+
+def _chain_draw_first(variable: "xarray.DataArray") -> "xarray.DataArray":
+    if not {"chain", "draw"} <= set(variable.dims):
+        raise ValueError(
+            fault(
+                "integrands",
+                f"`{variable.name}` with dims chain and draw",
+                tuple(map(str, variable.dims)),
+                "Name the variables that have both.",
+            )
+        )
+    return variable.transpose("chain", "draw", ...)
+
+
+def _of_variable(variable: "xarray.DataArray") -> Integrands:
+    labels = tuple(_axis_labels(variable, str(dim)) for dim in variable.dims[2:])
+    names = element_names(str(variable.name), variable.shape[2:], labels)
+    return Integrands(
+        tuple(names), _numeric(str(variable.name), variable.values, (variable.shape[0], variable.shape[1]))
+    )
+
+
+def _axis_labels(variable: "xarray.DataArray", dim: str) -> tuple[str, ...]:
+    if dim in variable.coords and variable[dim].dtype.kind in "OUST":
+        return tuple(str(label) for label in variable[dim].values)
+    return tuple(map(str, range(variable.sizes[dim])))
+
+
+def _of_entry(tree: "xarray.DataTree", name: str, entry: Any, chains_draws: tuple[int, int]) -> Integrands:
+    if callable(entry):
+        values = _evaluate(name, entry, constrained_draws(tree), chains_draws)
+        return _of_array(name, values, chains_draws)
+    return _of_array(name, entry, chains_draws)
+
+
+def _of_array(name: str, values: Any, chains_draws: tuple[int, int]) -> Integrands:
+    array = as_chain_draw("integrands", name, values)
+    if array.shape[:2] != chains_draws or array.ndim < 2:
+        raise ValueError(
+            fault(
+                "integrands",
+                f"`{name}` of shape (chain, draw[, p]) with {chains_draws} chains and draws",
+                array.shape,
+                "Give one value, or one array of values, for every draw.",
+            )
+        )
+    return Integrands(tuple(element_names(name, array.shape[2:])), _numeric(name, array, chains_draws))
+
+
+def _numeric(name: str, array: np.ndarray, chains_draws: tuple[int, int]) -> Float[np.ndarray, "c n p"]:
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            fault("integrands", f"`{name}` to be a real number", f"dtype {array.dtype}", "Leave it out or encode it.")
+        )
+    values = array.astype(np.float64, copy=False).reshape(*chains_draws, math.prod(array.shape[2:]))
+    values.flags.writeable = False
+    return values
+
+
+def _evaluate(
+    name: str,
+    function: Callable[[dict[str, object]], object],
+    draws: dict[str, np.ndarray],
+    chains_draws: tuple[int, int],
+) -> np.ndarray:
+    flat = {
+        key: array.reshape(-1, *array.shape[2:]).astype(np.float64 if array.dtype.kind == "f" else array.dtype)
+        for key, array in draws.items()
+    }
+    try:
+        values = _vectorised(name, function, flat)
+    except _NOT_TRACEABLE:
+        values = _one_by_one(name, function, flat)
+    return values.reshape(*chains_draws, *values.shape[1:])
+
+
+def _vectorised(name: str, function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]) -> np.ndarray:
+    def of_row(row: dict[str, object]) -> jax.Array:
+        value = function(row)
+        if value is None or isinstance(value, Mapping | str):
+            cure = "Several values are an array, or functions of their own."
+            raise TypeError(fault("integrands", f"`{name}` to return numbers", type(value).__name__, cure))
+        array = jnp.asarray(value)
+        if not array.size:
+            raise ValueError(fault("integrands", f"`{name}` to return a number", f"shape {array.shape}", "Return one."))
+        return array
+
+    with jax.enable_x64(True):
+        compiled = jax.jit(lambda rows: jax.lax.map(of_row, rows, batch_size=_BATCH))
+        return np.asarray(compiled(draws))
+
+
+def _one_by_one(name: str, function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]) -> np.ndarray:
+    size = len(next(iter(draws.values())))
+    with jax.enable_x64(True):
+        values = [np.asarray(function({key: array[i] for key, array in draws.items()})) for i in range(size)]
+    shapes = {value.shape for value in values}
+    if len(shapes) > 1:
+        raise ValueError(
+            fault("integrands", f"`{name}` to return one shape for every draw", sorted(shapes), "Pad the result.")
+        )
+    return np.stack(values)

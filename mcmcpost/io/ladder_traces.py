@@ -1,0 +1,247 @@
+"""Ladders that were run elsewhere: one trace for each temperature, or a tree that lacks something."""
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mcmcpost._core.errors import fault
+from mcmcpost._core.precision import in_float64
+from mcmcpost.evidence import (
+    Evaluation,
+    LadderWarning,
+    TemperedTarget,
+    evaluate_at,
+    gradient_finding,
+    likelihood_finding,
+    make_ladder,
+    repeated_fraction,
+)
+from mcmcpost.io.convention import DRAWS, GROUP, TEMPERATURE, check_tree_type
+from mcmcpost.io.files import load_tree
+from mcmcpost.io.ladder_trees import (
+    LIKELIHOOD_SLOPE,
+    LOG_LIKELIHOOD,
+    PRIOR_SLOPE,
+    coordinate_labels,
+    ladder_to_datatree,
+)
+from mcmcpost.io.numpyro_model import Model
+from mcmcpost.io.power_posteriors import resolve_target
+from mcmcpost.trace import check_same_order
+
+if TYPE_CHECKING:
+    import xarray
+
+
+_WHERE = "ladder_from_traces"
+
+
+_CURE = "Store it in sample_stats of every trace, or pass the model, from which it is recomputed."
+
+
+class _Stored(NamedTuple):
+    """What one rung holds, with dims chain and draw first; None where it is missing."""
+
+    draws: np.ndarray | None
+    labels: tuple[str, ...] | None
+    sites: dict[str, np.ndarray]
+    log_likelihood: np.ndarray | None
+    likelihood_slope: np.ndarray | None
+    prior_slope: np.ndarray | None
+
+
+def ladder_from_traces(
+    traces: "Mapping[float, Any] | Sequence[tuple[float, Any]] | xarray.DataTree",
+    model: Callable[..., Any] | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    log_likelihood: Callable[[jax.Array], jax.Array] | None = None,
+    log_prior: Callable[[jax.Array], jax.Array] | None = None,
+) -> "xarray.DataTree":
+    """Return a ladder tree from traces run elsewhere, one for each temperature.
+
+    Without a model every trace must hold, in `sample_stats`, `unconstrained_draw`, `log_likelihood_total`,
+    `gradient_log_likelihood` and `gradient_log_prior` (or `gradient`, the score of its own rung). With one the
+    constrained draws are enough, and what is stored is compared with the model, whose values are used.
+
+    Parameters
+    ----------
+    traces : from inverse temperature to a trace or the path of one, or such pairs; or one tree with a `temperature`
+        dim. All with the same chains and draws.
+    model, args, kwargs : the NumPyro program that was sampled.
+    log_likelihood, log_prior : instead of a model, functions of one unconstrained draw (d,).
+
+    Returns
+    -------
+    DataTree : as from `sample_power_posteriors`; `sample_stats.repeated_fraction` counts repeated states of each rung.
+
+    Raises
+    ------
+    ValueError : a quantity is missing and there is no model, shapes differ, or temperatures do not run from 0 to 1.
+
+    Warns
+    -----
+    LadderWarning : stored log likelihoods carry an additive constant or differ otherwise, or stored gradients are off.
+    """
+    rungs = sorted(((float(t), _load(trace)) for t, trace in _pairs(traces)), key=lambda pair: pair[0])
+    if not rungs:
+        raise ValueError(fault(_WHERE, "at least two traces", "none", "Pass {t: trace, ...}."))
+    stored = [_read(t, tree) for t, tree in rungs]
+    target, probed = _target(model, args, kwargs, log_likelihood, log_prior, stored)
+    draws, labels = _stack_draws(stored, probed, [t for t, _ in rungs])
+    temperatures = [t for t, _ in rungs]
+    if target is None:
+        values = _stored_values(stored, temperatures)
+        findings: list[str] = []
+    else:
+        values = in_float64(evaluate_at)(target, draws)
+        findings = _compare(stored, values)
+    ladder = make_ladder(
+        temperatures,
+        draws,
+        values.log_likelihood,
+        values.gradient_log_likelihood,
+        values.gradient_log_prior,
+        labels if target is None else target.names,
+    )
+    for finding in findings:
+        warnings.warn(f"{_WHERE}: {finding}. The model's value is used.", LadderWarning, stacklevel=2)
+    repeated = repeated_fraction(ladder)
+    attrs = {"findings": "; ".join(findings), "repeated_states": float(repeated.mean())}
+    sites = None if probed is None else probed.constrain(ladder.draws)
+    tree = ladder_to_datatree(ladder, sites, None, attrs)
+    tree[GROUP] = tree[GROUP].to_dataset().assign(repeated_fraction=(TEMPERATURE, repeated))
+    return tree
+
+
+def _pairs(traces: Any) -> list[tuple[float, Any]]:
+    if hasattr(traces, "children"):
+        levels = [group[TEMPERATURE].values for group in traces.children.values() if TEMPERATURE in group.dims]
+        if not levels:
+            raise ValueError(
+                fault(_WHERE, f"a tree with a dim `{TEMPERATURE}`", "one without", "Pass {t: trace, ...} instead.")
+            )
+        return [(float(t), traces.isel({TEMPERATURE: i}, missing_dims="ignore")) for i, t in enumerate(levels[0])]
+    pairs = list(traces.items() if isinstance(traces, Mapping) else traces)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise TypeError(fault(_WHERE, "pairs (temperature, trace)", type(pairs[0]).__name__, "Or {t: trace, ...}."))
+    return pairs
+
+
+def _load(trace: Any) -> "xarray.DataTree":
+    tree = load_tree(trace) if isinstance(trace, str | os.PathLike) else trace
+    check_tree_type(_WHERE, tree)
+    return tree
+
+
+def _read(temperature: float, tree: "xarray.DataTree") -> _Stored:
+    stats = tree.children[GROUP].to_dataset() if GROUP in tree.children else None
+
+    def stat(name: str) -> np.ndarray | None:
+        if stats is None or name not in stats.data_vars:
+            return None
+        return stats[name].transpose("chain", "draw", ...).values
+
+    slope, prior_slope, score = stat(LIKELIHOOD_SLOPE), stat(PRIOR_SLOPE), stat("gradient")
+    if prior_slope is None and slope is not None and score is not None:
+        prior_slope = score - temperature * slope
+    likelihood = stat(LOG_LIKELIHOOD)
+    if likelihood is None and "log_likelihood" in tree.children:
+        pointwise = tree.children["log_likelihood"].to_dataset().transpose("chain", "draw", ...)
+        parts = [part.values.reshape(*part.shape[:2], -1).sum(axis=-1) for part in pointwise.data_vars.values()]
+        likelihood = sum(parts[1:], start=parts[0]) if parts else None
+    posterior = tree.children["posterior"].to_dataset().data_vars if "posterior" in tree.children else {}
+    sites = {
+        str(name): variable.transpose("chain", "draw", ...).values
+        for name, variable in posterior.items()
+        if {"chain", "draw"} <= set(variable.dims)
+    }
+    labels = None if stat(DRAWS) is None or stats is None else coordinate_labels(stats[DRAWS])
+    return _Stored(stat(DRAWS), labels, sites, likelihood, slope, prior_slope)
+
+
+def _target(
+    model: Callable[..., Any] | None,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    log_likelihood: Callable[[jax.Array], jax.Array] | None,
+    log_prior: Callable[[jax.Array], jax.Array] | None,
+    stored: list[_Stored],
+) -> tuple[TemperedTarget | None, Model | None]:
+    if model is None and log_likelihood is None and log_prior is None:
+        return None, None
+    if model is not None:
+        return resolve_target(_WHERE, model, args, kwargs, log_likelihood, log_prior, None, None)
+    first = stored[0].draws
+    if first is None:
+        raise ValueError(_missing(DRAWS, "the first trace"))
+    # Nothing is drawn from the prior here: a draw of the right shape stands in.
+    size = first.shape[-1]
+    return resolve_target(
+        _WHERE, None, (), None, log_likelihood, log_prior, lambda _: jnp.zeros(size), stored[0].labels
+    )
+
+
+def _stack_draws(
+    stored: list[_Stored], probed: Model | None, temperatures: list[float]
+) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    parts = []
+    for t, rung in zip(temperatures, stored, strict=True):
+        if rung.draws is not None:
+            parts.append(rung.draws)
+        elif probed is not None:
+            parts.append(probed.unconstrain(rung.sites)[0])
+        else:
+            raise ValueError(_missing(DRAWS, f"the trace at temperature {t:g}"))
+    shapes = {part.shape for part in parts}
+    if len(shapes) > 1:
+        raise ValueError(
+            fault(_WHERE, "as many chains and draws at every temperature", sorted(shapes), "Thin the longer traces.")
+        )
+    labels = {f"the trace at {t:g}": rung.labels for t, rung in zip(temperatures, stored, strict=True)}
+    check_same_order(_WHERE, labels if probed is None else {"the model": probed.names} | labels)
+    return np.stack(parts, axis=2), stored[0].labels
+
+
+def _stored_values(stored: list[_Stored], temperatures: list[float]) -> Evaluation:
+    columns = []
+    for name, field in (
+        (LOG_LIKELIHOOD, "log_likelihood"),
+        (LIKELIHOOD_SLOPE, "likelihood_slope"),
+        (PRIOR_SLOPE, "prior_slope"),
+    ):
+        arrays = [getattr(rung, field) for rung in stored]
+        for t, array in zip(temperatures, arrays, strict=True):
+            if array is None:
+                raise ValueError(_missing(name, f"the trace at temperature {t:g}"))
+        columns.append(np.stack(arrays, axis=2))
+    likelihood, slope, prior_slope = columns
+    return Evaluation(likelihood, np.zeros_like(likelihood), slope, prior_slope)
+
+
+def _compare(stored: list[_Stored], values: Evaluation) -> list[str]:
+    """Return what is wrong with the stored quantities that every rung has."""
+    findings: list[str | None] = []
+    likelihood, slope, prior_slope = (
+        np.stack(arrays, axis=2) if all(array is not None for array in arrays) else None
+        for arrays in zip(
+            *((rung.log_likelihood, rung.likelihood_slope, rung.prior_slope) for rung in stored), strict=True
+        )
+    )
+    if likelihood is not None:
+        findings.append(likelihood_finding(likelihood, values.log_likelihood))
+    if slope is not None:
+        findings.append(gradient_finding("gradient of the log likelihood", slope, values.gradient_log_likelihood))
+    if prior_slope is not None:
+        findings.append(gradient_finding("gradient of the log prior", prior_slope, values.gradient_log_prior))
+    return [finding for finding in findings if finding is not None]
+
+
+def _missing(name: str, where: str) -> str:
+    return fault(_WHERE, f"`{GROUP}.{name}`", f"none in {where}", _CURE)

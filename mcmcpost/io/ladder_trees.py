@@ -1,0 +1,186 @@
+"""Ladders of power posteriors as trees: every variable has dims (chain, draw, temperature, ...)."""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mcmcpost._core.errors import fault
+from mcmcpost.evidence import Ladder, LadderStats, make_ladder
+from mcmcpost.io.convention import ATTRS, DRAWS, GROUP, PARAMETER, TEMPERATURE, check_names, check_tree_type, with_trace
+from mcmcpost.trace import make_trace
+
+if TYPE_CHECKING:
+    import xarray
+
+
+LOG_LIKELIHOOD = "log_likelihood_total"
+
+
+LIKELIHOOD_SLOPE = "gradient_log_likelihood"
+
+
+PRIOR_SLOPE = "gradient_log_prior"
+
+
+DIMS = ("chain", "draw", TEMPERATURE)
+
+
+_CURE = "Sample with sample_power_posteriors, or recompute from the model: ladder_from_traces(tree, model, args)."
+
+
+def ladder_to_datatree(
+    ladder: Ladder,
+    values: Mapping[str, np.ndarray] | None = None,
+    stats: LadderStats | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> "xarray.DataTree":
+    """Return a tree of a ladder.
+
+    Parameters
+    ----------
+    ladder : draws and gradients on the unconstrained space.
+    values : constrained variables (chain, draw, temperature, ...) of the posterior group; the draws by default.
+    stats : how the sampler fared.
+    attrs : recorded with the sampler's statistics.
+
+    Returns
+    -------
+    DataTree : `posterior`; `sample_stats` with `log_likelihood_total`, `gradient_log_likelihood`,
+        `gradient_log_prior`, `unconstrained_draw`, and what `stats` holds.
+    """
+    import xarray
+
+    variables = _draws_by_name(ladder) if values is None else values
+    check_names("Ladder", variables, DIMS)
+    coords = {
+        "chain": np.arange(ladder.draws.shape[0]),
+        "draw": np.arange(ladder.draws.shape[1]),
+        TEMPERATURE: ladder.temperatures,
+    }
+    posterior = {
+        name: ((*DIMS, *(f"{name}_dim_{i}" for i in range(array.ndim - 3))), array) for name, array in variables.items()
+    }
+    record: dict[str, Any] = {
+        LOG_LIKELIHOOD: (DIMS, ladder.log_likelihood),
+        LIKELIHOOD_SLOPE: ((*DIMS, PARAMETER), ladder.gradient_log_likelihood),
+        PRIOR_SLOPE: ((*DIMS, PARAMETER), ladder.gradient_log_prior),
+        DRAWS: ((*DIMS, PARAMETER), ladder.draws),
+    }
+    work: dict[str, Any] = {}
+    if stats is not None:
+        record |= {
+            "acceptance_rate": (DIMS, stats.acceptance_rate),
+            "n_steps": (DIMS, stats.num_steps),
+            "diverging": (DIMS, stats.diverging),
+            "step_size": (("chain", TEMPERATURE), stats.step_size),
+            "swap_rate": (("chain", TEMPERATURE), stats.swap_rate),
+        }
+        work = {
+            "gradient_evaluations": stats.gradient_evaluations,
+            "lockstep_evaluations": stats.lockstep_evaluations,
+        }
+    labels = np.array(ladder.names, dtype=object)
+    versions = {f"{name}_version": version(name) for name in ("mcmcpost", "jax", "numpyro")}
+    return xarray.DataTree.from_dict(
+        {
+            "posterior": xarray.Dataset(posterior, coords=coords),
+            GROUP: xarray.Dataset(
+                record, coords={**coords, PARAMETER: labels}, attrs={**ATTRS, **versions, **work, **(attrs or {})}
+            ),
+        }
+    )
+
+
+def read_ladder(tree: "xarray.DataTree") -> Ladder:
+    """Return the ladder of a tree with a `temperature` dim; dims may come in any order.
+
+    Raises
+    ------
+    TypeError : `tree` is not a DataTree.
+    ValueError : draws, log likelihood or gradients are missing, or the temperatures do not increase from 0 to 1.
+    """
+    check_tree_type("read_ladder", tree)
+    stats = ladder_statistics("read_ladder", tree)
+    for name, what in (
+        (DRAWS, "unconstrained draws"),
+        (LOG_LIKELIHOOD, "the log likelihood of every draw"),
+        (LIKELIHOOD_SLOPE, "gradients of the log likelihood"),
+        (PRIOR_SLOPE, "gradients of the log prior"),
+    ):
+        if name not in stats.data_vars:
+            raise ValueError(
+                fault("read_ladder", f"`{GROUP}.{name}`, {what}", ", ".join(map(str, stats.data_vars)), _CURE)
+            )
+    for name, value in ATTRS.items():
+        if stats.attrs.get(name, value) != value:
+            raise ValueError(fault("read_ladder", f"attribute {name}={value!r}", repr(stats.attrs[name]), _CURE))
+    draws = oriented("read_ladder", stats[DRAWS], 4)
+    return make_ladder(
+        stats[TEMPERATURE].values,
+        draws.values,
+        oriented("read_ladder", stats[LOG_LIKELIHOOD], 3).values,
+        oriented("read_ladder", stats[LIKELIHOOD_SLOPE], 4).values,
+        oriented("read_ladder", stats[PRIOR_SLOPE], 4).values,
+        coordinate_labels(draws),
+    )
+
+
+def is_ladder(tree: "xarray.DataTree") -> bool:
+    """Return whether the sampler statistics of `tree` are stacked over temperatures."""
+    check_tree_type("is_ladder", tree)
+    return GROUP in tree.children and TEMPERATURE in tree.children[GROUP].dims
+
+
+def posterior_rung(tree: "xarray.DataTree") -> "xarray.DataTree":
+    """Return the trace of a ladder's last rung, the posterior: its score is the sum of the two gradients."""
+    ladder = read_ladder(tree)
+    scores = ladder.gradient_log_likelihood[:, :, -1] + ladder.gradient_log_prior[:, :, -1]
+    last = {
+        name: node.to_dataset().isel({TEMPERATURE: -1}, missing_dims="ignore").drop_vars(TEMPERATURE, errors="ignore")
+        for name, node in tree.children.items()
+        if name in (GROUP, "posterior")
+    }
+    rung = type(tree).from_dict(last)
+    rung.attrs = dict(tree.attrs)
+    return with_trace(rung, make_trace(ladder.draws[:, :, -1], scores, ladder.names), {})
+
+
+def ladder_statistics(where: str, tree: "xarray.DataTree") -> "xarray.Dataset":
+    """Return the `sample_stats` of a tree whose variables are stacked over a `temperature` coordinate."""
+    if GROUP not in tree.children:
+        raise ValueError(fault(where, f"a group `{GROUP}`", ", ".join(tree.children) or "no group", _CURE))
+    stats = tree.children[GROUP].to_dataset()
+    if TEMPERATURE not in stats.coords or TEMPERATURE not in stats.dims:
+        raise ValueError(
+            fault(
+                where,
+                f"`{GROUP}` with a dim and coordinate `{TEMPERATURE}`",
+                f"dims {', '.join(map(str, stats.sizes))}",
+                "For one trace per temperature use ladder_from_traces({t: tree, ...}).",
+            )
+        )
+    return stats
+
+
+def oriented(where: str, variable: "xarray.DataArray", rank: int) -> "xarray.DataArray":
+    """Return a variable with dims chain, draw, temperature first."""
+    if variable.ndim != rank or not set(DIMS) <= set(variable.dims):
+        wanted = ", ".join((*DIMS, PARAMETER)[:rank])
+        raise ValueError(
+            fault(where, f"`{variable.name}` with dims {wanted}", tuple(map(str, variable.dims)), "Rename the dims.")
+        )
+    return variable.transpose(*DIMS, ...)
+
+
+def coordinate_labels(variable: "xarray.DataArray") -> tuple[str, ...] | None:
+    """Return the labels along the last dim, None where there are none."""
+    dim = variable.dims[-1]
+    if dim in variable.coords and variable[dim].dtype.kind in "OUST":
+        return tuple(str(label) for label in variable[dim].values)
+    return None
+
+
+def _draws_by_name(ladder: Ladder) -> dict[str, np.ndarray]:
+    return {name: ladder.draws[..., i].copy() for i, name in enumerate(ladder.names)}

@@ -1,0 +1,149 @@
+"""A NumPyro program as a density on the unconstrained space: its latent sites, transformation and log density."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from mcmcpost._core.errors import fault
+from mcmcpost.io.convention import element_names
+
+_BATCH = 512
+
+
+class Model(NamedTuple):
+    """A NumPyro program with its arguments.
+
+    where : the public function that speaks in error messages.
+    model : the program; `prng_key` and subsampling get a fixed key.
+    args, kwargs : its arguments.
+    sites : constrained shapes of the continuous latent sites, in the order of the program.
+    shapes : unconstrained shapes of the same.
+    """
+
+    where: str
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sites: dict[str, tuple[int, ...]]
+    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for site, shape in self.shapes.items() for name in element_names(site, shape))
+
+    def logdensity(self, draw: Array) -> Array:
+        """Return the log density of one unconstrained draw (d,), log-Jacobian included."""
+        from numpyro.infer.util import potential_energy
+
+        return -potential_energy(self.model, self.args, self.kwargs, self.unravel(draw))
+
+    def unravel(self, draw: Array) -> dict[str, Array]:
+        """Return the unconstrained sites of one flat draw (d,)."""
+        sizes = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
+        parts = jnp.split(draw, sizes[:-1])
+        return {site: part.reshape(shape) for (site, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def sites_of(self, draw: Array) -> dict[str, Array]:
+        """Return the constrained and deterministic sites of one unconstrained draw (d,)."""
+        from numpyro.infer.util import constrain_fn
+
+        return constrain_fn(self.model, self.args, self.kwargs, self.unravel(draw), return_deterministic=True)
+
+    def constrain(self, draws: Float[np.ndarray, "*lead d"]) -> dict[str, np.ndarray]:
+        """Return the constrained and deterministic sites {site: (*lead, ...)} of unconstrained draws."""
+        flat = np.asarray(draws, np.float64).reshape(-1, draws.shape[-1])
+        with jax.enable_x64(True):
+            sites = jax.jit(lambda rows: jax.lax.map(self.sites_of, rows, batch_size=_BATCH))(flat)
+            values = {name: np.asarray(value) for name, value in sites.items()}
+        order = [*self.sites, *(name for name in values if name not in self.sites)]
+        return {name: values[name].reshape(*draws.shape[:-1], *values[name].shape[1:]) for name in order}
+
+    def unconstrain(self, samples: dict[str, np.ndarray]) -> tuple[Float[np.ndarray, "c n d"], tuple[str, ...]]:
+        """Return the unconstrained draws and their labels from constrained sites (c, n, ...)."""
+        from numpyro.infer.util import unconstrain_fn
+
+        missing = [site for site in self.sites if site not in samples]
+        if missing:
+            raise ValueError(
+                fault(
+                    self.where,
+                    f"the latent sites of the model, {', '.join(self.sites)}, among the draws",
+                    f"{', '.join(samples)} without {', '.join(missing)}",
+                    "Keep every latent site when sampling, and pass the model that was sampled.",
+                )
+            )
+        for site, shape in self.sites.items():
+            if samples[site].shape[2:] != shape:
+                raise ValueError(
+                    fault(
+                        self.where,
+                        f"site `{site}` of shape (chain, draw{''.join(f', {size}' for size in shape)})",
+                        samples[site].shape,
+                        "Pass the model and the arguments that were sampled.",
+                    )
+                )
+        first = samples[next(iter(self.sites))]
+        flat = {site: samples[site].astype(np.float64).reshape(-1, *shape) for site, shape in self.sites.items()}
+
+        def one(row: dict[str, Array]) -> Array:
+            free = unconstrain_fn(self.model, self.args, self.kwargs, row)
+            return jnp.concatenate([jnp.ravel(free[site]) for site in self.sites])
+
+        with jax.enable_x64(True):
+            draws = np.asarray(jax.jit(lambda rows: jax.lax.map(one, rows, batch_size=_BATCH))(flat))
+        return draws.reshape(*first.shape[:2], -1), self.names
+
+
+def probe_model(
+    where: str, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], only: set[str] | None = None
+) -> Model:
+    """Return `model` with its latent sites, found by an abstract run.
+
+    Parameters
+    ----------
+    where : the public function that speaks in error messages.
+    model, args, kwargs : a NumPyro program and its arguments.
+    only : sites that were sampled by their gradient; others, as enumerated ones, are left out. None takes all and
+        refuses discrete ones.
+    """
+    from numpyro import handlers
+    from numpyro.distributions import biject_to
+    from numpyro.infer import init_to_sample
+
+    seeded = handlers.seed(model, rng_seed=0)
+    sites: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    discrete: list[str] = []
+
+    def run() -> Array:
+        # Improper priors cannot be sampled; init_to_sample can start them.
+        trace = handlers.trace(handlers.substitute(seeded, substitute_fn=init_to_sample)).get_trace(*args, **kwargs)
+        for name, site in trace.items():
+            if site["type"] != "sample" or site["is_observed"] or (only is not None and name not in only):
+                continue
+            if site["fn"].support.is_discrete:
+                discrete.append(name)
+                continue
+            sites[name] = tuple(site["value"].shape)
+            shapes[name] = tuple(biject_to(site["fn"].support).inverse_shape(sites[name]))
+        return jnp.zeros(())
+
+    with jax.enable_x64(True):
+        jax.eval_shape(run)
+    if discrete:
+        raise ValueError(
+            fault(
+                where,
+                "continuous latent sites",
+                f"discrete {', '.join(discrete)}",
+                "A score exists for continuous parameters only: sum the discrete ones out of the model.",
+            )
+        )
+    if not sites:
+        raise ValueError(fault(where, "a model with latent sites", "none", "Pass the model that was sampled."))
+    return Model(where, seeded, args, kwargs, sites, shapes)

@@ -1,0 +1,352 @@
+"""Ladders of power posteriors from a NumPyro model, prior and likelihood kept apart, or from functions, as trees."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from mcmcpost._core.errors import fault
+from mcmcpost.evidence import (
+    HamiltonianKernel,
+    SampledLadder,
+    TemperedTarget,
+    sample_ladder,
+    sample_more_rungs,
+)
+from mcmcpost.evidence import adaptive_ladder as adaptive_temperatures
+from mcmcpost.io.convention import GROUP, TEMPERATURE
+from mcmcpost.io.ladder_trees import ladder_to_datatree, read_ladder
+from mcmcpost.io.numpyro_model import Model, probe_model
+
+if TYPE_CHECKING:
+    import xarray
+
+
+def tempered_target(
+    where: str, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[TemperedTarget, Model]:
+    """Return prior and likelihood of a NumPyro program, and its latent sites.
+
+    Latent sites with the log-Jacobian of their transformation are the prior; observed sites and factors, scaled and
+    masked as their handlers say, are the likelihood.
+
+    Parameters
+    ----------
+    where : the public function that speaks in error messages.
+    model, args, kwargs : a NumPyro program and its arguments.
+
+    Raises
+    ------
+    ValueError : a latent site is discrete, has an improper prior, or is scaled or masked; nothing is observed.
+    """
+    probed = probe_model(where, model, args, kwargs)
+    check_evidence_exists(probed)
+    target = TemperedTarget(
+        log_likelihood=lambda draw: _terms(probed, draw)[0],
+        log_prior=lambda draw: _terms(probed, draw)[1],
+        sample_prior=lambda key: _prior_draw(probed, model, key),
+        names=probed.names,
+    )
+    return target, probed
+
+
+def _terms(probed: Model, draw: Array) -> tuple[Array, Array]:
+    """Return the log likelihood and the log prior, log-Jacobian included, of one unconstrained draw."""
+    from numpyro import handlers
+    from numpyro.infer.util import compute_log_probs
+
+    free = probed.unravel(draw)
+    substituted = handlers.substitute(probed.model, substitute_fn=lambda site: _constrain(free, site))
+    values, trace = compute_log_probs(substituted, probed.args, probed.kwargs, {})
+    prior = {*probed.sites, *map(_jacobian_name, probed.sites)}
+    zero = jnp.zeros((), draw.dtype)
+    return (
+        sum((value for name, value in values.items() if name not in prior and trace[name]["is_observed"]), start=zero),
+        sum((value for name, value in values.items() if name in prior), start=zero),
+    )
+
+
+def _constrain(free: dict[str, Array], site: dict[str, Any]) -> Array | None:
+    """Return the constrained value of a latent site, and leave its log-Jacobian in a factor; None for other sites."""
+    import numpyro
+    from numpyro.distributions import biject_to
+    from numpyro.distributions.util import sum_rightmost
+
+    if site["type"] != "sample" or site["name"] not in free:
+        return None
+    value, transform = free[site["name"]], biject_to(site["fn"].support)
+    step = site["infer"].get("_scan_current_index")
+    shift = transform.codomain.event_dim - transform.domain.event_dim
+    if step is not None and jnp.ndim(value) > len(site["fn"].shape()) - shift:
+        value = value[step]  # inside a scan: one item of the sequence
+    constrained = transform(value)
+    jacobian = transform.log_abs_det_jacobian(value, constrained)
+    extra = jnp.ndim(jacobian) - jnp.ndim(constrained) + len(site["fn"].event_shape)
+    numpyro.factor(_jacobian_name(site["name"]), sum_rightmost(jacobian, extra))
+    return constrained
+
+
+def _jacobian_name(site: str) -> str:
+    return f"_{site}_log_jacobian"
+
+
+def _prior_draw(probed: Model, model: Callable[..., Any], key: jax.Array) -> Array:
+    from numpyro import handlers
+    from numpyro.distributions import biject_to
+
+    trace = handlers.trace(handlers.seed(model, rng_seed=key)).get_trace(*probed.args, **probed.kwargs)
+    parts = [biject_to(trace[site]["fn"].support).inv(trace[site]["value"]) for site in probed.sites]
+    return jnp.concatenate([jnp.ravel(part) for part in parts]).astype(jnp.result_type(float))
+
+
+def check_evidence_exists(probed: Model) -> None:
+    """Refuse priors that are improper or not normalised, and a model without a likelihood."""
+    from numpyro import handlers
+    from numpyro.infer import init_to_sample
+
+    improper: list[str] = []
+    altered: list[str] = []
+    observed: list[str] = []
+
+    def run() -> Array:
+        # Improper priors cannot be sampled; init_to_sample can start them.
+        started = handlers.substitute(probed.model, substitute_fn=init_to_sample)
+        for name, site in handlers.trace(started).get_trace(*probed.args, **probed.kwargs).items():
+            if name in probed.sites:
+                kinds = [type(layer).__name__ for layer in _layers(site["fn"])]
+                improper.extend([name] * ("ImproperUniform" in kinds))
+                altered.extend([name] * ("MaskedDistribution" in kinds or not _is_one(site["scale"])))
+            elif site["type"] == "sample" and site["is_observed"]:
+                observed.append(name)
+        return jnp.zeros(())
+
+    with jax.enable_x64(True):
+        jax.eval_shape(run)
+    if improper:
+        raise ValueError(
+            fault(
+                probed.where,
+                "a normalised prior for every latent site",
+                f"an improper prior on {', '.join(improper)}",
+                "An improper prior has no evidence: give a proper one, as Normal(0, 10).",
+            )
+        )
+    if altered:
+        raise ValueError(
+            fault(
+                probed.where,
+                "latent sites without scale or mask",
+                f"a scaled, subsampled or masked {', '.join(altered)}",
+                "Such a prior is not normalised, so there is no evidence: scale and mask observed sites only.",
+            )
+        )
+    if not observed:
+        raise ValueError(
+            fault(probed.where, "observed sites", "no likelihood", "Give the data as arguments: obs=y, or a factor.")
+        )
+
+
+def _layers(distribution: Any) -> Iterator[Any]:
+    while distribution is not None:
+        yield distribution
+        distribution = getattr(distribution, "base_dist", None)
+
+
+def _is_one(scale: Any) -> bool:
+    if isinstance(scale, jax.core.Tracer):
+        return False
+    return scale is None or bool((np.asarray(scale) == 1).all())
+
+
+def sample_power_posteriors(
+    model: Callable[..., Any] | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    temperatures: object,
+    key: jax.Array,
+    num_warmup: int = 500,
+    num_samples: int = 500,
+    num_chains: int = 4,
+    init: object = None,
+    kernel: HamiltonianKernel | None = None,
+    exchange: int | None = None,
+    log_likelihood: Callable[[jax.Array], jax.Array] | None = None,
+    log_prior: Callable[[jax.Array], jax.Array] | None = None,
+    sample_prior: Callable[[jax.Array], jax.Array] | None = None,
+    names: tuple[str, ...] | None = None,
+    progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> "xarray.DataTree":
+    """Sample p(x|y, t) ∝ p(y|x)ᵗ p(x) at every temperature of a ladder, all rungs and chains in one program.
+
+    Parameters
+    ----------
+    model, args, kwargs : a NumPyro program with proper priors, and its arguments. Observed sites and factors are the
+        likelihood.
+    temperatures : inverse temperatures, increasing from 0 (the prior) to 1, such as ``power_ladder(31, 5)``.
+    key : a JAX key.
+    num_warmup, num_samples, num_chains : iterations to adapt in and to keep, per chain and rung, and chains per rung.
+    init : constrained values by site, or (d,) unconstrained: a start for the cold rungs, near the posterior mode.
+    kernel : `HamiltonianKernel`: NUTS by default, or HMC of fixed length; forward-mode differentiation.
+    exchange : iterations between swaps of neighbouring rungs (population MCMC); None for independent rungs.
+    log_likelihood, log_prior, sample_prior, names : instead of a model: (d,) → scalar log p(y|x), normalised over y;
+        (d,) → scalar log p(x), log-Jacobian included; key → one prior draw (d,); d labels. All on the unconstrained
+        space.
+    progress : show a progress bar, on a terminal only.
+    checkpoint : a file, written as the run goes on and read where it exists: a resumed run gives the draws of an
+        uninterrupted one.
+
+    Returns
+    -------
+    DataTree : every variable of `posterior` has dims (chain, draw, temperature, ...), so that ``az.summary`` diagnoses
+        every rung; `sample_stats` holds the log likelihood and the gradients of log likelihood and log prior apart,
+        steps, acceptance and divergences, step sizes and swap rates. A rung that diverges or does not move is found
+        there; it raises nothing.
+
+    Raises
+    ------
+    ValueError : an improper prior, a discrete site, no likelihood, a bad ladder or setting, no finite start, or a
+        checkpoint of another run.
+    """
+    where = "sample_power_posteriors"
+    target, probed = resolve_target(where, model, args, kwargs, log_likelihood, log_prior, sample_prior, names)
+    sampled = sample_ladder(
+        target,
+        temperatures,
+        key=key,
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        kernel=kernel,
+        init=_unconstrained_init(where, probed, init),
+        exchange=exchange,
+        progress=progress,
+        checkpoint=checkpoint,
+    )
+    settings = {"exchange": exchange or 0, "num_warmup": num_warmup, "kernel": repr(kernel or HamiltonianKernel())}
+    return _tree(sampled, probed, settings | {"seed": str(np.asarray(jax.random.key_data(key)).tolist())})
+
+
+def add_rungs(
+    tree: "xarray.DataTree",
+    temperatures: object,
+    model: Callable[..., Any] | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    key: jax.Array,
+    num_warmup: int = 500,
+    kernel: HamiltonianKernel | None = None,
+    log_likelihood: Callable[[jax.Array], jax.Array] | None = None,
+    log_prior: Callable[[jax.Array], jax.Array] | None = None,
+    sample_prior: Callable[[jax.Array], jax.Array] | None = None,
+    progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> "xarray.DataTree":
+    """Return a new tree with rungs at further temperatures; the draws of the others are untouched.
+
+    Parameters
+    ----------
+    tree : a ladder; it is not changed.
+    temperatures : new inverse temperatures inside (0, 1).
+    model, args, kwargs, log_likelihood, log_prior, sample_prior : what the ladder was sampled from.
+    key, num_warmup, kernel, progress, checkpoint : as in `sample_power_posteriors`.
+    """
+    import xarray
+
+    ladder = read_ladder(tree)
+    target, probed = resolve_target(
+        "add_rungs", model, args, kwargs, log_likelihood, log_prior, sample_prior, ladder.names
+    )
+    sampled = sample_more_rungs(
+        ladder,
+        target,
+        temperatures,
+        key=key,
+        num_warmup=num_warmup,
+        kernel=kernel,
+        progress=progress,
+        checkpoint=checkpoint,
+    )
+    more = _tree(sampled, probed, {})
+    new = tree.copy()
+    for group in ("posterior", GROUP):
+        if group not in tree.children:
+            continue
+        old, added = tree[group].to_dataset(), more[group].to_dataset()
+        added = added[[name for name in added.data_vars if name in old.data_vars]]
+        added = added.assign_coords({dim: old[dim] for dim in ("chain", "draw") if dim in old.coords})
+        joined = xarray.concat([old, added], dim=TEMPERATURE, data_vars="minimal", coords="minimal", compat="override")
+        joined = joined.sortby(TEMPERATURE)
+        joined.attrs = dict(old.attrs)
+        for name in ("gradient_evaluations", "lockstep_evaluations"):
+            if name in old.attrs:
+                joined.attrs[name] = int(old.attrs[name]) + int(more[group].attrs[name])
+        new[group] = xarray.DataTree(joined)
+    return new
+
+
+def adaptive_ladder(tree: "xarray.DataTree", size: int) -> np.ndarray:
+    """Return `size` temperatures with equal contributions to the discretisation error, from a pilot ladder.
+
+    Parameters
+    ----------
+    tree : a pilot run of `sample_power_posteriors`; a short one on ``power_ladder(9)`` will do.
+    size : number of temperatures.
+    """
+    return adaptive_temperatures(read_ladder(tree), size)
+
+
+def resolve_target(
+    where: str,
+    model: Callable[..., Any] | None,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    log_likelihood: Callable[[jax.Array], jax.Array] | None,
+    log_prior: Callable[[jax.Array], jax.Array] | None,
+    sample_prior: Callable[[jax.Array], jax.Array] | None,
+    names: tuple[str, ...] | None,
+) -> tuple[TemperedTarget, Model | None]:
+    """Return the target of a NumPyro model, or of functions on the unconstrained space."""
+    functions = {"log_likelihood": log_likelihood, "log_prior": log_prior, "sample_prior": sample_prior}
+    given = [name for name, function in functions.items() if function is not None]
+    if model is not None and not given:
+        if not isinstance(args, tuple):
+            raise TypeError(fault(where, "`args` to be a tuple", type(args).__name__, "Write (y,) for one argument."))
+        return tempered_target(where, model, args, dict(kwargs or {}))
+    if model is not None or log_likelihood is None or log_prior is None or sample_prior is None:
+        got = ", ".join(([] if model is None else ["a model"]) + given) or "neither"
+        raise ValueError(
+            fault(where, f"a NumPyro model, or all of {', '.join(functions)}", got, "Pass one or the other.")
+        )
+    with jax.enable_x64(True):
+        draw = jax.eval_shape(sample_prior, jax.random.key(0))
+        if len(draw.shape) != 1 or 0 in draw.shape:
+            raise ValueError(fault(where, "`sample_prior` to return one draw (d,)", draw.shape, "Flatten it."))
+        for name, function in (("log_likelihood", log_likelihood), ("log_prior", log_prior)):
+            value = jax.eval_shape(function, jax.ShapeDtypeStruct(draw.shape, np.float64))
+            if value.shape != ():
+                raise ValueError(fault(where, f"`{name}` to return a scalar", value.shape, "Sum its terms."))
+    labels = tuple(f"x[{i}]" for i in range(draw.shape[0])) if names is None else tuple(names)
+    if len(labels) != draw.shape[0]:
+        raise ValueError(fault(where, f"{draw.shape[0]} coordinate names", labels, "Name every coordinate once."))
+    return TemperedTarget(log_likelihood, log_prior, sample_prior, labels), None
+
+
+def _unconstrained_init(where: str, probed: Model | None, init: object) -> object:
+    if not isinstance(init, Mapping):
+        return init
+    if probed is None:
+        raise TypeError(fault(where, "`init` to be an array (d,)", "a mapping", "Sites belong to a model."))
+    sites = {name: np.asarray(value, np.float64)[None, None] for name, value in init.items()}
+    return probed.unconstrain(sites)[0][0, 0]
+
+
+def _tree(sampled: SampledLadder, probed: Model | None, settings: Mapping[str, Any]) -> "xarray.DataTree":
+    values = None if probed is None else probed.constrain(sampled.ladder.draws)
+    return ladder_to_datatree(sampled.ladder, values, sampled.stats, settings)

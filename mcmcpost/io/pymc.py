@@ -1,0 +1,114 @@
+"""Scores of PyMC models, on the unconstrained space of their value variables."""
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mcmcpost._core.errors import fault
+from mcmcpost.io.checks import Scored, scored_one_by_one
+from mcmcpost.io.convention import element_names, posterior_sites
+
+if TYPE_CHECKING:
+    import pymc
+    import xarray
+
+
+def pymc_scores(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> Scored:
+    """Return the scores of a PyMC model at the draws of `tree`, by ``model.compile_dlogp(jacobian=True)``.
+
+    The free variables are read from the posterior group and sent through the transformations of the model, those whose
+    bounds are parameters included. Coordinates are labelled ``sigma_log__`` or ``w_simplex__[0]``, in the order of
+    ``model.value_vars``.
+
+    Raises
+    ------
+    ValueError : a free variable is discrete, is not among the draws, or is of another shape there.
+    """
+    discrete = [variable.name for variable in model.discrete_value_vars]
+    if discrete:
+        raise ValueError(
+            fault(
+                where,
+                "continuous free variables",
+                f"discrete {', '.join(discrete)}",
+                "A score exists for continuous parameters only: sum the discrete ones out of the model.",
+            )
+        )
+    values = _unconstrain(model, _free_values(where, tree, model))
+    ordered = [values[variable.name] for variable in model.value_vars]
+    names = tuple(
+        name
+        for variable, value in zip(model.value_vars, ordered, strict=True)
+        for name in element_names(variable.name, value.shape[2:])
+    )
+    shapes = {variable.name: value.shape[2:] for variable, value in zip(model.value_vars, ordered, strict=True)}
+    draws = np.concatenate([value.reshape(*value.shape[:2], -1) for value in ordered], axis=-1)
+    cuts = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])[:-1]
+    logp, dlogp = model.compile_logp(jacobian=True), model.compile_dlogp(jacobian=True)
+
+    def point(row: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: part.reshape(shapes[name]) for name, part in zip(shapes, np.split(row, cuts), strict=True)}
+
+    return scored_one_by_one(
+        draws,
+        names,
+        lambda row: float(logp(point(row))),
+        lambda row: np.asarray(dlogp(point(row)), dtype=np.float64),
+        {"pymc_version": version("pymc")},
+    )
+
+
+def _free_values(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> list[np.ndarray]:
+    """Return the draws of the free variables (c, n, ...)."""
+    sites = posterior_sites(tree)
+    missing = [variable.name for variable in model.free_RVs if variable.name not in sites]
+    if missing:
+        raise ValueError(
+            fault(
+                where,
+                f"the free variables of the model, {', '.join(v.name for v in model.free_RVs)}, among the draws",
+                f"{', '.join(sites)} without {', '.join(missing)}",
+                "Keep every free variable when sampling, and pass the model that was sampled.",
+            )
+        )
+    shapes = model.eval_rv_shapes()
+    for variable in model.free_RVs:
+        if sites[variable.name].shape[2:] != tuple(shapes[variable.name]):
+            raise ValueError(
+                fault(
+                    where,
+                    f"`{variable.name}` of shape (chain, draw{''.join(f', {n}' for n in shapes[variable.name])})",
+                    sites[variable.name].shape,
+                    "Pass the model, with the data, that was sampled.",
+                )
+            )
+    return [sites[variable.name] for variable in model.free_RVs]
+
+
+def _unconstrain(model: "pymc.Model", sites: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the draws of the value variables {name: (c, n, ...)}."""
+    from pytensor.graph.replace import graph_replace
+
+    given: dict[Any, Any] = {variable: variable.type() for variable in model.free_RVs}
+    transforms = [model.rvs_to_transforms[variable] for variable in given]
+    forward = [
+        value if transform is None else transform.forward(value, *variable.owner.inputs)
+        for (variable, value), transform in zip(given.items(), transforms, strict=True)
+    ]
+    # A bound may be another parameter: it takes its value from the same draw, not from its distribution.
+    compiled = model.compile_fn(
+        graph_replace(forward, given, strict=False),
+        inputs=list(given.values()),
+        point_fn=False,
+        on_unused_input="ignore",
+    )
+    lead = sites[0].shape[:2]
+    types = [value.type.dtype for value in given.values()]
+    flat = [site.reshape(-1, *site.shape[2:]).astype(dtype) for site, dtype in zip(sites, types, strict=True)]
+    rows = [compiled(*row) for row in zip(*flat, strict=True)]
+    columns = [np.stack(column).astype(np.float64) for column in zip(*rows, strict=True)]
+    return {
+        model.rvs_to_values[variable].name: column.reshape(*lead, *column.shape[1:])
+        for variable, column in zip(given, columns, strict=True)
+    }

@@ -1,0 +1,169 @@
+"""Tables of draws: comma-separated values, and columns named by element."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mcmcpost._core.errors import fault
+from mcmcpost.io.convention import sample_dataset, with_trace
+from mcmcpost.trace import make_trace
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+
+_STAN = re.compile(r"(?P<name>[^.:]+)\.(?P<index>\d+(?:\.\d+)*)")
+
+
+_BRACKETS = re.compile(r"(?P<name>[^\[]+)\[(?P<index>\d+(?:, ?\d+)*)\]")
+
+
+def variables(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return arrays (c, n, ...) from columns (c, n) that are named by element.
+
+    ``theta.1.2``, as Stan writes it, and ``theta[0, 1]`` or ``theta[1,2]`` are elements of `theta`, counted from one or
+    from zero. Where they do not fill an array, every column stays a scalar by its own name.
+    """
+    groups: dict[str, dict[tuple[int, ...], str]] = {}
+    for column in columns:
+        match = _STAN.fullmatch(column) or _BRACKETS.fullmatch(column)
+        name, index = (
+            (column, ()) if match is None else (match["name"], tuple(map(int, re.split(r"\.|, ?", match["index"]))))
+        )
+        groups.setdefault(name, {})[index] = column
+    found: dict[str, np.ndarray] = {}
+    for name, elements in groups.items():
+        array = _array({index: columns[column] for index, column in elements.items()})
+        found |= {column: columns[column] for column in elements.values()} if array is None else {name: array}
+    return found
+
+
+def _array(elements: dict[tuple[int, ...], np.ndarray]) -> np.ndarray | None:
+    """Return the array (c, n, ...) of elements by index, None where they do not fill one."""
+    if len({len(index) for index in elements}) > 1:
+        return None
+    indices = np.array(list(elements), dtype=int).reshape(len(elements), -1)
+    first = indices.min(axis=0)
+    shape = tuple(int(size) for size in indices.max(axis=0) - first + 1)
+    if not np.isin(first, (0, 1)).all() or len(set(first)) > 1 or math.prod(shape) != len(elements):
+        return None
+    lead = next(iter(elements.values())).shape
+    array = np.empty((*lead, *shape))
+    for place, values in zip(indices - first, elements.values(), strict=True):
+        array[(..., *place)] = values
+    return array
+
+
+def posterior_tree(columns: Mapping[str, np.ndarray]) -> "xarray.DataTree":
+    """Return a tree whose posterior group holds the columns (c, n), elements put together."""
+    import xarray
+
+    return xarray.DataTree.from_dict({"posterior": sample_dataset(variables(columns))})
+
+
+def check_equal_lengths(where: str, lengths: Sequence[int]) -> None:
+    """Refuse chains of different lengths."""
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            fault(where, "chains of one length", list(lengths), "Cut the longer ones, or leave out one that stopped.")
+        )
+
+
+PREFIX = "gradient_"
+
+
+_WHERE = "load_tree"
+
+
+_CHAIN = ("chain", ".chain")
+
+
+_DRAW = ("draw", ".draw", ".iteration")
+
+
+def read_csv(path: Path) -> "xarray.DataTree":
+    """Return the tree of a table with one row for each draw.
+
+    Columns `chain` and `draw` (or ``.chain``, ``.draw``) say which draw it is; without them the rows are one chain in
+    order. ``gradient_NAME`` is the score of the unconstrained parameter NAME, which must be a column too. Every column
+    that is no gradient is a variable of the posterior group; ``theta[0]``, ``theta[1]``, or ``theta.1``, are one array.
+
+    Raises
+    ------
+    ValueError : a value is not a number, a gradient has no parameter, a draw occurs twice, or chains differ in length.
+    """
+    table = _numbers(path)
+    place = {
+        name: column for name, names in (("chain", _CHAIN), ("draw", _DRAW)) for column in names if column in table
+    }
+    chains = _chains(path, table, place)
+    kept = [name for name in table.columns if name not in (*_CHAIN, *_DRAW)]
+    columns = {name: np.stack([chain[name].to_numpy(np.float64) for chain in chains]) for name in kept}
+    gradients = [name for name in kept if name.startswith(PREFIX)]
+    names = [name.removeprefix(PREFIX) for name in gradients]
+    orphans = [name for name in names if name not in columns]
+    if orphans or len(gradients) == len(kept):
+        raise ValueError(
+            fault(
+                _WHERE,
+                f"a column of draws for each {PREFIX}NAME in {path}",
+                f"none for {', '.join(orphans)}" if orphans else "none at all",
+                "Write the unconstrained parameters beside their gradients, under the same names.",
+            )
+        )
+    tree = posterior_tree({name: values for name, values in columns.items() if name not in gradients})
+    if not gradients:
+        return tree
+    draws, scores = (np.stack([columns[name] for name in group], axis=-1) for group in (names, gradients))
+    return with_trace(tree, make_trace(draws, scores, tuple(names)), {})
+
+
+def _numbers(path: Path) -> "pandas.DataFrame":
+    import pandas
+
+    try:
+        table = pandas.read_csv(path, comment="#", skipinitialspace=True)
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise ValueError(
+            fault(_WHERE, f"a table with a header in {path}", repr(error), "Write one row for each draw.")
+        ) from error
+    if len(table.columns) and str(table.columns[0]).startswith("Unnamed"):
+        table = table.drop(columns=table.columns[0])  # row numbers, as pandas and R write them
+    if "lp__" in table and any(str(name).startswith(("g_", "accept_stat__")) for name in table):
+        raise ValueError(
+            fault(
+                _WHERE,
+                "a table of draws",
+                f"CmdStan's own file {path}",
+                "Read it with from_cmdstan(diagnostics, outputs).",
+            )
+        )
+    bad = [str(name) for name, values in table.items() if values.dtype.kind not in "fiub"]
+    if bad or table.empty:
+        raise ValueError(
+            fault(
+                _WHERE,
+                f"rows of numbers in {path}",
+                f"other values in {', '.join(bad)}" if bad else "no row",
+                "Leave other columns out, and write one row for each draw.",
+            )
+        )
+    return table
+
+
+def _chains(path: Path, table: "pandas.DataFrame", place: dict[str, str]) -> "list[pandas.DataFrame]":
+    if place and table.duplicated(list(place.values())).any() and "draw" in place:
+        twice = table.loc[table.duplicated(list(place.values())), list(place.values())].iloc[0].to_dict()
+        raise ValueError(
+            fault(_WHERE, f"every draw once in {path}", f"{twice} twice", "Number the draws of each chain.")
+        )
+    if "draw" in place:
+        table = table.sort_values(place["draw"], kind="stable")
+    chains = [chain for _, chain in table.groupby(place["chain"])] if "chain" in place else [table]
+    check_equal_lengths(f"{_WHERE}, {path}", [len(chain) for chain in chains])
+    return chains

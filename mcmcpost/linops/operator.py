@@ -1,0 +1,307 @@
+"""A symmetric matrix, such as a Gram matrix, given by a function of its rows, multiplied in tiles and never formed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Int, PyTree
+
+from mcmcpost._core.errors import as_points, check_kind, fault
+from mcmcpost.kernels import AbstractKernel
+
+type Tile = Callable[[Any, Any], Float[Array, "a b"]]
+
+
+type Matrix = Float[Array | np.ndarray, "n k"]
+
+
+DIAGONAL_ROWS = 1 << 13
+"""Rows of a diagonal that are formed at a time: a tile of one pair holds several times its entries."""
+
+
+DEVICES = "devices"
+"""The one axis of a mesh."""
+
+
+def device_mesh() -> Mesh | None:
+    """Return a mesh over every accelerator, on a CPU over one device of every process; None for one device only.
+
+    Several CPU devices of one process (``JAX_NUM_CPU_DEVICES``) are left alone, as programs that span them can return
+    wrong dense products, without a warning, in jaxlib 0.12 (``benchmarks.linops.device_products``).
+    """
+    devices = jax.devices()
+    if jax.default_backend() == "cpu":
+        devices = [next(one for one in devices if one.process_index == i) for i in range(jax.process_count())]
+    return Mesh(np.array(devices), (DEVICES,)) if len(devices) > 1 else None
+
+
+def tile_size(dtype: np.dtype) -> int:
+    """Return the rows of a tile: on a CPU 256 in double precision and 512 in single, 512 elsewhere.
+
+    The handful of arrays behind a Stein tile then stay in a CPU's cache; twice as many rows take up to three times as
+    long in double precision (``benchmarks.linops.kernel_product --stein``).
+    """
+    return 256 if jax.default_backend() == "cpu" and dtype.itemsize > 4 else 512
+
+
+class TileOperator(eqx.Module):
+    """The symmetric n×n matrix A_ij = tile(row_i, row_j), with a known diagonal.
+
+    Memory is O(block² + nk) and a product costs half the tiles, as A is symmetric by contract: each tile serves its
+    mirror image too.
+
+    Parameters
+    ----------
+    tile : function of two pytrees of rows, leading axes a and b, returning the (a, b) block. Make it an `eqx.Module`
+        (its arrays are then traced, its type hashed), so that equal operators share one compilation.
+    rows : pytree of arrays of leading axis n.
+    diagonal : (n,), exact; replaces the tile's own rounding where row and column are the same index.
+    block : rows and columns of a tile; `tile_size` by default.
+    mesh : devices that share the tiles of a product (`device_mesh()`), each with a copy of the rows; None for one.
+
+    Raises
+    ------
+    ValueError
+        if the leaves of `rows` and the diagonal disagree on n, or there is no row.
+    """
+
+    tile: Tile
+    rows: PyTree
+    exact_diagonal: Float[Array | np.ndarray, " n"]
+    block: int = eqx.field(static=True)
+    mesh: Mesh | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        tile: Tile,
+        rows: PyTree,
+        diagonal: Float[Array | np.ndarray, " n"],
+        *,
+        block: int | None = None,
+        mesh: Mesh | None = None,
+    ) -> None:
+        lengths = {leaf.shape[0] for leaf in jax.tree.leaves(rows)} | {diagonal.shape[0]}
+        if len(lengths) != 1 or 0 in lengths:
+            raise ValueError(
+                fault(
+                    "TileOperator",
+                    "`rows` and `diagonal` of one positive length",
+                    sorted(lengths),
+                    "Give every leaf one entry per row.",
+                )
+            )
+        self.tile, self.rows, self.exact_diagonal, self.mesh = tile, rows, diagonal, mesh
+        self.block = tile_size(self.dtype) if block is None else block
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n = self.exact_diagonal.shape[0]
+        return n, n
+
+    @property
+    def dtype(self) -> np.dtype:
+        return jax.dtypes.canonicalize_dtype(self.exact_diagonal.dtype)
+
+    def diagonal(self) -> Float[Array, " n"]:
+        """Return the diagonal (n,)."""
+        return jnp.asarray(self.exact_diagonal)
+
+    @eqx.filter_jit
+    def columns(self, indices: Int[Array | np.ndarray, " k"]) -> Float[Array, "n k"]:
+        """Return the columns A[:, indices], shape (n, k)."""
+        n = self.shape[0]
+        index = jnp.asarray(indices)
+        block = self.tile(self.rows, _take(self.rows, index))
+        mine = jnp.arange(n)[:, None] == index[None, :]
+        return jnp.where(mine, jnp.asarray(self.exact_diagonal)[:, None], block)
+
+    def dense(self) -> Float[Array, "n n"]:
+        """Return the whole matrix (n, n); for tests and small n."""
+        return self.columns(jnp.arange(self.shape[0]))
+
+    @eqx.filter_jit
+    def matmul(self, V: Matrix) -> Float[Array, "n k"]:
+        """Return A V for V (n, k), tile by tile: each tile above the diagonal also serves its transpose."""
+        n, blocks, block = self._blocks()
+        right = pad(jnp.asarray(V), blocks * block - n)
+        rows = fold(self.rows, n, blocks, block)
+        diagonal = fold(jnp.asarray(self.exact_diagonal), n, blocks, block)
+        right = right.reshape(blocks, block, -1)
+        left = jnp.swapaxes(right, 1, 2)  # Vᵀ, so that the mirrored product needs no transposed tile: twice as fast
+
+        def total(operands: tuple, pairs: Int[Array, "p 2"]) -> Array:
+            tile, rows, diagonal, right, left = operands
+
+            @jax.checkpoint
+            def values(i: Array, j: Array) -> Array:
+                same = jnp.eye(block, dtype=bool) & (i == j)
+                return jnp.where(same, diagonal[i][:, None], tile(_take(rows, i), _take(rows, j)))
+
+            def step(totals: tuple[Array, Array], pair: Array) -> tuple[tuple[Array, Array], None]:
+                upper, lower = totals
+                i, j = jnp.maximum(pair[0], 0), jnp.maximum(pair[1], 0)
+                entries = values(i, j)
+                direct = jnp.where(pair[0] < 0, 0, 1).astype(right.dtype)
+                mirror = jnp.where((pair[0] < 0) | (i == j), 0, 1).astype(right.dtype)
+                upper = upper.at[i].add(_matmul(entries, direct * right[j]))
+                return (upper, lower.at[j].add(_matmul(mirror * left[i], entries))), None
+
+            (upper, lower), _ = jax.lax.scan(step, (jnp.zeros_like(right), jnp.zeros_like(left)), pairs)
+            return upper + jnp.swapaxes(lower, 1, 2)
+
+        pairs = np.stack(np.triu_indices(blocks), axis=1)
+        operands = (self.tile, rows, diagonal, right, left)
+        product = (
+            total(operands, jnp.asarray(pairs)) if self.mesh is None else _shared(self.mesh, total, operands, pairs)
+        )
+        return product.reshape(blocks * block, -1)[:n]
+
+    @eqx.filter_jit
+    def cross_matmul(self, other_rows: PyTree, V: Matrix) -> Float[Array, "o k"]:
+        """Return C V, C_ij = tile(other_i, row_j), for `other_rows` of leading axis o and V (n, k).
+
+        Coincidences between the two sets of rows are the tile's own business here: no diagonal is replaced.
+        """
+        n, blocks, block = self._blocks()
+        o = jax.tree.leaves(other_rows)[0].shape[0]
+        other_blocks, other_block = split(o, self.block)
+        right = pad(jnp.asarray(V), blocks * block - n).reshape(blocks, block, -1)
+        rows = fold(self.rows, n, blocks, block)
+        others = fold(other_rows, o, other_blocks, other_block)
+
+        @jax.checkpoint
+        def tile(mine: PyTree, theirs: PyTree) -> Array:
+            return self.tile(mine, theirs)
+
+        def row_block(mine: PyTree) -> Array:
+            def step(total: Array, theirs: tuple[PyTree, Array]) -> tuple[Array, None]:
+                return total + _matmul(tile(mine, theirs[0]), theirs[1]), None
+
+            return jax.lax.scan(step, jnp.zeros((other_block, right.shape[-1]), right.dtype), (rows, right))[0]
+
+        return jax.lax.map(row_block, others).reshape(other_blocks * other_block, -1)[:o]
+
+    def _blocks(self) -> tuple[int, int, int]:
+        n = self.shape[0]
+        return n, *split(n, self.block)
+
+
+def _shared(mesh: Mesh, total: Callable[[Any, Array], Array], operands: Any, pairs: np.ndarray) -> Array:
+    """Return the sum of `total` over the devices, each with its share of the pairs; −1 fills the last shares."""
+    short = -len(pairs) % mesh.size
+    # Dealt like cards: tiles on the diagonal cost as much as others, and come at regular distances.
+    dealt = np.concatenate([pairs, np.full((short, 2), -1)]).reshape(-1, mesh.size, 2).swapaxes(0, 1).reshape(-1, 2)
+    arrays, static = eqx.partition(operands, eqx.is_array_like)
+
+    def share(arrays: Any, pairs: Array) -> Array:
+        return jax.lax.psum(total(eqx.combine(arrays, static), pairs), DEVICES)
+
+    spread = jax.shard_map(
+        share,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(DEVICES)),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    return spread(arrays, jnp.asarray(dealt))
+
+
+@eqx.filter_jit
+def tile_diagonal(tile: Tile, rows: PyTree) -> Float[Array, " n"]:
+    """Return tile(row_i, row_i), shape (n,), one pair at a time: differences at coincidence are exact zeros."""
+
+    def one(row: PyTree) -> Array:
+        single = jax.tree.map(lambda leaf: leaf[None], row)
+        return tile(single, single)[0, 0]
+
+    points = jax.tree.map(jnp.asarray, rows)
+    if jax.tree.leaves(points)[0].shape[0] <= DIAGONAL_ROWS:
+        return jax.vmap(one)(points)
+    return jax.lax.map(one, points, batch_size=DIAGONAL_ROWS)
+
+
+@eqx.filter_jit
+def tile_gram(tile: Tile, rows: PyTree) -> Float[Array, "n n"]:
+    """Return the symmetric matrix tile(row_i, row_j), shape (n, n), with an exact diagonal."""
+    full = tile(rows, rows)
+    return jnp.where(jnp.eye(full.shape[0], dtype=bool), tile_diagonal(tile, rows)[:, None], full)
+
+
+def split(n: int, block: int) -> tuple[int, int]:
+    """Return how many blocks cover n rows and how long they are: equal blocks, so that padding stays short."""
+    blocks = -(-n // block)
+    return blocks, -(-n // blocks)
+
+
+def _take(rows: PyTree, index: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], rows)
+
+
+def fold(rows: PyTree, n: int, blocks: int, block: int) -> PyTree:
+    """Return `rows` as (blocks, block, …), padded with copies of the last row (a zero could be far from the data)."""
+    index = jnp.minimum(jnp.arange(blocks * block), n - 1)
+    return jax.tree.map(lambda leaf: leaf.reshape(blocks, block, *leaf.shape[1:]), _take(rows, index))
+
+
+def pad(matrix: Array, extra: int) -> Array:
+    return jnp.pad(matrix, ((0, extra), (0, 0)))
+
+
+def _matmul(left: Array, right: Array) -> Array:
+    return jnp.matmul(left, right, precision="highest")
+
+
+class KernelTile(eqx.Module):
+    """k(x_i, y_j) as a tile function of rows."""
+
+    kernel: AbstractKernel
+
+    def __call__(self, x: Float[Array, "a d"], y: Float[Array, "b d"]) -> Float[Array, "a b"]:
+        return self.kernel.jet(x, y).value
+
+
+def kernel_operator(kernel: AbstractKernel, X: object, *, block: int | None = None) -> TileOperator:
+    """Return the operator k(X, X) of points (n, d), its tiles shared by all devices."""
+    check_kind("kernel_operator", "kernel", kernel, AbstractKernel, "Such as Matern32().")
+    tile, points = KernelTile(kernel), as_points("kernel_operator", "X", X)
+    return TileOperator(tile, points, tile_diagonal(tile, points), block=block, mesh=device_mesh())
+
+
+@eqx.filter_jit
+def bilinear_gradient[K: AbstractKernel](
+    kernel: K,
+    X: Float[Array, "n d"],
+    left: Float[Array, "n s"],
+    right: Float[Array, "n s"],
+    *,
+    block: int | None = None,
+) -> K:
+    """Return ∂/∂θ Σ_s left_sᵀ K(θ) right_s for every parameter θ that is a JAX array, as a kernel of derivatives.
+
+    One pass over the tiles above the diagonal: each is formed once, weighted by its entry of left·rightᵀ and of the
+    transpose, and differentiated in place, so memory is O(block²) whatever n is. The backward pass of a tile is one
+    more matrix product per side, not one per parameter.
+    """
+    n = X.shape[0]
+    blocks, size = split(n, block or tile_size(X.dtype))
+    points = fold(X, n, blocks, size)
+    lefts, rights = (pad(array, blocks * size - n).reshape(blocks, size, -1) for array in (left, right))
+    parameters, static = eqx.partition(kernel, eqx.is_inexact_array)
+
+    def weighted(parameters: K, x: Array, y: Array, weights: Array) -> Array:
+        return jnp.sum(weights * KernelTile(eqx.combine(parameters, static))(x, y))
+
+    def step(total: K, pair: Array) -> tuple[K, None]:
+        i, j = pair[0], pair[1]
+        mirror = jnp.where(i == j, 0, 1).astype(left.dtype)
+        weights = jnp.matmul(lefts[i], rights[j].T, precision="highest")
+        weights = weights + mirror * jnp.matmul(rights[i], lefts[j].T, precision="highest")
+        return jax.tree.map(jnp.add, total, jax.grad(weighted)(parameters, points[i], points[j], weights)), None
+
+    pairs = jnp.asarray(np.stack(np.triu_indices(blocks), axis=1))
+    slope, _ = jax.lax.scan(step, jax.tree.map(jnp.zeros_like, parameters), pairs)
+    return slope

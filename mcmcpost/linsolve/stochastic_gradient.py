@@ -1,0 +1,114 @@
+"""Stochastic gradient descent with momentum on random rows, its step size found from the matrix."""
+
+from typing import NamedTuple, override
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from mcmcpost._core.errors import check_count, fault
+from mcmcpost.linops import Regularised
+from mcmcpost.linsolve.iterative import AbstractIterativeSolver, check_limits
+
+GROWTH = 4.0
+"""A residual estimate so many times its smallest is divergence: return to the smallest and halve the step."""
+
+
+class _State(NamedTuple):
+    """`residual` holds each row as it was when last visited; `best_*` is where its norm was smallest."""
+
+    value: Float[Array, "n k"]
+    residual: Float[Array, "n k"]
+    momentum: Float[Array, "n k"]
+    step_size: Float[Array, ""]
+    best_value: Float[Array, "n k"]
+    best_residual: Float[Array, "n k"]
+    best_norm: Float[Array, ""]
+    working: Bool[Array, ""]
+
+
+class StochasticGradientDescent(AbstractIterativeSolver):
+    """Minimise ½xᵀAx − bᵀx by gradients at a few random rows, with momentum.
+
+    Lin et al. (2024), Algorithm 3; the residual starts from that of the first guess, not from the right-hand side. The
+    first step size is 1/λ, λ the largest eigenvalue of the block of A at `batch_size` evenly spaced rows; divergence
+    halves it.
+
+    rtol : of the residual, relative to each right-hand side.
+    budget : in solver epochs; a step costs batch_size/n of one.
+    batch_size : rows of one gradient.
+    momentum : inside [0, 1).
+    step_size : fixed by hand; found when None.
+    """
+
+    rtol: float = 1e-2
+    budget: float = eqx.field(converter=float, default=1_000.0)
+    batch_size: int = 500
+    momentum: float = 0.9
+    step_size: float | None = None
+
+    def __check_init__(self) -> None:
+        check_limits(self)
+        where = "StochasticGradientDescent"
+        check_count(where, "batch_size", self.batch_size, "Use 500.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(fault(where, "`momentum` inside [0, 1)", self.momentum, "Use 0.9."))
+
+    @override
+    def prepare(self, system: Regularised) -> Float[Array, ""]:
+        if self.step_size is not None:
+            return jnp.asarray(self.step_size, system.dtype)
+        n = system.shape[0]
+        rows = jnp.asarray(np.linspace(0, n - 1, self._batch(n)).astype(int))
+        return 1 / jnp.linalg.eigvalsh(system.block(rows))[-1]
+
+    @override
+    def init(self, prepared: Array, value: Array, residual: Array) -> _State:
+        norm = jnp.linalg.norm(residual)
+        return _State(value, residual, jnp.zeros_like(value), prepared, value, residual, norm, jnp.ones((), bool))
+
+    @override
+    def step(self, system: Regularised, prepared: Array, right: Array, state: _State, key: jax.Array) -> _State:
+        n = right.shape[0]
+        rows = jax.random.choice(key, n, (self._batch(n),), replace=False)
+        value = state.value + state.momentum  # where the newest rows of the residual belong
+        downhill = right[rows] - system.rows_matmul(rows, value)
+        momentum = (self.momentum * state.momentum).at[rows].add(state.step_size * downhill)
+        residual = state.residual.at[rows].set(downhill)
+        norm = jnp.linalg.norm(residual)
+        better = norm <= state.best_norm
+        moved = _State(
+            value,
+            residual,
+            momentum,
+            state.step_size,
+            jnp.where(better, value, state.best_value),
+            jnp.where(better, residual, state.best_residual),
+            jnp.where(better, norm, state.best_norm),
+            state.working,
+        )
+        back = state._replace(
+            value=state.best_value,
+            residual=state.best_residual,
+            momentum=jnp.zeros_like(momentum),
+            step_size=0.5 * state.step_size,
+        )
+        fine = norm <= GROWTH * state.best_norm
+        return jax.tree.map(lambda new, old: jnp.where(fine, new, old), moved, back)
+
+    @override
+    def restart(self, prepared: Array, state: _State, residual: Array) -> _State:
+        return self.init(state.step_size, state.value, residual)
+
+    @override
+    def step_epochs(self, n: int) -> float:
+        return self._batch(n) / n
+
+    @override
+    def prepare_epochs(self, n: int) -> float:
+        return 0.0 if self.step_size is not None else (self._batch(n) / n) ** 2
+
+    def _batch(self, n: int) -> int:
+        return min(self.batch_size, n)

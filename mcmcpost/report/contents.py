@@ -1,0 +1,149 @@
+"""What a report is about: records from the layers below, and the words that sum them up."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost._core.mcse import rank_rhat
+from mcmcpost._core.status import WITHOUT_GAIN, Status
+from mcmcpost._core.text import digits_of, number_of_quantities, significant
+from mcmcpost.control import Estimate, JointEstimate
+from mcmcpost.evidence import Evidence
+from mcmcpost.scores import ScoreCheck
+
+TAIL = (0.05, 0.95)
+"""The quantiles whose effective sample size is that of the tail, as in ``az.summary``."""
+
+
+class PosteriorPart(NamedTuple):
+    """One trace: its estimate, the integrands (c, n, p) behind it, and what the score gate found.
+
+    parameters : d labels of the unconstrained coordinates. divergences : transitions after warm-up.
+    """
+
+    estimate: Estimate
+    values: Float[np.ndarray, "c n p"]
+    check: ScoreCheck
+    parameters: tuple[str, ...]
+    divergences: int
+
+
+class EvidencePart(NamedTuple):
+    """A log evidence with its tables: one row per method, one per rung (data frames)."""
+
+    evidence: Evidence
+    methods: Any
+    rungs: Any
+
+
+class Contents(NamedTuple):
+    """Everything in a report; a part that is None has no section.
+
+    title : names the report. notices : what the reader must know first. asked, provenance : labels to text.
+    """
+
+    title: str
+    notices: tuple[str, ...]
+    asked: dict[str, str]
+    provenance: dict[str, str]
+    posterior: PosteriorPart | None
+    evidence: EvidencePart | None
+    joint: JointEstimate | None
+
+
+def estimate_rows(estimate: Estimate) -> list[dict[str, str]]:
+    """Return one row of text per quantity, every mean to the digits that its error supports."""
+    return [
+        {
+            "name": name,
+            "mean": digits_of(estimate.mean_plain[j], estimate.mcse_plain[j]),
+            "sd": significant(estimate.sd[j], 3),
+            "mcse": significant(estimate.mcse_plain[j], 2),
+            "mean_cv": digits_of(estimate.mean[j], estimate.mcse[j]),
+            "mcse_cv": significant(estimate.mcse[j], 2),
+            "gain": gain_text(estimate, j),
+            "method": estimate.method[j],
+            "status": str(estimate.status[j]),
+        }
+        for j, name in enumerate(estimate.names)
+    ]
+
+
+def gain_text(estimate: Estimate, j: int) -> str:
+    """Return the gain; of an exact quantity it is rounding and not a number to print."""
+    return "–" if estimate.status[j] is Status.EXACT else significant(estimate.gain[j], 3)
+
+
+def convergence_rows(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> list[dict[str, str]]:
+    """Return R-hat, bulk and tail effective sample size of every quantity (Vehtari et al. 2021), as text."""
+    from arviz_stats.base import array_stats
+
+    with np.errstate(all="ignore"):
+        rhat = rank_rhat(values)
+        bulk = array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk")
+        tail = array_stats.ess(values, chain_axis=0, draw_axis=1, method="tail", prob=TAIL)
+    return [
+        {
+            "name": name,
+            "rhat": significant(float(rhat[j]), 4),
+            "ess_bulk": significant(float(bulk[j]), 4),
+            "ess_tail": significant(float(tail[j]), 4),
+        }
+        for j, name in enumerate(names)
+    ]
+
+
+def evidence_rows(part: EvidencePart) -> list[dict[str, str]]:
+    """Return one row of text per method."""
+    return [
+        {
+            "method": str(row.Index),
+            "value": digits_of(row.log_evidence, np.hypot(row.mcse, np.nan_to_num(row.discretisation_error))),
+            "mcse": significant(row.mcse, 2),
+            "discretisation": "–" if np.isnan(row.discretisation_error) else significant(row.discretisation_error, 2),
+            "status": row.status,
+        }
+        for row in part.methods.itertuples()
+    ]
+
+
+def rung_rows(part: EvidencePart) -> list[dict[str, str]]:
+    """Return one row of text per rung: R-hat, and where the rungs were controlled mean, gain and ESS."""
+    rungs = part.rungs
+    known = "mean_cv" in rungs
+    return [
+        {
+            "temperature": significant(float(t), 4),
+            "mean": digits_of(row["mean_cv"], row["mcse_cv"]) if known else "–",
+            "mcse": significant(row["mcse_cv"], 2) if known else "–",
+            "gain": significant(row["gain"], 3) if known else "–",
+            "ess": significant(row["ess"], 3) if known else "–",
+            "rhat": significant(row["rhat"], 4),
+            "problem": row["problem"] or "none",
+        }
+        for t, row in rungs.iterrows()
+    ]
+
+
+def joint_rows(joint: JointEstimate) -> list[dict[str, str]]:
+    """Return one row of text per integrand of every task."""
+    return [
+        row | {"name": task if len(part.names) == 1 else f"{task}: {row['name']}"}
+        for task, part in joint.items()
+        for row in estimate_rows(part)
+    ]
+
+
+def headline(estimate: Estimate) -> str:
+    """Return the gains of the quantities in one sentence."""
+    usable = [j for j, s in enumerate(estimate.status) if s not in WITHOUT_GAIN]
+    counts = {str(s): estimate.status.count(s) for s in dict.fromkeys(estimate.status)}
+    listed = ", ".join(f"{count} {status}" for status, count in counts.items())
+    gains = estimate.gain[usable]
+    gains = gains[np.isfinite(gains)]
+    if not len(gains):
+        return f"{number_of_quantities(len(estimate.names))}: {listed}."
+    low, middle, high = (significant(float(x), 3) for x in (gains.min(), np.median(gains), gains.max()))
+    text = f"Gain from {low} to {high}, median {middle}" if len(gains) > 1 else f"Gain {middle}"
+    return f"{number_of_quantities(len(estimate.names))}: {listed}. {text}."

@@ -1,0 +1,286 @@
+"""The report as one HTML file: figures as inline SVG that a screen reader can name, nothing loaded from anywhere."""
+
+import io
+import os
+import re
+import uuid
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+
+from mcmcpost._core.errors import check_writable, fault
+from mcmcpost._core.text import digits_of, significant
+from mcmcpost.control import Estimate, JointEstimate
+from mcmcpost.evidence import Evidence
+from mcmcpost.report.canvas import require, rows_height
+from mcmcpost.report.contents import (
+    Contents,
+    PosteriorPart,
+    convergence_rows,
+    estimate_rows,
+    evidence_rows,
+    headline,
+    joint_rows,
+    rung_rows,
+)
+from mcmcpost.report.plots import (
+    matrix_size,
+    plot_controlled_forest,
+    plot_evidence_path,
+    plot_gain,
+    plot_residual_autocorrelation,
+    plot_score_check,
+    plot_task_correlation,
+)
+
+SVG = "http://www.w3.org/2000/svg"
+
+
+XLINK = "http://www.w3.org/1999/xlink"
+
+
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mcmcpost",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "savefig.transparent": True,
+}
+
+
+LEAST, MOST = 4.3, 6.9
+"""Width on the screen of an inch of figure, in the page's type size: a narrow screen scrolls, a wide one stops."""
+
+
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")
+
+
+class Drawing(NamedTuple):
+    """A figure of the report: what it is called, what it shows in words, and its SVG element."""
+
+    key: str
+    title: str
+    description: str
+    svg: str
+
+
+def draw(key: str, title: str, description: str, size: tuple[float, float], plot: Callable[[Any], object]) -> Drawing:
+    """Return what `plot` draws on the axes of a new figure of that size in inches, as inline SVG.
+
+    The text stays text, every identifier starts with `key`, and the element has the role of an image with `title` and
+    `description`. Equal input gives equal bytes.
+    """
+    from matplotlib import style
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with style.context(["default", STYLE]):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasSVG(figure)
+        plot(figure.subplots())
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    root = ElementTree.fromstring(buffer.getvalue())
+    _detach(root, key)
+    _describe(root, key, title, description)
+    root.set("style", f"min-width: {LEAST * size[0]:.1f}rem; max-width: {MOST * size[0]:.1f}rem")
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
+    return Drawing(key, title, description, ElementTree.tostring(root, encoding="unicode"))
+
+
+def _detach(root: ElementTree.Element, key: str) -> None:
+    """Prefix every identifier and every reference to one; drop the metadata, which names vocabularies on the web."""
+    for metadata in root.findall(f"{{{SVG}}}metadata"):
+        root.remove(metadata)
+    for element in root.iter():
+        for name, value in element.attrib.items():
+            if name == "id":
+                element.set(name, f"{key}-{value}")
+            elif name == f"{{{XLINK}}}href" and value.startswith("#"):
+                element.set(name, f"#{key}-{value[1:]}")
+            else:
+                element.set(name, _REFERENCE.sub(rf"url(#{key}-\1)", value))
+
+
+def _describe(root: ElementTree.Element, key: str, title: str, description: str) -> None:
+    root.set("role", "img")
+    root.set("aria-labelledby", f"{key}-title {key}-description")
+    for name in ("width", "height"):
+        del root.attrib[name]
+    for place, (tag, text) in enumerate((("title", title), ("desc", description))):
+        part = ElementTree.Element(f"{{{SVG}}}{tag}", {"id": f"{key}-{'title' if tag == 'title' else 'description'}"})
+        part.text = text
+        root.insert(place, part)
+
+
+MOST_ROWS = 60
+"""A figure has the first so many rows; the tables have all."""
+
+
+WIDTH = 7.0
+
+
+def posterior_drawings(part: PosteriorPart) -> dict[str, Drawing]:
+    """Return the figures of one trace by section: forest, gain, autocorrelation, scores."""
+    head, shown = _first(part.estimate), len(part.estimate.names)
+    size = (WIDTH, rows_height(min(shown, MOST_ROWS)))
+    part_of = f" The first {MOST_ROWS} of {shown} quantities." if shown > MOST_ROWS else ""
+    d = len(part.parameters)
+    part_of_scores = f" The first {MOST_ROWS} of {d} parameters." if d > MOST_ROWS else ""
+    return {
+        "forest": draw(
+            "forest",
+            "Plain and controlled estimates",
+            "For each quantity the plain mean and the controlled mean, with intervals of two standard errors, measured"
+            f" from the controlled mean in posterior standard deviations.{_widest(head)}{part_of}",
+            size,
+            lambda axes: plot_controlled_forest(head, axes),
+        ),
+        "gain": draw(
+            "gain",
+            "Gain per quantity",
+            f"Bars of the factor of draws saved, on a logarithmic axis. {headline(part.estimate)}{part_of}",
+            size,
+            lambda axes: plot_gain(head, axes),
+        ),
+        "autocorrelation": draw(
+            "autocorrelation",
+            "Autocorrelation of integrands and residuals",
+            "Autocorrelation against lag, averaged over chains: dashed for the integrands, solid for what the control"
+            f" variate leaves of them; thick lines are medians over the quantities.{part_of}",
+            (WIDTH, 3.2),
+            lambda axes: plot_residual_autocorrelation(head, part.values[..., :MOST_ROWS], axes),
+        ),
+        "scores": draw(
+            "scores",
+            "Tests of the scores",
+            f"The absolute z of each test of Stein's identity for each parameter; up to"
+            f" {significant(part.check.threshold, 3)} passes. Verdict: {part.check.verdict}.{part_of_scores}",
+            (WIDTH, rows_height(min(d, MOST_ROWS))),
+            lambda axes: plot_score_check(part.check, part.parameters, axes, rows=MOST_ROWS),
+        ),
+    }
+
+
+def evidence_drawing(evidence: Evidence) -> Drawing:
+    """Return the path of thermodynamic integration."""
+    return draw(
+        "path",
+        "Path of the mean log likelihood",
+        f"The mean log likelihood against the inverse temperature at {len(evidence.temperatures)} rungs, plain and"
+        f" controlled, with two standard errors. Its integral is the log evidence,"
+        f" {digits_of(evidence.value, evidence.error)}.",
+        (WIDTH, 4.0),
+        lambda axes: plot_evidence_path(evidence, axes),
+    )
+
+
+def joint_drawing(joint: JointEstimate) -> Drawing:
+    """Return the learnt correlation of the tasks."""
+    off = joint.task_correlation[~np.eye(len(joint.task_labels), dtype=bool)]
+    spread = f" Off the diagonal from {off.min():.2f} to {off.max():.2f}." if len(off) else ""
+    return draw(
+        "tasks",
+        "Learnt correlation of the tasks",
+        f"Matrix of the correlations between {len(joint.task_labels)} tasks that the joint fit learnt.{spread}",
+        matrix_size(len(joint.task_labels)),
+        lambda axes: plot_task_correlation(joint, axes),
+    )
+
+
+def _first(estimate: Estimate) -> Estimate:
+    if len(estimate.names) <= MOST_ROWS:
+        return estimate
+    rows = slice(MOST_ROWS)
+    fields = estimate._asdict()
+    kept = {name: field[rows] for name, field in fields.items() if name not in ("residuals", "covariance", "info")}
+    return estimate._replace(
+        **kept, residuals=estimate.residuals[..., rows], covariance=estimate.covariance[rows, rows]
+    )
+
+
+def _widest(estimate: Estimate) -> str:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shift = np.abs(estimate.mean_plain - estimate.mean) / estimate.sd
+    if not np.isfinite(shift).any():
+        return ""
+    j = int(np.nanargmax(np.where(np.isfinite(shift), shift, np.nan)))
+    return f" The largest difference is {significant(float(shift[j]), 2)}, of {estimate.names[j]}."
+
+
+TEMPLATE = "report.html.j2"
+
+
+def render(contents: Contents) -> str:
+    """Return the HTML of a report; every text is escaped."""
+    require("report", "jinja2", "matplotlib")
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["drawn"] = lambda drawing: Markup(drawing.svg)
+    template = environment.from_string(files("mcmcpost.report").joinpath(TEMPLATE).read_text(encoding="utf-8"))
+    posterior, evidence, joint = contents.posterior, contents.evidence, contents.joint
+    facts: dict[str, object] = {"headline": "", "quantities": [], "convergence": [], "drawings": {}}
+    if posterior is not None:
+        facts |= {
+            "headline": headline(posterior.estimate),
+            "quantities": estimate_rows(posterior.estimate),
+            "convergence": convergence_rows(posterior.estimate.names, posterior.values),
+            "drawings": posterior_drawings(posterior),
+        }
+    if evidence is not None:
+        facts |= {
+            "path": evidence_drawing(evidence.evidence),
+            "methods": evidence_rows(evidence),
+            "rungs": rung_rows(evidence),
+        }
+    if joint is not None:
+        facts |= {"tasks": joint_rows(joint), "matrix": joint_drawing(joint) if len(joint.task_labels) else None}
+    return template.render(contents=contents, **facts)
+
+
+def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+    """Refuse before the work what could not be written after it; return the path.
+
+    Raises
+    ------
+    ValueError : the name does not end in .html or .htm.
+    FileExistsError : it exists and may not be overwritten, or is a folder.
+    FileNotFoundError, PermissionError : its folder does not exist, or cannot be written to.
+    """
+    place = Path(path)
+    if place.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(fault("report", "an output ending in .html", str(place), "Rename it."))
+    if place.is_dir():
+        raise FileExistsError(fault("report", "an output file", f"the folder {place}", "Pick another name."))
+    if place.exists() and not overwrite:
+        cure = "Pick another name, or allow it to be replaced with --force (overwrite=True)."
+        raise FileExistsError(fault("report", "a new output file", f"{place}, which exists", cure))
+    if not place.parent.is_dir():
+        raise FileNotFoundError(fault("report", "an existing folder", str(place.parent), "Create it first."))
+    check_writable("report", place.parent)
+    return place
+
+
+def write_html(text: str, path: Path, overwrite: bool = False) -> Path:
+    """Write a rendered report under a temporary name beside `path` and rename it, so no half report is left."""
+    temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        check_destination(path, overwrite)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,333 @@
+"""The figures: plain against controlled, autocorrelation, the score gate, the path of the evidence, task covariance."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost._core.errors import fault
+from mcmcpost._core.status import Status
+from mcmcpost._core.text import digits_of, significant
+from mcmcpost.control import Estimate, JointEstimate
+from mcmcpost.evidence import Evidence
+from mcmcpost.report.canvas import (  # fmt: skip
+    CIRCLE,
+    CONTROLLED,
+    DASHED,
+    DIAMOND,
+    FAINT,
+    INK,
+    LOWER_RIGHT,
+    PLAIN,
+    SOLID,
+    SQUARE,
+    THIRD,
+    TRIANGLE,
+    UPPER_RIGHT,
+    WHITE,
+    Series,
+    bent,
+    bent_ticks,
+    canvas_for,
+    decade_ticks,
+    rows_height,
+    whole_ticks,
+)
+from mcmcpost.scores import ScoreCheck
+
+ROOM = 1.4
+"""Length of the axis of gains in lengths of the longest bar: words follow the bars."""
+
+
+def plot_controlled_forest(estimate: Estimate, ax: Any = None, *, backend: str | None = None) -> Any:
+    """Plot plain and controlled means with ± two standard errors, one row per quantity.
+
+    Every row is measured from its controlled mean in posterior standard deviations, so that quantities of different
+    units share an axis. The intervals are those of the estimates; for intervals of the posterior see
+    ``arviz.plot_forest``.
+
+    Parameters
+    ----------
+    estimate : from `expectation`; a quantity that is not finite has an empty row.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
+        ``arviz_base.rcParams["plot.backend"]``.
+
+    Returns
+    -------
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+    """
+    canvas = canvas_for("plot_controlled_forest", ax, backend, (7.0, rows_height(len(estimate.names))))
+    unit = np.where(estimate.sd > 0, estimate.sd, 1.0)
+    rows = np.arange(len(estimate.names))
+    canvas.upright(0.0, FAINT)
+    reach = [0.0]
+    for shift, mean, mcse, series in (
+        (-0.16, estimate.mean_plain, estimate.mcse_plain, Series("plain mean", PLAIN, SQUARE)),
+        (0.16, estimate.mean, estimate.mcse, Series("control variate", CONTROLLED, CIRCLE)),
+    ):
+        told = [
+            f"{name}: {digits_of(m, e)} ± {significant(e, 2)}"
+            for name, m, e in zip(estimate.names, mean, mcse, strict=True)
+        ]
+        centre, error = (mean - estimate.mean) / unit, 2 * mcse / unit
+        canvas.points(centre, rows + shift, series, told, x_error=error)
+        ends = np.concatenate([centre, centre - error, centre + error])
+        reach += ends[np.isfinite(ends)].tolist()
+    canvas.rows(estimate.names)
+    room = 0.05 * (max(reach) - min(reach)) or 1.0
+    canvas.x_axis("difference from controlled mean (sd), ± 2 mcse", limits=(min(reach) - room, max(reach) + room))
+    canvas.legend()
+    return canvas.target
+
+
+def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None) -> Any:
+    """Plot the gain (mcse/mcse_cv)², the factor of draws saved, one bar per quantity on a logarithmic axis.
+
+    The abscissa is log₁₀ of the gain, and its ticks say the gain. An exact quantity has no finite gain: its
+    bar is open and ends at ten times the largest other one.
+
+    Parameters
+    ----------
+    estimate : from `expectation`.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
+        ``arviz_base.rcParams["plot.backend"]``.
+
+    Returns
+    -------
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+    """
+    canvas = canvas_for("plot_gain", ax, backend, (7.0, rows_height(len(estimate.names))))
+    exact = np.array([status is Status.EXACT for status in estimate.status])
+    known = np.isfinite(estimate.gain) & (estimate.gain > 0) & ~exact
+    lengths = np.where(known, np.log10(estimate.gain, where=known, out=np.zeros(len(exact))), 0.0)
+    lengths[exact] = 1.0 + max(lengths.max(initial=0.0), 0.0)
+    for shown, filled in ((known, True), (exact, False)):
+        canvas.bars(np.flatnonzero(shown).tolist(), lengths[shown].tolist(), CONTROLLED, filled=filled)
+    canvas.upright(0.0, PLAIN)
+    limits = min(0.0, lengths.min(initial=0.0)) - 0.05, ROOM * max(1.0, lengths.max(initial=0.0))
+    texts = [
+        f"{significant(gain, 3)}× {status}" if has else str(status)
+        for gain, status, has in zip(estimate.gain, estimate.status, known, strict=True)
+    ]
+    gap = 0.008 * (limits[1] - limits[0])
+    canvas.words(np.maximum(lengths, 0.0) + gap, np.arange(len(texts)), texts, align="left")
+    canvas.rows(estimate.names)
+    canvas.x_axis("gain: factor of draws saved", ticks=decade_ticks(*limits), limits=limits)
+    return canvas.target
+
+
+MAX_LAG = 40
+
+
+def autocorrelations(series: Float[np.ndarray, "c n p"], max_lag: int = MAX_LAG) -> Float[np.ndarray, "k p"]:
+    """Return the autocorrelation at lags 0, 1, …, averaged over chains; NaN for a constant series."""
+    from arviz_stats.base import array_stats
+
+    lags = min(max_lag + 1, series.shape[1])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        parts = [array_stats.autocorr(series[..., j], axis=-1)[:, :lags].mean(0) for j in range(series.shape[-1])]
+    return np.stack(parts, axis=-1)
+
+
+def plot_residual_autocorrelation(
+    estimate: Estimate,
+    values: Float[np.ndarray, "c n p"],
+    ax: Any = None,
+    *,
+    max_lag: int = MAX_LAG,
+    backend: str | None = None,
+) -> Any:
+    """Plot the autocorrelation of the integrands f and of the cross-fitted residuals f − g: thin lines, thick median.
+
+    The mcse is that of the residuals with their autocorrelation: a control variate helps less where it lasts longer.
+
+    Parameters
+    ----------
+    estimate : of p quantities. Those whose residual is at rounding, or not finite, are left out.
+    values : (c, n, p) the integrands at the draws.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
+        ``arviz_base.rcParams["plot.backend"]``.
+    max_lag : last lag.
+
+    Returns
+    -------
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+    """
+    canvas = canvas_for("plot_residual_autocorrelation", ax, backend, (7.0, 3.2))
+    shown = [j for j, status in enumerate(estimate.status) if status not in (Status.EXACT, Status.UNDEFINED)]
+    canvas.level(0.0, FAINT)
+    lags = np.arange(min(max_lag + 1, values.shape[1]), dtype=float)
+    for series, color, style, label in (
+        (values, PLAIN, DASHED, "integrand"),
+        (estimate.residuals, CONTROLLED, SOLID, "residual"),
+    ):
+        if shown:
+            lines = autocorrelations(series[..., shown], max_lag)
+            if len(shown) > 1:
+                broken = np.append(lines, np.full((1, len(shown)), np.nan), axis=0).ravel("F")
+                along = np.tile(np.append(lags, np.nan), len(shown))
+                canvas.line(along, broken, color, style=style, width=0.6, alpha=0.5)
+            canvas.line(lags, np.median(lines, axis=1), color, label=label, style=style, width=2.0)
+    places = whole_ticks(len(lags) - 1)
+    canvas.x_axis("lag (draws)", ticks=(places, list(map(str, places))))
+    canvas.y_axis("autocorrelation")
+    if shown:
+        canvas.legend(UPPER_RIGHT)
+    return canvas.target
+
+
+FAR = 1e4
+"""Beyond this every |z| is drawn alike."""
+
+
+def plot_score_check(
+    check: ScoreCheck,
+    names: Sequence[str] | None = None,
+    ax: Any = None,
+    *,
+    rows: int | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Plot the tests of Stein's identity, one row per unconstrained parameter, against the threshold that passes.
+
+    z of E[s_j] = 0, z of E[(x_j − x̄_j) s_j] = −1, and the largest |z| of E[(x_i − x̄_i) s_j] = 0 over i ≠ j.
+    Where one is far above the threshold, the abscissa is asinh(|z|/threshold), and its ticks say |z|.
+
+    Parameters
+    ----------
+    check : from `check_tree`.
+    names : d labels; ``x[j]`` by default.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
+        ``arviz_base.rcParams["plot.backend"]``.
+    rows : draw the first so many parameters only.
+
+    Returns
+    -------
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+    """
+    d = len(check.z_mean)
+    shown = d if rows is None else min(rows, d)
+    canvas = canvas_for("plot_score_check", ax, backend, (7.0, rows_height(shown)))
+    labels = [f"x[{j}]" for j in range(shown)] if names is None else list(names[:shown])
+    product = np.abs(check.z_product)
+    off = np.where(np.eye(d, dtype=bool) | np.isnan(product), -np.inf, product).max(axis=0)
+    tests = (
+        (np.abs(check.z_mean), Series("mean of the score", CONTROLLED, CIRCLE)),
+        (np.diagonal(product), Series("draw × own score", THIRD, DIAMOND)),
+        (np.where(np.isfinite(off) | (off > 0), off, np.nan), Series("draw × other scores", PLAIN, TRIANGLE)),
+    )
+    largest = min(FAR, max(np.nanmax(z[:shown], initial=check.threshold) for z, _ in tests))
+    far = largest > 3 * check.threshold
+    for z, series in tests:
+        told = [f"{name}: |z| = {significant(value, 3)}" for name, value in zip(labels, z[:shown], strict=True)]
+        near = np.minimum(z, FAR)[:shown]
+        canvas.points(bent(near, check.threshold) if far else near, np.arange(shown), series, told)
+    ends = np.array([check.threshold, largest])
+    limit, most = (bent(ends, check.threshold) if far else ends).tolist()
+    canvas.line([limit, limit], [-0.6, shown - 0.4], INK, label="largest |z| that passes", style=DASHED)
+    canvas.rows(labels)
+    ticks = bent_ticks(check.threshold, largest) if far else None
+    canvas.x_axis("|z|", ticks=ticks, limits=(0.0, 1.04 * most))
+    canvas.legend()
+    return canvas.target
+
+
+POWER = 5.0
+"""The abscissa is t^(1/5), on which the path is smooth and the area under the curve is not the log evidence."""
+
+
+def plot_evidence_path(evidence: Evidence, ax: Any = None, *, backend: str | None = None) -> Any:
+    """Plot the mean log likelihood along the inverse temperature: rungs with ± two errors, and the pooled path.
+
+    Parameters
+    ----------
+    evidence : from `log_evidence`.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
+        ``arviz_base.rcParams["plot.backend"]``.
+
+    Returns
+    -------
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+    """
+    canvas = canvas_for("plot_evidence_path", ax, backend, (7.0, 4.0))
+    if evidence.rungs is not None:
+        rungs, t = evidence.rungs, evidence.temperatures[evidence.used]
+        for shift, mean, error, series in (
+            (-0.004, rungs.mean_plain, rungs.mean_error_plain, Series("rungs, plain", PLAIN, SQUARE)),
+            (0.004, rungs.mean, rungs.mean_error, Series("rungs, controlled", CONTROLLED, CIRCLE)),
+        ):
+            told = [
+                f"t = {significant(temperature, 3)}: {digits_of(m, e)} ± {significant(e, 2)}"
+                for temperature, m, e in zip(t, mean, error, strict=True)
+            ]
+            canvas.points(t ** (1 / POWER) + shift, mean, series, told, y_error=2 * error)
+    if evidence.pooled is not None:
+        path = np.asarray(evidence.pooled.fit.mean)[:, evidence.pooled.level]
+        t = evidence.pooled.temperatures
+        told = [f"t = {significant(temperature, 3)}: {m:.6g}" for temperature, m in zip(t, path, strict=True)]
+        canvas.line(t ** (1 / POWER), path, THIRD, label="pooled path", width=1.5, told=told)
+    ticks = [0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0]
+    places = [t ** (1 / POWER) for t in ticks], [f"{t:g}" for t in ticks]
+    canvas.x_axis("inverse temperature t (spaced as t^(1/5))", ticks=places)
+    canvas.y_axis("mean log likelihood")
+    value = digits_of(evidence.value, evidence.error)
+    canvas.title(f"log evidence {value} ± {evidence.error:.2g} ({evidence.method})")
+    if evidence.rungs is not None or evidence.pooled is not None:
+        canvas.legend(LOWER_RIGHT)
+    return canvas.target
+
+
+MOST_WRITTEN = 12
+
+
+def task_names(joint: JointEstimate) -> list[str]:
+    """Return the fitted tasks' names, with the integrand's where a task has several."""
+    return [task if len(joint[task].names) == 1 else f"{task}: {name}" for task, name in joint.task_labels]
+
+
+def matrix_size(count: int) -> tuple[float, float]:
+    """Return width and height in inches of the figure of so many tasks."""
+    side = 2.2 + 0.45 * count
+    return side + 1.0, side
+
+
+def plot_task_correlation(joint: JointEstimate, ax: Any = None, *, backend: str | None = None) -> Any:
+    """Plot the learnt task covariance B as a correlation matrix; values are written in up to twelve rows.
+
+    Parameters
+    ----------
+    joint : from `joint_expectation`.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
+        ``arviz_base.rcParams["plot.backend"]``.
+
+    Returns
+    -------
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+
+    Raises
+    ------
+    ValueError : no task was fitted.
+    """
+    names = task_names(joint)
+    if not names:
+        raise ValueError(
+            fault("plot_task_correlation", "a joint estimate with fitted tasks", "none", "See the statuses.")
+        )
+    canvas = canvas_for("plot_task_correlation", ax, backend, matrix_size(len(names)))
+    correlation = joint.task_correlation
+    canvas.matrix(correlation, "correlation")
+    canvas.rows(names, margin=0.5)
+    canvas.columns(names)
+    if len(names) <= MOST_WRITTEN:
+        dark = np.abs(correlation) > 0.7
+        for where, color in ((dark, WHITE), (~dark, INK)):
+            i, j = np.nonzero(where)
+            canvas.words(j, i, [f"{value:.2f}" for value in correlation[where]], color=color)
+    return canvas.target

@@ -1,0 +1,299 @@
+"""The score gate: do these scores belong to these draws, and if not, what is the likely cause?"""
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.special import ndtri
+
+from mcmcpost.scores.identities import disagreeing, tested_pairs, z_products, z_zero_mean
+from mcmcpost.scores.repairs import REPAIR_LIMIT, REPAIRS, Repair, z_bounded, z_local, z_repaired
+from mcmcpost.trace import Trace, moving, without_fixed
+
+_SHOWN = 5
+
+
+def listed(names: tuple[str, ...], which: Bool[np.ndarray, " d"]) -> str:
+    """Return the chosen names, the first five spelled out."""
+    chosen = [name for name, keep in zip(names, which, strict=True) if keep]
+    more = len(chosen) - _SHOWN
+    return ", ".join(chosen[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def where_not_finite(trace: Trace) -> str:
+    """Return the message for NaN or infinite scores: how many draws, the first place, the coordinates, the cure."""
+    bad = ~np.isfinite(trace.scores)
+    chain, draw, _ = np.argwhere(bad)[0]
+    count = int(bad.any(-1).sum())
+    return (
+        f"Score gate: the scores are not finite at {count} of {bad[..., 0].size} draws (first at chain {chain}, draw"
+        f" {draw}), in {listed(trace.names, bad.any((0, 1)))}: the log density or its gradient failed there, as a"
+        " failed ODE solve does. Drop these draws, or compute the scores again with attach_scores (--model FILE.py)."
+        ' Control variates need them finite: allow_bad_scores=True allows method="plain" only.'
+    )
+
+
+_MOST_DIAGNOSED = 50
+
+
+_UNCONVERGED_FACTOR = 3.0
+
+
+class Finding(NamedTuple):
+    """Verdict, pattern and message of the score gate."""
+
+    verdict: str
+    pattern: str
+    message: str
+
+
+def diagnose(
+    trace: Trace,
+    z_mean: Float[np.ndarray, " d"],
+    z_product: Float[np.ndarray, "d d"],
+    threshold: float,
+    apart: Bool[np.ndarray, " d"],
+) -> Finding:
+    """Name the cause of failed tests: a known mistake first, then what cannot be repaired, then chains that disagree.
+
+    Parameters
+    ----------
+    trace : draws and finite scores (c, n, d).
+    z_mean, z_product, threshold : as in `ScoreCheck`.
+    apart : (d,) coordinates whose chains disagree.
+    """
+    own = np.maximum(np.abs(z_mean), np.abs(np.diag(z_product)))
+    failing = own > threshold
+    # Chains that have not met fail these tests with correct scores: then only a gross failure is called a mistake.
+    needed = threshold * (_UNCONVERGED_FACTOR if apart.any() else 1.0)
+    suspects = [int(j) for j in np.flatnonzero(own > needed)[:_MOST_DIAGNOSED]]
+    explained = {j: _best_repair(trace.draws[..., j], trace.scores[..., j], own[j], threshold) for j in suspects}
+    mistakes: dict[Repair, list[int]] = defaultdict(list)
+    bounded = []
+    for j, cause in explained.items():
+        if isinstance(cause, Repair):
+            mistakes[cause].append(j)
+        elif cause == "boundary":
+            bounded.append(j)
+    if sum(map(len, mistakes.values())) < len(suspects):
+        common = _order(trace, failing, threshold) or _scale(trace, failing & (np.abs(z_mean) <= threshold), threshold)
+        if common is not None:
+            return common
+    if mistakes:
+        return _mistake(trace.names, mistakes)
+    stuck = np.ptp(trace.draws, axis=(0, 1)) == 0
+    constant = ~stuck & (np.ptp(trace.scores, axis=(0, 1)) <= 1e-12 * np.abs(trace.scores).max((0, 1)))
+    if (constant & failing).any():
+        return _no_gain(trace.names, constant & failing, "constant", "are constant: the density has no slope to use")
+    if apart.any():
+        return _disagree(trace.names, apart)
+    if bounded:
+        which = np.isin(np.arange(len(trace.names)), bounded)
+        return _no_gain(trace.names, which, "boundary", "do not average to zero because the density ends at a boundary")
+    return _unknown(trace.names, z_mean, z_product, threshold)
+
+
+def _best_repair(
+    draws: Float[np.ndarray, "c n"], scores: Float[np.ndarray, "c n"], own: float, threshold: float
+) -> Repair | str | None:
+    z = [z_repaired(draws, scores, repair) for repair in REPAIRS]
+    best = int(np.argmin(z))
+    bounded = z_bounded(draws, scores)
+    # The repair must explain the failure, not merely be too noisy to reject; and wrong scores fail locally as well.
+    limit = min(REPAIR_LIMIT, np.sqrt(own**2 - threshold**2))
+    if min(z[best], bounded) > limit or z_local(draws, scores) <= REPAIR_LIMIT:
+        return None
+    return "boundary" if bounded < z[best] else REPAIRS[best]
+
+
+def _mistake(names: tuple[str, ...], mistakes: dict[Repair, list[int]]) -> Finding:
+    ranked = sorted(mistakes.items(), key=lambda item: -len(item[1]))
+    clauses = [
+        f"the scores of {listed(names, np.isin(np.arange(len(names)), which))} {repair.cause}"
+        for repair, which in ranked
+    ]
+    first = ranked[0][0]
+    return Finding("error", first.pattern, f"Score gate: {'; '.join(clauses)}. {first.cure}")
+
+
+def _order(trace: Trace, failing: Bool[np.ndarray, " d"], threshold: float) -> Finding | None:
+    """Recognise scores stored in another order of coordinates: E[x_i s_j] = −1 at one place i ≠ j of each column."""
+    columns = np.flatnonzero(failing)
+    if not 2 <= len(columns) <= _MOST_DIAGNOSED:
+        return None
+    x = trace.draws[..., columns] - trace.draws[..., columns].mean((0, 1))
+    source = []
+    for j in columns:
+        shifted = x * trace.scores[..., j, None]
+        zero, minus_one = np.abs(z_zero_mean(shifted)), np.abs(z_zero_mean(shifted + 1))
+        fits = np.flatnonzero((minus_one <= REPAIR_LIMIT) & (zero > threshold) & (columns != j))
+        if len(fits) != 1:
+            return None
+        source.append(int(fits[0]))
+    if len(set(source)) != len(source):
+        return None
+    pairs = ", ".join(
+        f"{trace.names[int(j)]} holds that of {trace.names[int(columns[i])]}"
+        for j, i in zip(columns, source, strict=True)
+    )
+    return Finding(
+        "error",
+        "order",
+        f"Score gate: the scores are in another order than the draws: the score of {pairs}. Order both alike; a"
+        " flattened dict is sorted by key, a NumPyro trace follows the program.",
+    )
+
+
+def _no_gain(names: tuple[str, ...], which: Bool[np.ndarray, " d"], pattern: str, cause: str) -> Finding:
+    return Finding(
+        "warn",
+        pattern,
+        f"Score gate: the scores of {listed(names, which)} {cause}, so no gain is possible from them; sample and store"
+        " an unconstrained parameter instead, as log θ.",
+    )
+
+
+def _disagree(names: tuple[str, ...], apart: Bool[np.ndarray, " d"]) -> Finding:
+    return Finding(
+        "warn",
+        "not_converged",
+        f"Score gate: the chains disagree on {listed(names, apart)} and the scores do not average as they must: not"
+        " converged; run longer or reparameterise before trusting any average.",
+    )
+
+
+def _scale(trace: Trace, candidates: Bool[np.ndarray, " d"], threshold: float) -> Finding | None:
+    """Recognise scores that are a common multiple of the right ones, as those of a tempered density.
+
+    `candidates` fail E[(x_i − x̄_i) s_i] = −1 but not E[s_i] = 0.
+    """
+    x = trace.draws - trace.draws.mean((0, 1))
+    factors = -(x * trace.scores).mean((0, 1))
+    factor = float(np.median(factors))
+    if not candidates.all() or len(candidates) < 2 or factor <= 0:
+        return None
+    z = z_zero_mean(x * trace.scores / factor + 1, threshold)
+    if not (np.abs(z) <= threshold).all():
+        return None
+    return Finding(
+        "warn",
+        "scale",
+        f"Score gate: every score is {factor:.3g} times what these draws imply, as for a tempered or rescaled density;"
+        " pass the scores of the density that was sampled.",
+    )
+
+
+def _unknown(
+    names: tuple[str, ...],
+    z_mean: Float[np.ndarray, " d"],
+    z_product: Float[np.ndarray, "d d"],
+    threshold: float,
+) -> Finding:
+    mean, product = np.abs(z_mean) > threshold, (np.abs(z_product) > threshold).any(0)
+    parts = []
+    if mean.any():
+        parts.append(f"E[score] = 0 fails for {listed(names, mean)} (|z| up to {np.abs(z_mean).max():.3g})")
+    if product.any():
+        worst = np.nanmax(np.abs(z_product))
+        parts.append(f"E[(x_i − x̄_i) s_j] = −δ_ij fails for {listed(names, product)} (|z| up to {worst:.3g})")
+    return Finding(
+        "warn",
+        "unknown",
+        f"Score gate: {' and '.join(parts)}, {threshold:.3g} being allowed: the draws are too few or have not"
+        " converged, or the scores miss a term such as a log-Jacobian; check R-hat, then how the scores were made.",
+    )
+
+
+LEVEL = 1e-4
+
+
+class ScoreError(ValueError):
+    """The scores cannot be those of the draws."""
+
+
+class ScoreWarning(UserWarning):
+    """The scores, or the draws, look wrong in a way that is not recognised with certainty."""
+
+
+class ScoreCheck(NamedTuple):
+    """What the score gate found.
+
+    verdict : "pass", "warn" or "error".
+    pattern : None, "nonfinite", "sign", "jacobian", "constrained", "order", "scale", "constant", "boundary",
+        "not_converged", "too_few_draws" or "unknown".
+    message : one sentence with the cause, the coordinates and the cure; empty for a pass.
+    z_mean : (d,) normal equivalents of the tests of E[s] = 0; NaN where not tested.
+    z_product : (d, d) the same for E[(x_i − x̄_i) s_j] = −δ_ij; NaN where not tested.
+    threshold : largest |z| that passes.
+    """
+
+    verdict: str
+    pattern: str | None
+    message: str
+    z_mean: Float[np.ndarray, " d"]
+    z_product: Float[np.ndarray, "d d"]
+    threshold: float
+
+
+def check_scores(trace: Trace) -> ScoreCheck:
+    """Test that the scores of `trace` are those of its draws.
+
+    E[s] = 0 and E[(x_i − x̄_i) s_j] = −δ_ij, with ESS-aware errors and a Bonferroni threshold at level 1e-4 over all
+    the tests. Coordinates that fail are repaired in every way that is known to go wrong: a repair that passes names
+    the mistake. |z| below the threshold is an upper bound (that of independent draws). Above d = 50 only pairs in a
+    cyclic band |i − j| of about 2,500 are tested, the diagonal always. Coordinates that never move, where
+    others do, are not tested.
+
+    Parameters
+    ----------
+    trace : draws and scores (c, n, d).
+
+    Returns
+    -------
+    ScoreCheck : non-finite scores and recognised mistakes are errors; constant scores, bounded supports, chains that
+        disagree and failures that are not recognised are warnings.
+    """
+    d = trace.draws.shape[-1]
+    threshold = float(-ndtri(LEVEL / (2 * (d + tested_pairs(d).sum()))))
+    empty = ScoreCheck("pass", None, "", np.full(d, np.nan), np.full((d, d), np.nan), threshold)
+    finite = np.isfinite(trace.scores).all((0, 1))
+    if not finite.all():
+        return empty._replace(verdict="error", pattern="nonfinite", message=where_not_finite(trace))
+    moves = moving(trace.draws)
+    if not moves.all():
+        part = check_scores(without_fixed(trace))
+        empty.z_mean[moves] = part.z_mean
+        empty.z_product[np.ix_(moves, moves)] = part.z_product
+        return part._replace(z_mean=empty.z_mean, z_product=empty.z_product)
+    if trace.draws.shape[1] < 4:
+        text = (
+            f"Score gate: {trace.draws.shape[1]} draws a chain are too few to test the scores; at least 4 are needed,"
+            " so nothing is known about them."
+        )
+        return empty._replace(verdict="warn", pattern="too_few_draws", message=text)
+    z_mean = z_zero_mean(trace.scores, threshold)
+    z_product = z_products(trace.draws, trace.scores, threshold)
+    check = empty._replace(z_mean=z_mean, z_product=z_product)
+    apart = disagreeing(trace.draws, LEVEL)
+    if _failing(z_mean, z_product, threshold).any():
+        finding = diagnose(trace, z_mean, z_product, threshold, apart)
+    elif apart.any():
+        finding = _not_converged(trace, apart)
+    else:
+        return check
+    return check._replace(**finding._asdict())
+
+
+def _failing(
+    z_mean: Float[np.ndarray, " d"], z_product: Float[np.ndarray, "d d"], threshold: float
+) -> Bool[np.ndarray, " d"]:
+    return (np.abs(z_mean) > threshold) | (np.abs(z_product) > threshold).any(0)
+
+
+def _not_converged(trace: Trace, apart: Bool[np.ndarray, " d"]) -> Finding:
+    text = (
+        f"Score gate: the chains disagree on {listed(trace.names, apart)}, although the scores pass: not converged, so"
+        " averages over these draws are not posterior expectations; run longer or reparameterise."
+    )
+    return Finding("warn", "not_converged", text)

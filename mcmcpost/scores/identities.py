@@ -1,0 +1,185 @@
+"""z-scores of Stein's identity and of agreement between chains: the statistics behind the score gate."""
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.special import ndtri
+from scipy.stats import f as f_distribution
+from scipy.stats import rankdata
+
+from mcmcpost._core.arrays import in_blocks
+from mcmcpost._core.mcse import mcse_mean
+
+
+def z_zero_mean(series: Float[np.ndarray, "c n *k"], screen: float = 0.0) -> Float[np.ndarray, "*k"]:
+    """Return the z-score of E[series] = 0 for each series.
+
+    t = mean / se with se the larger of the ArviZ MCSE and sd/√(c·n), so that an estimated efficiency above one never
+    raises a flag; see `normal_score` for the rest. A series whose |z| would be at most `screen` if its draws were
+    independent passes whatever its ESS: its ESS is not computed, and that bound is returned.
+
+    Parameters
+    ----------
+    series : (c, n, ...) chains, draws.
+    screen : a threshold; zero computes every ESS.
+
+    Returns
+    -------
+    (...) z-scores; NaN where it cannot be computed (fewer than four draws a chain, non-finite values), ±∞ for a
+    constant that is not zero.
+    """
+    shape = series.shape[2:]
+    columns = series.reshape(*series.shape[:2], -1)
+    size = columns.shape[0] * columns.shape[1]
+    parts = [_z(columns[..., some], screen) for some in in_blocks(columns.shape[-1], size)]
+    return np.concatenate([np.zeros(0), *parts]).reshape(shape)
+
+
+def _z(series: Float[np.ndarray, "c n k"], screen: float) -> Float[np.ndarray, " k"]:
+    if series.shape[1] < 4:
+        return np.full(series.shape[-1], np.nan)
+    size = series.shape[0] * series.shape[1]
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean = series.mean((0, 1))
+        centred = series - mean
+        sd = centred.std((0, 1))
+        unit = centred / np.where(sd > 0, sd, 1.0)
+        skew = (unit**3).mean((0, 1))
+        z = normal_score(mean, sd, skew, np.full(mean.shape, float(size)))
+        slow = np.flatnonzero(~(np.abs(z) <= screen) & np.isfinite(z))
+        if slow.size:
+            ess = effective_size(series[..., slow], sd[slow])
+            z[slow] = normal_score(mean[slow], sd[slow], skew[slow], ess)
+    return z
+
+
+def effective_size(series: Float[np.ndarray, "c n k"], sd: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
+    """Return the effective sample size for the mean of each series of standard deviation `sd`, at most c·n."""
+    size = float(series.shape[0] * series.shape[1])
+    error = mcse_mean(series)
+    return np.minimum(np.where(error > 0, sd / np.where(error > 0, error, 1.0), np.sqrt(size)) ** 2, size)
+
+
+def normal_score(
+    mean: Float[np.ndarray, "*k"],
+    sd: Float[np.ndarray, "*k"],
+    skew: Float[np.ndarray, "*k"],
+    ess: Float[np.ndarray, "*k"],
+) -> Float[np.ndarray, "*k"]:
+    """Return the standard normal equivalent of t = mean·√ess/sd.
+
+    Two corrections keep short and skewed series from raising false alarms. With a = skew/√ess the monotone cubic
+    t + a t²/3 + a² t³/27 + a/6 of Hall (1992, doi:10.1111/j.2517-6161.1992.tb01872.x) replaces t where it is smaller,
+    but t is never multiplied by less than max(1/2, 1 − 10/√ess): far out the cubic is flat and would hide gross
+    failures. Then Student's t with max(ess − 1, 1) degrees of freedom is mapped to a normal by Wallace's (1959) formula
+    (8ν + 1)/(8ν + 3)·√(ν log(1 + t²/ν)), which does not underflow in the far tail.
+    """
+    rounding = 1e-13 * np.abs(mean)
+    constant = sd <= rounding
+    t = mean * np.sqrt(ess) / np.where(constant, 1.0, sd)
+    a = skew / np.sqrt(ess)
+    hall = t + a * t**2 / 3 + a**2 * t**3 / 27 + a / 6
+    least = np.maximum(0.5, 1 - 10 / np.sqrt(ess))
+    size = np.where(np.isfinite(hall), np.clip(np.abs(hall), least * np.abs(t), np.abs(t)), np.abs(t))
+    nu = np.maximum(ess - 1.0, 1.0)
+    z = (8 * nu + 1) / (8 * nu + 3) * np.sqrt(nu * np.log1p(size**2 / nu)) * np.sign(t)
+    exact = np.where(mean == 0.0, 0.0, np.copysign(np.inf, mean))
+    return np.where(constant & np.isfinite(mean), exact, z)
+
+
+_ALL_PAIRS = 50
+
+
+_PAIRS = _ALL_PAIRS**2
+
+
+def tested_pairs(d: int) -> Bool[np.ndarray, "d d"]:
+    """Return which pairs (i, j) are tested: all up to d = 50, else a band |i − j| (cyclic) of about 2,500 pairs."""
+    lag = (np.arange(d)[None, :] - np.arange(d)[:, None]) % d
+    return lag < (d if d <= _ALL_PAIRS else max(1, _PAIRS // d))
+
+
+def z_products(
+    draws: Float[np.ndarray, "c n d"], scores: Float[np.ndarray, "c n d"], screen: float
+) -> Float[np.ndarray, "d d"]:
+    """Return the z-scores of E[(x_i − x̄_i) s_j] = −δ_ij; NaN for pairs that are not tested.
+
+    The first three moments of every product series come from matrix products of powers of the columns, so memory is
+    O(n·d + d²). They bound |z| from above (independent draws); only where the bound exceeds `screen` is the series
+    formed and its ESS computed.
+    """
+    d = draws.shape[-1]
+    size = draws.shape[0] * draws.shape[1]
+    if draws.shape[1] < 4:
+        return np.full((d, d), np.nan)
+    centre = draws.mean((0, 1))
+    x_flat, s_flat = draws.reshape(size, d), scores.reshape(size, d)
+    x_scale, s_scale = _root_mean_square(x_flat, centre), _root_mean_square(s_flat, np.zeros(d))
+    scale = x_scale[:, None] * s_scale[None, :]
+    moments = np.zeros((3, d, d))
+    for some in in_blocks(size, d):
+        x, s = (x_flat[some] - centre) / x_scale, s_flat[some] / s_scale
+        for power, moment in enumerate(moments, 1):
+            moment += (x**power).T @ s**power
+    first, second, third = moments / size
+    sd = np.sqrt(np.maximum(second - first**2, 0.0))
+    skew = (third - 3 * first * second + 2 * first**3) / np.where(sd > 0, sd, 1.0) ** 3
+    z = normal_score(first + np.eye(d) / scale, sd, skew, np.full((d, d), float(size)))
+    z[~tested_pairs(d)] = np.nan
+    rows, columns = np.nonzero(np.abs(z) > screen)
+    for some in in_blocks(len(rows), size):
+        i, j = rows[some], columns[some]
+        z[i, j] = z_zero_mean((draws[..., i] - centre[i]) * scores[..., j] + (i == j), screen)
+    return z
+
+
+def _root_mean_square(columns: Float[np.ndarray, "n d"], centre: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
+    """Return the size of each column about its centre, one for a column that is zero."""
+    squares = np.zeros(columns.shape[1])
+    for some in in_blocks(*columns.shape):
+        squares += ((columns[some] - centre) ** 2).sum(0)
+    return np.where(squares > 0, np.sqrt(squares / len(columns)), 1.0)
+
+
+_RHAT = 1.05
+
+
+def disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.ndarray, " d"]:
+    """Return the coordinates whose chains, or whose first and second halves, disagree.
+
+    The draws are replaced by the normal scores of their ranks and every chain is split in two (Vehtari et al. 2021,
+    doi:10.1214/20-BA1221). A coordinate disagrees if its split R-hat exceeds 1.05 and the variance of the half-chain
+    means exceeds the mean squared MCSE of a half-chain by an F test at `level`, Bonferroni over the coordinates. R-hat
+    alone exceeds any fixed limit by chance in a short trace. A coordinate that never moves disagrees.
+
+    Parameters
+    ----------
+    draws : (c, n, d).
+    level : probability of a false alarm over all coordinates.
+
+    Returns
+    -------
+    (d,) False also where half a chain has fewer than four draws.
+    """
+    c, n, d = draws.shape
+    parts = [_disagreeing(draws[..., some], level / d) for some in in_blocks(d, c * n)]
+    return np.concatenate([np.zeros(0, bool), *parts])
+
+
+def _disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.ndarray, " d"]:
+    """Return which coordinates disagree at `level` each."""
+    c, n, d = draws.shape
+    stuck = np.ptp(draws, axis=(0, 1)) == 0
+    half = n // 2
+    if half < 4:
+        return stuck
+    ranks = np.apply_along_axis(rankdata, 0, draws.reshape(-1, d))
+    normal = ndtri((ranks - 0.375) / (c * n + 0.25)).reshape(c, n, d)
+    halves = np.concatenate([normal[:, :half], normal[:, n - half :]])
+    means, sds = halves.mean(1), halves.std(1)
+    sizes = np.stack([effective_size(part[None], sd) for part, sd in zip(halves, sds, strict=True)])
+    between = means.var(0, ddof=1)
+    within = np.maximum((sds**2 / sizes).mean(0), np.finfo(float).tiny)
+    degrees = np.maximum((sizes - 1).sum(0), 1)
+    significant = between / within > f_distribution.isf(level, len(halves) - 1, degrees)
+    r_hat = np.sqrt(1 + between / np.maximum((sds**2).mean(0), np.finfo(float).tiny))
+    return stuck | (significant & (r_hat > _RHAT))

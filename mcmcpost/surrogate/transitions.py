@@ -1,0 +1,269 @@
+"""One iteration of all chains: choose the kind of transition, move, adapt, record, and fit at the end of warm-up."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int
+
+from mcmcpost._core.errors import fault
+from mcmcpost.surrogate.designs import (
+    AbstractSurrogate,
+    FittedSurrogate,
+    History,
+    Trajectory,
+    pooled,
+    record,
+    relative_error,
+)
+from mcmcpost.surrogate.moves import STEP_FACTORS, Metric, Outcome, Point, Target, hamiltonian_move, surrogate_move
+
+
+class Settings(NamedTuple):
+    """The choices of `SurrogateHMC`, by the same names."""
+
+    surrogate: AbstractSurrogate
+    num_steps: int
+    refinement: int
+    true_gradient_probability: float
+    delayed_acceptance: int
+    max_gradient_error: float
+    history_size: int
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that cannot run.
+
+    Raises
+    ------
+    ValueError : says which.
+    """
+    where = "SurrogateHMC"
+    for name in ("num_steps", "refinement", "delayed_acceptance", "history_size"):
+        value = getattr(settings, name)
+        if value < 1:
+            raise ValueError(fault(where, f"`{name}` of at least 1", value, "Ask for more."))
+    chance, error = settings.true_gradient_probability, settings.max_gradient_error
+    if not 0 <= chance <= 1:
+        raise ValueError(fault(where, "`true_gradient_probability` in [0, 1]", chance, "Use 0.1."))
+    if not error >= 0:
+        raise ValueError(fault(where, "`max_gradient_error` not negative", error, "Use 0.2."))
+
+
+class SurrogateState(NamedTuple):
+    """What `MCMC` carries along and collects. Every field but `i` and `surrogate` has an axis of chains if vectorised.
+
+    i : iterations done. z : unconstrained sample sites. potential_energy : true, at z.
+    true_gradient : flat, of the potential at z where it was evaluated, else NaN; never the surrogate's.
+    accept_prob, diverging : of the last transition. mean_accept_prob : of the transitions of this phase.
+    num_true_gradients, num_true_energies, num_surrogate_gradients : of this chain so far, warm-up included. An energy
+    is one on which an acceptance rests.
+    surrogate_used : whether the gate let the surrogate in; false during warm-up.
+    gradient_error : of the surrogate on held-out trajectories, relative; NaN before it was fitted.
+    adapt_state : NumPyro's `HMCAdaptState`. rng_key : of the next transition.
+    history : the latest trajectories of warm-up. surrogate : frozen once warm-up ends, one for all vectorised chains.
+    """
+
+    i: Any
+    z: Any
+    potential_energy: Any
+    true_gradient: Any
+    accept_prob: Any
+    mean_accept_prob: Any
+    diverging: Any
+    num_true_gradients: Any
+    num_true_energies: Any
+    num_surrogate_gradients: Any
+    surrogate_used: Any
+    gradient_error: Any
+    adapt_state: Any
+    rng_key: Any
+    history: History
+    surrogate: FittedSurrogate
+
+    @property
+    def z_grad(self) -> Any:
+        """Refuse: what NumPyro calls `z_grad` is the true gradient at every draw, which was not evaluated."""
+        cure = "Call mcmcpost.from_numpyro(mcmc), or attach_scores on a stored trace: they compute true scores."
+        raise ValueError(fault("SurrogateHMC", "no `z_grad` among the extra fields", "one", cure))
+
+
+SHARED = ("i", "surrogate")
+
+
+def with_chains(state: SurrogateState) -> SurrogateState:
+    """Return the state of one chain as that of a batch of one."""
+    return _map_chains(lambda leaf: jnp.asarray(leaf)[None], state)
+
+
+def without_chains(state: SurrogateState) -> SurrogateState:
+    """Return the only state of a batch of one."""
+    return _map_chains(lambda leaf: leaf[0], state)
+
+
+def _map_chains(function: Any, state: SurrogateState) -> SurrogateState:
+    batched = {name: value for name, value in state._asdict().items() if name not in SHARED}
+    return state._replace(**jax.tree.map(function, batched))
+
+
+logger = logging.getLogger("mcmcpost")
+
+
+class Program(NamedTuple):
+    """What an iteration is made of.
+
+    nuts : NumPyro's NUTS of one chain, state ↦ state. adapt : its adaptation of one chain. target : on flat draws.
+    num_warmup : iterations of warm-up. fits : whether a surrogate is fitted at their end.
+    """
+
+    settings: Settings
+    nuts: Callable[[Any], Any]
+    adapt: Callable[..., Any]
+    target: Target
+    num_warmup: int
+    fits: bool
+
+
+class Fit(NamedTuple):
+    """A surrogate and its relative error on held-out trajectories."""
+
+    surrogate: FittedSurrogate
+    error: Float[Array, ""]
+
+
+def fit_history(surrogate: AbstractSurrogate, history: History) -> Fit:
+    """Fit a surrogate to what warm-up saw."""
+    rows = pooled(history)
+    fitted = surrogate.fit(rows.points, rows.gradients, rows.training)
+    return Fit(fitted, relative_error(fitted, rows.points, rows.gradients, rows.held_out))
+
+
+def advance(program: Program, state: SurrogateState) -> SurrogateState:
+    """Return the next state of a batch of chains."""
+    keys = jax.vmap(lambda key: jax.random.split(key, 3))(state.rng_key)
+    warm = state.i < program.num_warmup
+    point, outcome, path = _transition(program, state, keys, warm)
+    adapt = jax.lax.cond(warm, lambda: _adapted(program, state, point, outcome), lambda: state.adapt_state)
+    history = record(state.history, path, state.i, warm)
+    most = program.settings.max_gradient_error
+    fit = Fit(state.surrogate, state.gradient_error[0])
+    if program.fits:
+        last = state.i == program.num_warmup - 1
+        fit = jax.lax.cond(last, lambda: fit_history(program.settings.surrogate, history), lambda: fit)
+        jax.debug.callback(_report, last, fit.error, most)
+    error = jnp.broadcast_to(fit.error, state.gradient_error.shape)
+    count = state.i + 1 - jnp.where(warm, 0, program.num_warmup)
+    unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], state.z))[1]
+    return SurrogateState(
+        i=state.i + 1,
+        z=jax.vmap(unravel)(point.x),
+        potential_energy=point.energy,
+        true_gradient=point.gradient,
+        accept_prob=outcome.accept_prob,
+        mean_accept_prob=state.mean_accept_prob + (outcome.accept_prob - state.mean_accept_prob) / count,
+        diverging=outcome.diverging,
+        num_true_gradients=state.num_true_gradients + outcome.true_gradients,
+        num_true_energies=state.num_true_energies + outcome.true_energies,
+        num_surrogate_gradients=state.num_surrogate_gradients + outcome.surrogate_gradients,
+        surrogate_used=error <= most,
+        gradient_error=error,
+        adapt_state=adapt,
+        rng_key=keys[:, 0],
+        history=history,
+        surrogate=fit.surrogate,
+    )
+
+
+def _transition(
+    program: Program, state: SurrogateState, keys: Array, warm: Bool[Array, ""]
+) -> tuple[Point, Outcome, Trajectory]:
+    """Move all chains in one way and as far: which and how far, are one number each, so that no more is computed."""
+    settings, target, adapted = program.settings, program.target, state.adapt_state
+    point = Point(jax.vmap(lambda z: ravel_pytree(z)[0])(state.z), state.potential_energy, state.true_gradient)
+    metric = Metric(adapted.step_size, adapted.inverse_mass_matrix, adapted.mass_matrix_sqrt)
+    finer = metric._replace(step_size=metric.step_size / settings.refinement)
+    steps = settings.num_steps * settings.refinement
+    key_coin, key_length = jax.random.split(keys[0, 2])
+    nothing = Trajectory(*(jnp.zeros_like(leaf[:, 0]) for leaf in state.history))
+    type Moved = tuple[Point, Outcome, Trajectory]
+
+    def truly() -> Moved:
+        known, extra = _with_gradient(target, point)
+        most = settings.num_steps
+        num_steps = jax.random.randint(key_length, (), 1, most + 1)
+        move = jax.vmap(lambda p, m, k: hamiltonian_move(target, p, m, k, num_steps, most))
+        moved, outcome, path = move(known, metric, keys[:, 1])
+        return moved, _charge(outcome, extra), Trajectory(path.points, path.gradients, path.energies)
+
+    def by_nuts() -> Moved:
+        known, extra = _with_gradient(target, point)
+        moved, outcome = jax.vmap(lambda p, a, k: _nuts_move(program, p, a, k))(known, adapted, keys[:, 1])
+        return moved, _charge(outcome, extra), nothing
+
+    def surrogately() -> Moved:
+        move = jax.vmap(
+            lambda p, m, k: surrogate_move(target, state.surrogate, p, m, k, steps, settings.delayed_acceptance)
+        )
+        return *move(point, finer, keys[:, 1]), nothing
+
+    coin = jax.random.uniform(key_coin) < settings.true_gradient_probability
+    kind = jnp.where(warm, 0, jnp.where(state.surrogate_used[0], jnp.where(coin, 0, 2), 1))
+    return jax.lax.switch(kind, (truly, by_nuts, surrogately))
+
+
+def _with_gradient(target: Target, point: Point) -> tuple[Point, Int[Array, " c"]]:
+    """Return the points with their true gradients, and how many each chain had to evaluate."""
+    unknown = ~jnp.isfinite(point.gradient).all(1)
+    gradient = jax.lax.cond(unknown.any(), lambda: jax.vmap(target.evaluate)(point.x).gradient, lambda: point.gradient)
+    return point._replace(gradient=gradient), unknown.astype(int)
+
+
+def _charge(outcome: Outcome, extra: Int[Array, " c"]) -> Outcome:
+    return outcome._replace(true_gradients=outcome.true_gradients + extra)
+
+
+def _nuts_move(program: Program, point: Point, adapted: Any, key: Array) -> tuple[Point, Outcome]:
+    from numpyro.infer.hmc import HMCState
+
+    none, zero = jnp.zeros((), int), jnp.zeros_like(point.energy)
+    if program.num_warmup > 0:  # its steps do not vary: it takes the mean of those that were adapted
+        adapted = adapted._replace(step_size=adapted.step_size * sum(STEP_FACTORS) / 2)
+    start = HMCState(
+        i=none + program.num_warmup,
+        z=point.x,
+        z_grad=point.gradient,
+        potential_energy=point.energy,
+        energy=point.energy,
+        r=None,
+        trajectory_length=None,
+        num_steps=none,
+        accept_prob=zero,
+        mean_accept_prob=zero,
+        diverging=jnp.asarray(False),
+        adapt_state=adapted,
+        rng_key=key,
+    )
+    new = program.nuts(start)
+    outcome = Outcome(new.accept_prob, new.accept_prob, new.diverging, new.num_steps, new.num_steps, none)
+    return Point(new.z, new.potential_energy, new.z_grad), outcome
+
+
+def _adapted(program: Program, state: SurrogateState, point: Point, outcome: Outcome) -> Any:
+    from numpyro.infer.hmc_util import IntegratorState
+
+    at = IntegratorState(z=point.x, r=None, potential_energy=point.energy, z_grad=point.gradient)
+    adapt = jax.vmap(program.adapt, in_axes=(None, 0, 0, 0))
+    return adapt(state.i, outcome.path_accept_prob, at, state.adapt_state)
+
+
+def _report(last: Any, error: Any, most: Any) -> None:
+    if last and not error <= most:
+        logger.warning(
+            "SurrogateHMC: the surrogate's gradient is wrong by %.3g on held-out trajectories, more than "
+            "max_gradient_error=%.3g: it is declined, and sampling is by NUTS with true gradients.",
+            error,
+            most,
+        )

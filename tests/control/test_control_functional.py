@@ -1,0 +1,194 @@
+"""Kernel control variates: the definition, the folds, the matrix-free path, duplicates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from control_cases import estimate, gaussian_trace
+
+from mcmcpost._core.status import Status
+from mcmcpost.control import REML, ControlFunctional, GridREML, SemiExact, make_problem, solve_stein_weights
+from mcmcpost.control.kernel_systems import KernelData, cross_product, crossfit_dense, crossfit_iterative
+from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
+from mcmcpost.kernels import InverseMultiquadric, Matern32, SquaredExponential
+from mcmcpost.linsolve import ConjugateGradients
+from mcmcpost.stein import SteinTile, stein_gram
+from mcmcpost.trace import make_trace
+
+KERNEL = SquaredExponential(1.5)
+NUGGET = 1e-4
+
+
+@pytest.fixture
+def problem(rng):
+    x = rng.normal(size=(4, 30, 2))
+    x[:, 10] = x[:, 9]
+    return make_problem(make_trace(x, -x), np.cos(x) + x[..., ::-1] ** 3)
+
+
+def definition(problem, design, rows, out):
+    """Return β̂ and g at `out` of the fit on `rows`, from the formulas, with plain inverses."""
+    z, s = jnp.asarray(problem.draws), jnp.asarray(problem.scores)
+    gram = np.asarray(stein_gram(KERNEL, z, s))
+    real = problem.counts > 0
+    gram = gram / gram.diagonal()[real].mean()
+    inverse = np.linalg.inv(gram[np.ix_(rows, rows)] + NUGGET * np.diag(1 / problem.counts[rows]))
+    basis, values = design[rows], problem.values[rows]
+    gamma = np.linalg.solve(basis.T @ inverse @ basis, basis.T @ inverse @ values)
+    dual = inverse @ (values - basis @ gamma)
+    return gamma[0], gram[np.ix_(out, rows)] @ dual + design[out][:, 1:] @ gamma[1:]
+
+
+def kernel_data(problem, design):
+    arrays = (design, problem.values, problem.counts, problem.held_out, problem.held_out_mask)
+    rows = (jnp.asarray(problem.draws), jnp.asarray(problem.scores))
+    return KernelData(rows, *(jnp.asarray(a) for a in arrays))
+
+
+@pytest.mark.parametrize("degree", [0, 2])
+def test_the_dense_fit_and_its_folds_are_the_definition(problem, degree):
+    design = polynomial_basis(problem, exponents_of_degree(2, degree)).design
+    rows = [jnp.asarray(a) for a in (problem.train, problem.train_mask, problem.everyone, problem.everyone_mask)]
+    fit = crossfit_dense(SteinTile(KERNEL), jnp.asarray(NUGGET), kernel_data(problem, design), *rows)
+    everyone = np.arange(problem.num_states)
+    np.testing.assert_allclose(fit.mean[0], definition(problem, design, everyone, everyone)[0], rtol=1e-7)
+    for k in range(len(problem.held_out)):
+        out = problem.held_out[k][problem.held_out_mask[k]]
+        train = problem.train[k][problem.train_mask[k]]
+        expected = definition(problem, design, train, out)[1]
+        np.testing.assert_allclose(fit.control[k][problem.held_out_mask[k]], expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("degree", [0, 1])
+def test_the_matrix_free_fit_is_the_dense_one(problem, degree):
+    design = polynomial_basis(problem, exponents_of_degree(2, degree)).design
+    rows = [jnp.asarray(a) for a in (problem.train, problem.train_mask, problem.everyone, problem.everyone_mask)]
+    data = kernel_data(problem, design)
+    dense = crossfit_dense(SteinTile(KERNEL), jnp.asarray(NUGGET), data, *rows)
+    solver = ConjugateGradients(rtol=1e-11, budget=400, rank=30)
+    free = crossfit_iterative(SteinTile(KERNEL), jnp.asarray(NUGGET), solver, data)
+    assert bool(free.converged)
+    np.testing.assert_allclose(free.mean, dense.mean, rtol=1e-6)
+    np.testing.assert_allclose(free.control, dense.control, atol=1e-6)
+
+
+def test_the_matrix_free_fit_never_forms_the_matrix(rng):
+    trace = gaussian_trace(rng, (4, 512, 2))
+    problem = make_problem(trace, trace.draws)
+    design = polynomial_basis(problem, exponents_of_degree(2, 0)).design
+    data = kernel_data(problem, design)
+    solver = ConjugateGradients(rtol=1e-3, budget=5, rank=20)
+    jaxpr = jax.make_jaxpr(lambda a: crossfit_iterative(SteinTile(KERNEL), jnp.asarray(1e-3), solver, a))(data)
+
+    def sizes(inner):
+        for equation in inner.eqns:
+            yield from (v.aval.size for v in equation.outvars if hasattr(v.aval, "size"))
+            for value in equation.params.values():
+                for sub in value if isinstance(value, (tuple, list)) else [value]:
+                    core = getattr(sub, "jaxpr", sub)
+                    if hasattr(core, "eqns"):
+                        yield from sizes(core)
+
+    m = len(problem.counts)
+    assert max(sizes(jaxpr.jaxpr)) < m * m / 8
+
+
+@pytest.mark.slow
+def test_an_unfinished_solve_says_so_and_stays_unbiased(rng):
+    trace = gaussian_trace(rng, (4, 200, 2))
+    values = np.exp(0.4 * trace.draws[..., :1])
+    method = ControlFunctional(SquaredExponential(1.0), 1e-6, solver=ConjugateGradients(1e-10, 2, 10))
+    result = estimate(trace, values, method)
+    assert result.status[0] in (Status.NOT_CONVERGED, Status.PLAIN)
+    assert abs(result.mean_crossfit[0] - np.exp(0.08)) < 4.5 * result.mcse[0]
+
+
+def test_repeated_states_are_their_counts(rng):
+    x = rng.normal(size=(2, 40, 2))
+    doubled = np.repeat(x, 2, axis=1)
+    once = make_problem(make_trace(x, -x), np.cos(x))
+    twice = make_problem(make_trace(doubled, -doubled), np.cos(doubled))
+    assert twice.num_states == once.num_states == 80
+    assert twice.counts[:80].min() == 2
+    np.testing.assert_allclose(twice.values, once.values)
+    method = ControlFunctional(KERNEL, NUGGET)
+    assert estimate(make_trace(doubled, -doubled), np.cos(doubled), method).status == (Status.CONTROLLED,) * 2
+
+
+def test_a_singular_system_at_the_requested_nugget_is_reported(rng):
+    trace = gaussian_trace(rng, (2, 60, 1))
+    result = estimate(trace, np.cos(trace.draws), ControlFunctional(SquaredExponential(50.0), 1e-18))
+    assert result.status == (Status.NUGGET_RAISED,)
+    assert result.info["fits"][0]["nugget_used"] > 1e-18
+
+
+def test_semi_exact_is_exact_for_its_polynomials_and_better_than_them_elsewhere(rng):
+    trace = gaussian_trace(rng, (4, 80, 2))
+    x = trace.draws
+    values = np.stack([x[..., 0] * x[..., 1], np.sin(x[..., 0]) + np.exp(0.5 * x[..., 1])], axis=-1)
+    result = estimate(trace, values, SemiExact(2, SquaredExponential(2.0), 1e-6))
+    np.testing.assert_allclose(result.mean[0], 0.0, atol=1e-10)
+    assert result.variance_ratio[1] > 1000
+    assert abs(result.mean[1] - np.exp(0.125)) < 4.5 * result.mcse[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [Matern32(1.0), InverseMultiquadric(2.0)])
+def test_a_kernel_that_is_given_is_used_and_may_be_tuned(rng, kernel):
+    trace = gaussian_trace(rng, (4, 40, 2))
+    values = np.cos(trace.draws[..., :1])
+    as_given = estimate(trace, values, ControlFunctional(kernel))
+    tuned = estimate(trace, values, ControlFunctional(kernel, tuning=REML()))
+    assert as_given.info["fits"][0]["kernel"] == type(kernel).__name__
+    assert tuned.info["fits"][0]["parameters"] != as_given.info["fits"][0]["parameters"]
+    assert tuned.variance_ratio[0] > as_given.variance_ratio[0]
+
+
+def test_a_grid_cannot_tune_a_kernel_that_is_given():
+    with pytest.raises(ValueError, match="GridREML"):
+        ControlFunctional(KERNEL, tuning=GridREML())
+
+
+def test_fits_on_a_subset_still_hold_out_every_draw(rng):
+    trace = gaussian_trace(rng, (4, 200, 2))
+    values = np.cos(trace.draws[..., :1])
+    result = estimate(trace, values, ControlFunctional(KERNEL, 1e-6, max_states=200))
+    assert result.info["num_fitted"] == 200
+    np.testing.assert_allclose(result.mean, result.mean_crossfit, rtol=1e-12)
+    assert result.variance_ratio[0] > 100
+
+
+@pytest.mark.parametrize("method", [ControlFunctional(KERNEL, NUGGET), SemiExact(2, KERNEL, NUGGET)])
+def test_stein_weights_are_the_linear_rule_of_the_fit(rng, method):
+    x = rng.normal(size=(4, 50, 2))
+    x[:, 20:22] = x[:, 19:20]
+    trace = make_trace(x, -x)
+    values = np.stack([np.cos(x[..., 0]), x[..., 0] * x[..., 1]], axis=-1)
+    weights = solve_stein_weights(trace, values, method)
+    np.testing.assert_allclose(weights.values.sum(), 1.0, rtol=1e-9)
+    np.testing.assert_allclose(weights.mean(values), estimate(trace, values, method).mean, rtol=1e-6, atol=1e-9)
+    with pytest.raises(ValueError, match="leading shape"):
+        weights.mean(values[:, 1:])
+
+
+@pytest.mark.slow
+def test_unfinished_stein_weights_report_the_variance_of_the_rule_they_are(rng):
+    trace = gaussian_trace(rng, (2, 200, 2))
+    values = np.cos(trace.draws)
+    factors = []
+    for steps in (1, 4, 100):
+        solver = ConjugateGradients(1e-10, steps, 5)
+        weights = solve_stein_weights(trace, values, ControlFunctional(KERNEL, 1e-3, solver=solver))
+        np.testing.assert_allclose(weights.values.sum(), 1.0, rtol=1e-9)
+        factors.append(weights.variance_factor)
+    exact = solve_stein_weights(trace, values, ControlFunctional(KERNEL, 1e-3)).variance_factor
+    assert factors[0] > factors[1] > factors[2] * (1 - 1e-9)
+    np.testing.assert_allclose(factors[2], exact, rtol=1e-5)
+
+
+def test_a_kernel_too_large_to_form_gives_the_same_product(monkeypatch, rng):
+    rows, columns = ((jnp.asarray(rng.normal(size=(n, 2))), jnp.asarray(rng.normal(size=(n, 2)))) for n in (300, 41))
+    V, tile = jnp.asarray(rng.normal(size=(41, 3))), SteinTile(InverseMultiquadric(1.5))
+    formed = cross_product(tile, rows, columns, V)
+    monkeypatch.setattr("mcmcpost._core.arrays.LARGE", 0)
+    np.testing.assert_allclose(cross_product(tile, rows, columns, V), formed, rtol=1e-12, atol=1e-12)

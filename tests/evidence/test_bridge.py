@@ -1,0 +1,344 @@
+"""Bridge sampling and Laplace importance sampling: closed forms, calibration, NumPyro models, bad input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray
+from scipy.stats import chi2
+
+import mcmcpost as mp
+from mcmcpost.evidence import bridge_sampling, controlled_bridge, laplace_importance
+from mcmcpost.evidence.bridge import cross_bridges
+
+REPLICATIONS = 200
+
+
+def gaussian(d, rng):
+    """Return an unnormalised correlated normal: log density, log Z and a sampler."""
+    lower = np.tril(rng.normal(size=(d, d))) / np.sqrt(d) + np.eye(d)
+    lower = lower * np.sign(np.diagonal(lower))
+    mean = rng.normal(size=d)
+    inverse = np.linalg.inv(lower)
+
+    def log_density(x):
+        return 3.0 - 0.5 * jnp.sum((inverse @ (x - mean)) ** 2)
+
+    log_z = 3.0 + 0.5 * d * np.log(2 * np.pi) + np.log(np.diagonal(lower)).sum()
+    return log_density, log_z, lambda *shape: mean + rng.normal(size=(*shape, d)) @ lower.T
+
+
+def standard(x):
+    return -0.5 * jnp.sum(x**2)
+
+
+def chain(rng, shape, correlation=0.0):
+    """Return stationary standard normal AR(1) chains (c, n, d)."""
+    x = rng.normal(size=shape)
+    for i in range(1, shape[1]):
+        x[:, i] = correlation * x[:, i - 1] + np.sqrt(1 - correlation**2) * x[:, i]
+    return x
+
+
+def log_gamma(x):
+    """Return the density of log X, X ~ Gamma(3): skewed, log Z = log Γ(3)."""
+    return jnp.sum(3.0 * x - jnp.exp(x))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("d", [1, 5, 20])
+def test_gaussian_evidence_is_recovered(d, symmetric, rng, key):
+    log_density, log_z, sample = gaussian(d, rng)
+    found = bridge_sampling(sample(4, 500), log_density, key=key, symmetric=symmetric)
+    assert found.status is mp.Status.PLAIN
+    assert found.mcse < 0.02
+    np.testing.assert_allclose(found.value, log_z, atol=4.5 * found.mcse)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [1, 5, 20])
+def test_laplace_proposals_recover_a_gaussian(d, rng, key):
+    log_density, log_z, sample = gaussian(d, rng)
+    found = laplace_importance(sample(2, 5), log_density, key=key)
+    np.testing.assert_allclose(found.info["laplace"], log_z, atol=1e-8)
+    np.testing.assert_allclose(found.value, log_z, atol=4.5 * found.mcse)
+    assert found.mcse < 0.03
+
+
+def test_the_warp_beats_the_normal_on_a_skewed_posterior(rng, key):
+    draws = np.log(rng.gamma(3.0, size=(4, 1000, 4)))
+    warped, plain = (bridge_sampling(draws, log_gamma, key=key, symmetric=s) for s in (True, False))
+    for found in (warped, plain):
+        np.testing.assert_allclose(found.value, 4 * np.log(2.0), atol=4.5 * found.mcse)
+    assert warped.mcse < 0.8 * plain.mcse
+
+
+def calibration(rng, draw, log_density, truth, **options):
+    """Return the z of replicated bridges; the density is NumPy's, so that nothing is traced."""
+    found = [
+        cross_bridges(log_density, draws, ("x[0]", "x[1]"), jax.random.key(r), **options)
+        for r, draws in enumerate(draw(rng) for _ in range(REPLICATIONS))
+    ]
+    return np.array([(f.value - truth) / f.mcse for f in found])
+
+
+def in_band(z):
+    return z.var(ddof=1) <= chi2.isf(1e-5, len(z) - 1) / (len(z) - 1) and abs(z.mean()) < 4.5 / np.sqrt(len(z))
+
+
+def normal_rows(x):
+    return -0.5 * (x**2).sum(axis=1)
+
+
+def log_gamma_rows(x):
+    return (3 * x - np.exp(x)).sum(axis=1)
+
+
+GAUSSIAN = (normal_rows, np.log(2 * np.pi))
+CASES = {
+    "normal proposal": (lambda rng: chain(rng, (4, 100, 2)), *GAUSSIAN, {"symmetric": False}),
+    "one half": (lambda rng: chain(rng, (4, 100, 2)), *GAUSSIAN, {"crossover": False}),
+    "AR(.7)": (lambda rng: chain(rng, (4, 250, 2), 0.7), *GAUSSIAN, {}),
+    "skewed": (
+        lambda rng: np.log(rng.gamma(3.0, size=(4, 100, 2))), log_gamma_rows, np.log(4.0), {"symmetric": False},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_the_error_is_calibrated(case, rng):
+    draw, log_density, truth, options = CASES[case]
+    z = calibration(rng, draw, log_density, truth, **options)
+    assert in_band(z), z.var()
+    assert z.var() > 0.4, z.var()
+    assert not in_band(z / 0.7), "the mutant with errors × 0.7 must fail"
+
+
+@pytest.mark.slow
+def test_control_variates_shrink_the_error_and_it_stays_honest(rng, key):
+    def log_density(x):
+        return jnp.sum(9.0 * x - jnp.exp(x))
+
+    z, gain = [], []
+    for one in jax.random.split(key, 4):
+        draws = np.log(rng.gamma(9.0, size=(4, 200, 2)))
+        controlled = controlled_bridge(draws, log_density, key=one, degree=4)
+        assert controlled.status is mp.Status.CONTROLLED
+        z.append((controlled.value - 2 * np.log(40320.0)) / controlled.mcse)
+        gain.append(bridge_sampling(draws, log_density, key=one).mcse / controlled.mcse)
+    assert np.median(gain) > 5
+    assert np.sum(np.square(z)) < chi2.isf(1e-5, len(z))
+
+    gaussian_density, log_z, sample = gaussian(2, rng)
+    exact = controlled_bridge(sample(4, 200), gaussian_density, key=key, degree=4)
+    np.testing.assert_allclose(exact.value, log_z, atol=1e-6)
+    assert exact.mcse < 1e-5
+
+
+def test_a_trace_too_short_for_the_controlled_bridge_is_a_status(key):
+    found = controlled_bridge(np.ones((2, 20, 2)), standard, key=key)
+    assert found.status is mp.Status.TOO_FEW_DRAWS
+
+
+def test_the_same_key_gives_the_same_number_and_constants_only_shift_it(rng, key):
+    draws = rng.normal(size=(2, 50, 2))
+    found = bridge_sampling(draws, standard, key=key)
+    assert found == bridge_sampling(draws, standard, key=key)
+    shifted = bridge_sampling(draws, lambda x: standard(x) - 1e3, key=key)
+    np.testing.assert_allclose(shifted.value, found.value - 1e3, rtol=1e-12)
+    np.testing.assert_allclose(shifted.mcse, found.mcse, rtol=1e-6)
+
+
+def test_repeated_draws_are_no_obstacle(rng, key):
+    draws = np.repeat(rng.normal(size=(4, 100, 2)), 4, axis=1)
+    found = bridge_sampling(draws, standard, key=key)
+    np.testing.assert_allclose(found.value, np.log(2 * np.pi), atol=4.5 * found.mcse)
+    assert found.info["ess"][0] < 400
+
+
+def test_a_bounded_support_weighs_proposals_outside_with_zero(rng, key):
+    def half_normal(x):
+        return jnp.where(x[0] > 0, -0.5 * x[0] ** 2, -jnp.inf)
+
+    draws = np.abs(rng.normal(size=(4, 500, 1)))
+    for symmetric in (True, False):
+        found = bridge_sampling(draws, half_normal, key=key, symmetric=symmetric)
+        np.testing.assert_allclose(found.value, 0.5 * np.log(np.pi / 2), atol=4.5 * found.mcse)
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [np.ones((4, 100, 2)), np.zeros((4, 7, 2)), np.arange(6.0).reshape(1, 3, 2)],
+    ids=["one state", "seven draws", "three draws"],
+)
+def test_too_few_states_are_a_status(draws, key):
+    found = bridge_sampling(draws, standard, key=key)
+    assert found.status is mp.Status.TOO_FEW_DRAWS
+    assert np.isnan([found.value, found.mcse]).all()
+
+
+def test_fewer_states_in_a_half_than_a_covariance_needs_are_a_status(rng, key):
+    assert bridge_sampling(rng.normal(size=(1, 12, 5)), standard, key=key).status is mp.Status.TOO_FEW_DRAWS
+
+
+def test_chains_that_drift_and_proposals_without_overlap_are_not_converged(rng, key):
+    draws = rng.normal(size=(4, 200, 1))
+    draws[:, 100:] += 3.0
+    assert bridge_sampling(draws, standard, key=key).status is mp.Status.NOT_CONVERGED
+    two = np.where(rng.random((4, 200, 1)) < 0.5, -1e3, 1e3) + 1e-3 * rng.normal(size=(4, 200, 1))
+
+    def spikes(x):
+        return jnp.logaddexp(*(-0.5 * ((x[0] - at) / 1e-3) ** 2 for at in (-1e3, 1e3)))
+
+    found = bridge_sampling(two, spikes, key=key)
+    assert found.status is mp.Status.NOT_CONVERGED
+    assert "overlap" in found.info["reason"]
+
+
+def constant_coordinate(rng):
+    draws = rng.normal(size=(2, 50, 2))
+    draws[..., 1] = 7.0
+    return draws
+
+
+def collinear(rng):
+    draws = rng.normal(size=(2, 50, 2))
+    draws[..., 1] = 2 * draws[..., 0] + 1
+    return draws
+
+
+def infinite(rng):
+    draws = rng.normal(size=(2, 50, 2))
+    draws[0, 3, 1] = np.inf
+    return draws
+
+
+@pytest.mark.parametrize(
+    ("draws", "log_density", "options", "words"),
+    [
+        (constant_coordinate, standard, {}, r"the constant tau"),
+        (collinear, standard, {}, r"tau, a linear combination of mu"),
+        (infinite, standard, {}, "finite draws"),
+        (lambda rng: rng.normal(size=(50, 2)), standard, {}, "one chain is an axis"),
+        (lambda rng: rng.normal(size=(2, 50, 2)), lambda x: jnp.where(x[0] > 0, 0.0, -jnp.inf), {}, "at every draw"),
+        (lambda rng: rng.normal(size=(2, 50, 2)), lambda x: jnp.log(x[0]), {}, "NaN or"),
+        (
+            lambda rng: np.abs(rng.normal(size=(2, 50, 2))), lambda x: standard(x) + 0 * jnp.sqrt(x[0]), {}, "NaN or",
+        ),
+        (lambda rng: rng.normal(size=(2, 50, 2)), lambda x: x, {}, "scalar"),
+        (lambda rng: rng.normal(size=(2, 50, 2)), standard, {"num_proposals": 0}, "num_proposals"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(draws, log_density, options, words, rng, key):
+    with pytest.raises(ValueError, match=words):
+        bridge_sampling(draws(rng), log_density, key=key, names=("mu", "tau"), **options)
+
+
+def test_laplace_weights_that_collapse_and_modes_that_are_none_are_not_converged(rng, key):
+    draws = rng.normal(size=(2, 50, 20))
+
+    def far_tail(x):
+        return -0.5 * jnp.sum(x**2 / (1e-2 + jnp.minimum(x**2, 1e4)))
+
+    assert laplace_importance(draws, far_tail, key=key).status is mp.Status.NOT_CONVERGED
+    flat = laplace_importance(draws, lambda x: 0.0 * jnp.sum(x), key=key)
+    assert flat.status is mp.Status.NOT_CONVERGED
+    assert np.isnan(flat.value)
+
+
+def conjugate(y, scale=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    numpyro.sample("y", dist.Normal(mu, 1.0 if scale is None else scale), obs=y)
+
+
+def improper(y):
+    mu = numpyro.sample("mu", dist.ImproperUniform(dist.constraints.real, (), ()))
+    numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+def masked(y):
+    with numpyro.handlers.mask(mask=False):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+def positive(y):
+    scale = numpyro.sample("scale", dist.Gamma(2.0, 1.0))
+    numpyro.sample("y", dist.Exponential(scale), obs=y)
+
+
+def tree_of(**sites):
+    return xarray.DataTree.from_dict(
+        {"posterior": xarray.Dataset({name: (("chain", "draw"), array) for name, array in sites.items()})}
+    )
+
+
+def test_a_numpyro_model_has_its_normalised_evidence(rng, key):
+    y = rng.normal(size=6)
+    precision = 6 + 1 / 4
+    draws = y.sum() / precision + rng.normal(size=(4, 250)) / np.sqrt(precision)
+    truth = -3 * np.log(2 * np.pi) - np.log(2.0 * np.sqrt(precision)) - 0.5 * (y @ y - y.sum() ** 2 / precision)
+    tree = tree_of(mu=draws)
+    for found in (
+        mp.bridge_evidence(tree, conjugate, y, key=key),
+        mp.bridge_evidence(mp.attach_scores(tree, conjugate, y), conjugate, y, key=key, proposal="normal"),
+        mp.laplace_evidence(tree, conjugate, y, scale=1.0, key=key),
+    ):
+        np.testing.assert_allclose(found.value, truth, atol=4.5 * found.mcse)
+        assert found.mcse < 0.02
+
+
+def test_a_positive_site_is_bridged_on_the_unconstrained_space(rng, key):
+    y = rng.exponential(size=5)
+    draws = rng.gamma(7.0, 1 / (1 + y.sum()), size=(4, 500))
+    found = mp.bridge_evidence(tree_of(scale=draws), positive, y, key=key)
+    np.testing.assert_allclose(found.value, np.log(720.0) - 7 * np.log(1 + y.sum()), atol=4.5 * found.mcse)
+
+
+def test_a_bare_log_density_is_taken_as_it_is(rng, key):
+    draws = rng.normal(size=(4, 250, 2)).astype("float32")
+    tree = mp.from_arrays(draws, -draws)
+    found = mp.bridge_evidence(tree, logdensity_fn=standard, key=key)
+    np.testing.assert_allclose(found.value, np.log(2 * np.pi), atol=4.5 * found.mcse)
+
+
+@pytest.mark.parametrize("model", [improper, masked])
+@pytest.mark.parametrize("function", [mp.bridge_evidence, mp.laplace_evidence])
+def test_an_improper_prior_has_no_evidence(model, function, rng, key):
+    with pytest.raises(ValueError, match=r"mu.*no evidence"):
+        function(tree_of(mu=rng.normal(size=(2, 50))), model, np.zeros(3), key=key)
+
+
+def test_a_model_that_is_nan_somewhere_says_so(rng, key):
+    def broken(y):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        numpyro.factor("fit", jnp.where(jnp.abs(mu) < 1.0, -y * mu**2, jnp.nan))
+
+    draws = rng.uniform(-0.9, 0.9, size=(2, 50))
+    with pytest.raises(ValueError, match="NaN or"):
+        mp.bridge_evidence(tree_of(mu=draws), broken, 1.0, key=key)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda t, k: mp.bridge_evidence(t, key=k), ValueError, "neither"),
+        (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, logdensity_fn=standard, key=k), ValueError, "both"),
+        (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, proposal="t"), ValueError, "warp3"),
+        (lambda t, k: mp.bridge_evidence(t, positive, 0.0, key=k), ValueError, "latent sites"),
+        (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, degree=-1), ValueError, "zero or more"),
+        (
+            lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, degree=2, proposal="warp3"),
+            ValueError,
+            "Leave it out",
+        ),
+        (lambda t, k: mp.laplace_evidence(t["posterior"].to_dataset(), conjugate, 0.0, key=k), TypeError, "DataTree"),
+        (lambda _, k: mp.bridge_evidence(xarray.DataTree(), conjugate, 0.0, key=k), ValueError, "posterior group"),
+    ],
+)
+def test_bad_arguments_are_named(call, error, words, rng, key):
+    with pytest.raises(error, match=words):
+        call(tree_of(mu=rng.normal(size=(2, 50))), key)

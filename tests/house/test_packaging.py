@@ -1,0 +1,74 @@
+"""What is declared is what is used: dependencies, extras, entry point, versions."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+BROUGHT = {
+    "markupsafe": "jinja2",
+    "arviz_base": "arviz",
+    "arviz_stats": "arviz",
+    "arviz_plots": "arviz",
+    "pytensor": "pymc",
+}
+
+
+def distribution(requirement):
+    return re.match(r"[A-Za-z0-9_-]+", requirement)[0]
+
+
+def third_party(folder):
+    names = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.split(".")[0])
+    return {BROUGHT.get(name, name) for name in names - set(sys.stdlib_module_names)}
+
+
+def test_the_version_is_the_installed_one():
+    assert version("mcmcpost") == PROJECT["version"]
+
+
+def test_the_command_is_installed():
+    (script,) = entry_points(group="console_scripts", name="mcmcpost")
+    assert script.value == "mcmcpost.cli:main"
+
+
+def test_every_import_of_the_package_is_declared():
+    declared = {distribution(requirement) for requirement in PROJECT["dependencies"]}
+    optional = {distribution(requirement) for extra in ("plots", "report", "interop") for requirement in EXTRAS[extra]}
+    assert third_party("mcmcpost") - declared - optional - {"mcmcpost"} <= set()
+
+
+def test_every_import_of_the_models_is_declared():
+    assert third_party("models") <= {distribution(requirement) for requirement in PROJECT["dependencies"]}
+
+
+@pytest.mark.parametrize("requirement", [r for group in (PROJECT["dependencies"], *EXTRAS.values()) for r in group])
+def test_requirements_are_ranges(requirement):
+    assert "==" not in requirement
+    assert "@" not in requirement  # no hosts
+    assert ">=" in requirement or requirement.startswith("mcmcpost[")
+
+
+def test_python_and_license_are_stated():
+    assert (ROOT / ".python-version").read_text().strip() == "3.12"
+    assert PROJECT["requires-python"] == ">=3.12"
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+def test_no_lock_file_is_committed():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert not [name for name in tracked.splitlines() if name.endswith((".lock", "requirements.txt"))]

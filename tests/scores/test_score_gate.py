@@ -1,0 +1,207 @@
+"""The score gate: silent on right scores of any target, and able to name each known mistake."""
+
+import numpy as np
+import pytest
+from scipy.special import expit, logit
+from scipy.stats import kstest
+
+from mcmcpost.scores import check_scores
+from mcmcpost.scores.identities import z_products, z_zero_mean
+from mcmcpost.trace import make_trace
+
+
+def gaussian(rng, c, n):
+    x = rng.normal(size=(c, n, 3))
+    return x, -x
+
+
+def correlated(rng, c, n):
+    root = np.array([[1, 0, 0], [0.95, 0.3, 0], [0.5, -0.8, 0.2]])
+    x = rng.normal(size=(c, n, 3)) @ root.T
+    return x, -x @ np.linalg.inv(root @ root.T)
+
+
+def student(rng, c, n):
+    x = rng.standard_t(3, size=(c, n, 2))
+    return x, -4 * x / (3 + x**2)
+
+
+def cauchy(rng, c, n):
+    x = rng.standard_cauchy(size=(c, n, 2))
+    return x, -2 * x / (1 + x**2)
+
+
+def funnel(rng, c, n):
+    v = 3 * rng.normal(size=(c, n, 1))
+    x = np.exp(v / 2) * rng.normal(size=(c, n, 2))
+    top = -v / 9 - 1 + 0.5 * (x**2).sum(-1, keepdims=True) * np.exp(-v)
+    return np.concatenate([v, x], -1), np.concatenate([top, -x * np.exp(-v)], -1)
+
+
+def banana(rng, c, n):
+    a, b = rng.normal(size=(c, n)), 0.3 * rng.normal(size=(c, n))
+    return np.stack([a, a**2 + b], -1), np.stack([-a + 2 * a * b / 0.09, -b / 0.09], -1)
+
+
+def mixture(rng, c, n):
+    x = np.where(rng.random((c, n, 1)) < 0.3, -2.0, 2.0) + rng.normal(size=(c, n, 1))
+    low = expit(-4 * x + np.log(0.3 / 0.7))
+    return x, -(x - 2 * (1 - 2 * low))
+
+
+def log_gamma(rng, c, n):
+    x = np.log(rng.gamma(3.0, size=(c, n, 2)))
+    return x, 3 - np.exp(x)
+
+
+def logit_beta(rng, c, n):
+    x = logit(rng.beta(2, 3, size=(c, n, 1)))
+    return x, 2 - 5 * expit(x)
+
+
+TARGETS = [gaussian, correlated, student, cauchy, funnel, banana, mixture, log_gamma, logit_beta]
+
+
+@pytest.mark.parametrize(("c", "n"), [(2, 20), (4, 100)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_right_scores_pass(rng, target, c, n):
+    checks = [check_scores(make_trace(*target(rng, c, n))) for _ in range(100)]
+    verdicts = [check.verdict for check in checks]
+    assert verdicts.count("error") == 0
+    # Two tests at level 1e-4 in 100 traces: one warning has probability .02, two .0002.
+    assert verdicts.count("warn") <= 1, {check.message for check in checks}
+
+
+def test_autocorrelated_right_scores_pass(rng):
+    noise = np.sqrt(1 - 0.9**2) * rng.normal(size=(4, 1000, 2))
+    x = noise / np.sqrt(1 - 0.9**2)
+    for i in range(1, 1000):
+        x[:, i] = 0.9 * x[:, i - 1] + noise[:, i]
+    assert check_scores(make_trace(x, -x)).verdict == "pass"
+
+
+# pattern: draws and scores as someone would wrongly store them.
+MISTAKES = {
+    "sign": lambda rng, c, n: (lambda x, s: (x, -s))(*correlated(rng, c, n)),
+    "sign of one": lambda rng, c, n: (lambda x, s: (x, s * np.array([1, -1, 1])))(*gaussian(rng, c, n)),
+    "jacobian of a positive": lambda rng, c, n: (lambda x, s: (x, s - 1))(*log_gamma(rng, c, n)),
+    "jacobian of an interval": lambda rng, c, n: (lambda x, s: (x, s - 1 + 2 * expit(x)))(*logit_beta(rng, c, n)),
+    "constrained scores of a positive": lambda rng, c, n: (lambda x, s: (x, (s - 1) * np.exp(-x)))(
+        *log_gamma(rng, c, n)
+    ),
+    "constrained scores of an interval": lambda rng, c, n: (
+        lambda x, s: (x, (s - 1 + 2 * expit(x)) / (expit(x) * expit(-x)))
+    )(*logit_beta(rng, c, n)),
+    "constrained draws of a positive": lambda rng, c, n: (lambda x, s: (np.exp(x), s))(*log_gamma(rng, c, n)),
+    "constrained draws of an interval": lambda rng, c, n: (lambda x, s: (expit(x), s))(*logit_beta(rng, c, n)),
+    "order of coordinates": lambda rng, c, n: (lambda x, s: (x * [1, 2, 3], s[..., [1, 2, 0]] / [2, 3, 1]))(
+        *gaussian(rng, c, n)
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_known_mistakes_are_named(rng, mistake):
+    check = check_scores(make_trace(*MISTAKES[mistake](rng, 4, 1000)))
+    assert (check.verdict, check.pattern) == ("error", mistake.split()[0])
+    assert max(np.abs(check.z_mean).max(), np.abs(check.z_product).max()) > check.threshold
+    words = {"sign": "wrong sign", "jacobian": "log-Jacobian", "constrained": "θ", "order": "order"}
+    assert words[check.pattern] in check.message
+    assert "x[1]" in check.message or check.z_mean.shape == (1,)
+
+
+def test_only_the_wrong_coordinate_is_named(rng):
+    check = check_scores(make_trace(*MISTAKES["sign of one"](rng, 4, 500), ("mu", "sigma", "nu")))
+    assert "scores of sigma have the wrong sign" in check.message
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_non_finite_scores_are_an_error(rng, bad):
+    x, s = gaussian(rng, 2, 50)
+    s[1, 7, 2] = bad
+    check = check_scores(make_trace(x, s))
+    assert (check.verdict, check.pattern) == ("error", "nonfinite")
+    assert "1 of 100 draws (first at chain 1, draw 7), in x[2]" in check.message
+
+
+@pytest.mark.parametrize(
+    ("draws", "scores", "pattern", "words"),
+    [
+        (lambda rng: rng.exponential(size=(4, 500, 1)), lambda x: -np.ones_like(x), "constant", "no gain is possible"),
+        (lambda rng: rng.uniform(size=(4, 500, 1)), np.zeros_like, "constant", "no gain is possible"),
+        (lambda rng: np.abs(rng.normal(size=(4, 500, 1))), lambda x: -x, "boundary", "no gain is possible"),
+        (lambda rng: rng.normal(size=(4, 500, 2)), lambda x: -0.4 * x, "scale", "tempered"),
+        (lambda rng: rng.normal(size=(4, 500, 2)), lambda x: -x + 0.5 * x**2, "unknown", "log-Jacobian"),
+        (lambda rng: np.full((4, 500, 1), rng.normal()), lambda x: 0 * x, "not_converged", "not converged"),
+        (lambda rng: rng.normal(size=(4, 3, 1)), lambda x: -x, "too_few_draws", "too few"),
+    ],
+)
+def test_doubts_are_warnings(rng, draws, scores, pattern, words):
+    x = draws(rng)
+    check = check_scores(make_trace(x, scores(x)))
+    assert (check.verdict, check.pattern) == ("warn", pattern)
+    assert words in check.message
+
+
+def test_a_fixed_coordinate_is_not_tested(rng):
+    x, s = gaussian(rng, 4, 100)
+    x[..., 1], s[..., 1] = 2.0, 0.0
+    check = check_scores(make_trace(x, s))
+    assert (check.verdict, check.message) == ("pass", "")
+    np.testing.assert_array_equal(np.isnan(check.z_mean), [False, True, False])
+    np.testing.assert_array_equal(np.isnan(np.diag(check.z_product)), [False, True, False])
+    assert check_scores(make_trace(x, -s)).pattern == "sign"
+
+
+def test_chains_in_different_modes_are_not_converged(rng):
+    x = rng.normal(size=(4, 200, 2)) + np.array([0.0, 0.0, 0.0, 8.0])[:, None, None] * np.array([1.0, 0.0])
+    centre = np.where(x > 4, 8.0, 0.0)
+    check = check_scores(make_trace(x, centre - x))
+    assert (check.verdict, check.pattern) == ("warn", "not_converged")
+    assert "x[0]," in check.message
+
+
+def test_unconverged_chains_with_right_scores_are_no_error(rng):
+    x = np.cumsum(0.2 * rng.normal(size=(50, 1, 200, 1)), axis=2)
+    assert all(check_scores(make_trace(part, -part)).verdict != "error" for part in x)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.7])
+def test_z_is_standard_normal(rng, rho):
+    noise = np.sqrt(1 - rho**2) * rng.normal(size=(4, 250, 400))
+    x = noise / np.sqrt(1 - rho**2)
+    for i in range(1, 250):
+        x[:, i] = rho * x[:, i - 1] + noise[:, i]
+    z = z_zero_mean(x)
+    assert kstest(z, "norm").pvalue > 1e-5
+    # A mutant that ignores autocorrelation must fail the same test where there is any.
+    naive = x.mean((0, 1)) / x.std((0, 1)) * np.sqrt(1000)
+    assert (kstest(naive, "norm").pvalue < 1e-5) == (rho > 0)
+
+
+def test_products_match_the_definition(rng):
+    x, s = correlated(rng, 3, 40)
+    series = (x - x.mean((0, 1)))[..., :, None] * s[..., None, :] + np.eye(3)
+    np.testing.assert_allclose(z_products(x, s, 0.0), z_zero_mean(series), rtol=1e-9)
+
+
+def test_screening_never_hides_a_failure(rng):
+    x, s = correlated(rng, 3, 40)
+    exact, screened = z_products(x, -s, 0.0), z_products(x, -s, 4.0)
+    assert (np.abs(screened) >= np.abs(exact) - 1e-9).all()
+    np.testing.assert_allclose(screened[np.abs(screened) > 4], exact[np.abs(screened) > 4], rtol=1e-9)
+
+
+def test_many_coordinates_are_tested_in_a_band(rng):
+    x = rng.normal(size=(2, 100, 60))
+    check = check_scores(make_trace(x, -x))
+    assert check.verdict == "pass"
+    assert np.isfinite(np.diag(check.z_product)).all()
+    assert 2000 < np.isfinite(check.z_product).sum() <= 2500
+    assert check_scores(make_trace(x, x)).pattern == "sign"
+
+
+def test_scores_that_are_all_zero_are_called_constant(rng):
+    # An exact zero among the moments must not raise a warning of NumPy's on the way.
+    check = check_scores(make_trace(rng.normal(size=(2, 40, 2)), np.zeros((2, 40, 2))))
+    assert (check.verdict, check.pattern) == ("warn", "constant")
