@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.arrays import rows_of
-from mcmcpost._core.errors import as_float64, fault
+from mcmcpost._core.checks import as_float64
+from mcmcpost._core.errors import InputError
 
 
 class Trace(NamedTuple):
@@ -46,23 +47,21 @@ def make_trace(draws: object, scores: object, names: tuple[str, ...] | None = No
     draws_ = as_float64("Trace", "draws", draws, "chain, draw, d", copy=copy)
     scores_ = as_float64("Trace", "scores", scores, "chain, draw, d", copy=copy)
     if draws_.shape != scores_.shape:
-        raise ValueError(
-            fault(
-                "Trace",
-                f"`scores` of the shape of `draws` {draws_.shape}",
-                scores_.shape,
-                "Both live on the unconstrained space; see attach_scores.",
-            )
+        raise InputError(
+            "Trace",
+            f"`scores` of the shape of `draws` {draws_.shape}",
+            scores_.shape,
+            "Both live on the unconstrained space; see attach_scores.",
         )
     if 0 in draws_.shape:
-        raise ValueError(fault("Trace", "at least one chain, draw and parameter", draws_.shape, "Sample first."))
+        raise InputError("Trace", "at least one chain, draw and parameter", draws_.shape, "Sample first.")
     if not np.isfinite(draws_).all():
         bad = int((~np.isfinite(draws_)).any(-1).sum())
-        raise ValueError(fault("Trace", "finite draws", f"{bad} draws with NaN or infinity", "Remove them."))
+        raise InputError("Trace", "finite draws", f"{bad} draws with NaN or infinity", "Remove them.")
     labels = tuple(f"x[{i}]" for i in range(draws_.shape[-1])) if names is None else tuple(names)
     if len(labels) != draws_.shape[-1] or len(set(labels)) != len(labels):
-        raise ValueError(
-            fault("Trace", f"{draws_.shape[-1]} distinct coordinate names", labels, "Name every coordinate once.")
+        raise InputError(
+            "Trace", f"{draws_.shape[-1]} distinct coordinate names", labels, "Name every coordinate once."
         )
     return Trace(draws_, scores_, labels)
 
@@ -97,13 +96,11 @@ def check_same_order(where: str, labels: Mapping[str, tuple[str, ...] | None]) -
     for (one, first), (other, second) in pairwise(known.items()):
         if first != second and sorted(first) == sorted(second):
             place = next(i for i, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1])
-            raise ValueError(
-                fault(
-                    where,
-                    f"one order of the parameters in {one} and {other}",
-                    f"{first[place]} and {second[place]} at position {place}",
-                    "Select by label in one order, as x.sel(unconstrained_parameter=labels), before comparing.",
-                )
+            raise InputError(
+                where,
+                f"one order of the parameters in {one} and {other}",
+                f"{first[place]} and {second[place]} at position {place}",
+                "Select by label in one order, as x.sel(unconstrained_parameter=labels), before comparing.",
             )
 
 

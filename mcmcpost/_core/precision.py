@@ -1,10 +1,13 @@
-"""The one place that enters float64."""
+"""Precision: the one place that enters float64, and points as floating JAX arrays."""
 
 import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from mcmcpost._core.errors import InputError
 
 
 def in_float64[**P, R](function: Callable[P, R]) -> Callable[P, R]:
@@ -24,3 +27,12 @@ def in_float64[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 
 def _to_numpy(leaf: object) -> object:
     return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+def as_points(where: str, name: str, points: object) -> jax.Array:
+    """Return points (n, d) as a floating JAX array; a traced array is fine."""
+    array = jnp.asarray(points)
+    if array.ndim != 2:
+        cure = "One coordinate is a column: x[:, None]."
+        raise InputError(where, f"`{name}` of shape (n, d)", array.shape, cure)
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))

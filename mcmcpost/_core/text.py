@@ -1,6 +1,9 @@
 """How numbers and counts are printed."""
 
 import math
+from typing import Any
+
+import numpy as np
 
 
 def one_line(message: object) -> str:
@@ -32,3 +35,13 @@ def digits_of(value: float, error: float) -> str:
     if value != 0 and not 1e-4 <= abs(value) < 1e6:
         return f"{value:.{min(15, max(0, math.floor(math.log10(abs(value))) - place))}e}"
     return f"{value:.{min(12, max(0, -place))}f}"
+
+
+def json_able(value: Any) -> Any:
+    """Return plain lists, dicts and numbers, None for NaN and infinities."""
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [json_able(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): json_able(item) for key, item in value.items()}
+    plain = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.api.expectation import resolve_method
 from mcmcpost.control import AbstractControlVariate
@@ -162,7 +162,7 @@ def compare_evidence(
     """
     if not isinstance(evidences, Mapping):
         cure = 'Pass {"m1": evidence, "m2": evidence}.'
-        raise TypeError(fault("compare_evidence", "a dict from name to evidence", type(evidences).__name__, cure))
+        raise InputTypeError("compare_evidence", "a dict from name to evidence", type(evidences).__name__, cure)
     for name, evidence in evidences.items():
         for text in disagreements(evidence) if isinstance(evidence, Evidence) else ():
             warnings.warn(f"compare_evidence: {name}: {text}", EvidenceWarning, stacklevel=2)
@@ -211,12 +211,12 @@ def bridge_evidence(
     """
     where = "bridge_evidence"
     if proposal not in (None, "warp3", "normal"):
-        raise ValueError(fault(where, '`proposal` "warp3" or "normal"', repr(proposal), "Use warp3."))
+        raise InputError(where, '`proposal` "warp3" or "normal"', repr(proposal), "Use warp3.")
     if degree is not None and degree < 0:
-        raise ValueError(fault(where, "`degree` of zero or more, or None", degree, "Use 0 for the plain bridge."))
+        raise InputError(where, "`degree` of zero or more, or None", degree, "Use 0 for the plain bridge.")
     if degree != 0 and (proposal == "warp3" or num_proposals is not None):
         got = 'proposal="warp3"' if proposal == "warp3" else f"num_proposals={num_proposals}"
-        raise ValueError(fault(where, "a normal and as many proposals as draws with `degree`", got, "Leave it out."))
+        raise InputError(where, "a normal and as many proposals as draws with `degree`", got, "Leave it out.")
     target = read_target(where, tree, model, args, kwargs, logdensity_fn)
     if degree != 0:
         return in_float64(controlled_bridge)(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.status import Status
 from mcmcpost.control import (
@@ -29,11 +29,10 @@ from mcmcpost.control import (
     solve_stein_weights,
     standard_coordinates,
 )
-from mcmcpost.io import check_tree, estimate_to_dataframe, integrand_values, read_trace
+from mcmcpost.io import check_tree, integrand_values, read_trace
 from mcmcpost.kernels import AbstractKernel, InverseMultiquadric
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning
-from mcmcpost.stein import kernel_stein_discrepancy as stein_discrepancy
-from mcmcpost.stein import stein_thin
+from mcmcpost.stein import kernel_stein_discrepancy as stein_discrepancy, stein_thin
 from mcmcpost.trace import Trace, without_fixed
 
 if TYPE_CHECKING:
@@ -133,24 +132,20 @@ def joint_expectation(
     """
     choice = VectorValued() if method is None else method
     if not isinstance(choice, (VectorValued, TrainedVectorValued)):
-        raise TypeError(
-            fault("joint_expectation", "`method` to be a VectorValued", repr(method), "Or use expectation.")
-        )
+        raise InputTypeError("joint_expectation", "`method` to be a VectorValued", repr(method), "Or use expectation.")
     if not isinstance(tasks, Mapping):
         cure = 'Pass {"name": (tree, integrands)}.'
-        raise TypeError(fault("joint_expectation", "a dict from name to task", type(tasks).__name__, cure))
+        raise InputTypeError("joint_expectation", "a dict from name to task", type(tasks).__name__, cure)
     if not tasks:
-        raise ValueError(fault("joint_expectation", "at least one task", "none", 'Pass {"name": (tree, integrands)}.'))
+        raise InputError("joint_expectation", "at least one task", "none", 'Pass {"name": (tree, integrands)}.')
     inputs = {}
     for name, pair in tasks.items():
         if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise TypeError(
-                fault(
-                    "joint_expectation",
-                    f"task {name!r} to be a pair (tree, integrands)",
-                    type(pair).__name__,
-                    "Add None for the stored values.",
-                )
+            raise InputTypeError(
+                "joint_expectation",
+                f"task {name!r} to be a pair (tree, integrands)",
+                type(pair).__name__,
+                "Add None for the stored values.",
             )
         tree, integrands = pair
         try:
@@ -174,7 +169,7 @@ def summary(
 
     Arguments are those of `expectation`; `digits` are the significant digits of `mean_cv` that its error supports.
     """
-    return estimate_to_dataframe(expectation(tree, integrands, method, **options))
+    return expectation(tree, integrands, method, **options).to_dataframe()
 
 
 def quantile(
@@ -198,7 +193,7 @@ def quantile(
     """
     levels = np.atleast_1d(np.asarray(probabilities, float))
     if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels < 1)).all():
-        raise ValueError(fault("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, 0.5."))
+        raise InputError("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, 0.5.")
     levels = np.array(list(dict.fromkeys(levels.tolist())))  # a repeated one would be a repeated name
     asked = prepare(tree, integrands, method, allow_bad_scores)
     return in_float64(estimate_quantiles)(
@@ -225,8 +220,8 @@ def stein_weights(
     """
     check = _usable_scores(tree, allow_bad_scores)
     if _identity_fails(check) and not allow_bad_scores:
-        raise ValueError(
-            fault("stein_weights", "scores that satisfy Stein's identity", check.message, "See allow_bad_scores.")
+        raise InputError(
+            "stein_weights", "scores that satisfy Stein's identity", check.message, "See allow_bad_scores."
         )
     values = integrand_values(tree, integrands).values
     return in_float64(solve_stein_weights)(
@@ -381,6 +376,6 @@ def resolve_method(method: str | AbstractControlVariate) -> AbstractControlVaria
         return method
     if isinstance(method, str) and method in METHODS:
         return METHODS[method]
-    raise ValueError(
-        fault("method", f"one of {', '.join(METHODS)} or a method object", repr(method), "See ZeroVariance, SemiExact.")
+    raise InputError(
+        "method", f"one of {', '.join(METHODS)} or a method object", repr(method), "See ZeroVariance, SemiExact."
     )

@@ -4,13 +4,13 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.versions import versions
 from mcmcpost.api.evidence import log_evidence
 from mcmcpost.api.expectation import estimate_prepared, prepare
 from mcmcpost.control import AbstractControlVariate, JointEstimate
 from mcmcpost.evidence import Evidence, disagreements
-from mcmcpost.io import check_convergence, evidence_methods, evidence_rungs, is_ladder, posterior_rung, read_trace
+from mcmcpost.io import check_convergence, is_ladder, posterior_rung, read_trace
 from mcmcpost.report import Contents, EvidencePart, PosteriorPart, check_destination, render, write_html
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def gather(
 ) -> Contents:
     """Compute what a report shows; arguments as in `html_report`."""
     if tree is None and evidence is None and joint is None:
-        raise ValueError(fault("html_report", "a trace, an evidence or a joint estimate", "none", "Pass one."))
+        raise InputError("html_report", "a trace, an evidence or a joint estimate", "none", "Pass one.")
     lines = dict(asked or {})
     notices: list[str] = []
     posterior = None
@@ -112,7 +112,7 @@ def gather(
         notices += [f"Evidence: {text}" for text in (*evidence.complaints, *disagreements(evidence))]
     if joint is not None:
         lines["Related tasks"] = ", ".join(joint)
-    found = None if evidence is None else EvidencePart(evidence, evidence_methods(evidence), evidence_rungs(evidence))
+    found = None if evidence is None else EvidencePart(evidence, evidence.to_dataframe(), evidence.rungs_to_dataframe())
     return Contents(
         title=title,
         notices=tuple(notices),

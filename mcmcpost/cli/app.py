@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.text import one_line
 from mcmcpost.cli.edge import cache_directory, is_user_error, model_file_fault
 
@@ -178,10 +179,10 @@ def reduce(
             _check_output(output)
         if source.suffix == ".py":
             if model is not None:
-                raise ValueError(f"--model: expected a trace, got the model file {source}. Leave --model out.")
+                raise InputError(f"--model: expected a trace, got the model file {source}. Leave --model out.")
             tree = sample_model(source, warmup, draws, chains, seed, option, allow_bad_scores=allow_bad_scores)
         elif any(value is not None for value in (warmup, draws, chains, seed)):
-            raise ValueError(
+            raise InputError(
                 f"reduce: sampling options belong to a model file, got the trace {source}. Leave them out."
             )
         else:
@@ -230,17 +231,17 @@ def evidence(
         }  # fmt: skip
         if output is not None:
             if len(sources) > 1:
-                raise ValueError(f"--output: expected one source, got {len(sources)}. Write them one by one.")
+                raise InputError(f"--output: expected one source, got {len(sources)}. Write them one by one.")
             _check_output(output)
         names = [str(source) for source in sources]
         if len(set(names)) < len(names):
-            raise ValueError(f"evidence: expected distinct sources, got {names}. Name each once.")
+            raise InputError(f"evidence: expected distinct sources, got {names}. Name each once.")
         found = {}
         for name, source in zip(names, sources, strict=True):
             if source.suffix == ".py":
                 tree = sample_ladder_of(source, settings, option or [])
             elif any(value is not None for value in (*settings.values(), option)):
-                raise ValueError(
+                raise InputError(
                     f"evidence: sampling options belong to a model file, got the ladder {source}. Leave them out."
                 )
             else:
@@ -248,11 +249,11 @@ def evidence(
             choice = None if method is None else method.value
             found[name] = mcmcpost.log_evidence(tree, choice, path=path.value, allow_bad_scores=allow_bad_scores)
             if output is not None:
-                mcmcpost.save_tree(mcmcpost.evidence_to_datatree(found[name], tree), output)
+                mcmcpost.save_tree(found[name].to_datatree(tree), output)
         comparison = mcmcpost.compare_evidence(found) if len(found) > 1 else None
         if as_json:
-            records = [{"source": name} | mcmcpost.evidence_to_json_dict(e) for name, e in found.items()]
-            table = None if comparison is None else mcmcpost.comparison_to_dataframe(comparison).reset_index()
+            records = [{"source": name} | e.to_json_dict() for name, e in found.items()]
+            table = None if comparison is None else comparison.to_dataframe().reset_index()
             _print_json({"evidence": records} | ({} if table is None else {"comparison": table.to_dict("records")}))
         else:
             texts = [evidence_text(name, e) for name, e in found.items()]
@@ -326,10 +327,10 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def _check_output(path: Path) -> None:
     """Refuse before the work what could not be written after it."""
-    from mcmcpost._core.errors import check_writable
+    from mcmcpost._core.checks import check_writable
 
     if path.suffix.lower() not in (".nc", ".zarr"):
-        raise ValueError(f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the format.")
+        raise InputError(f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the format.")
     if path.exists():
         raise FileExistsError(f"--output: expected a new file, got {path}, which exists. Nothing is overwritten.")
     if not path.parent.is_dir():
@@ -341,13 +342,13 @@ def _distinct(expect: list[str]) -> list[str]:
     names = [text.partition("=")[0].strip() for text in expect]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise ValueError(f"--expect: expected distinct names, got {repeated} twice. Rename one.")
+        raise InputError(f"--expect: expected distinct names, got {repeated} twice. Rename one.")
     return expect
 
 
 def _probabilities(quantile: list[float]) -> list[float]:
     if not all(0 < p < 1 for p in quantile):
-        raise ValueError(
+        raise InputError(
             f"--quantile: expected numbers between 0 and 1, got {quantile}. A percentage is divided by 100."
         )
     return quantile
@@ -363,23 +364,20 @@ def _report_convergence(tree: "xarray.DataTree") -> dict[str, Any]:
 
 
 def _with_results(tree: "xarray.DataTree", estimates: "list[Estimate]") -> "xarray.DataTree":
-    import mcmcpost
 
-    result = mcmcpost.estimate_to_datatree(estimates[0], tree)
+    result = estimates[0].to_datatree(tree)
     for more in estimates[1:]:
-        result["control_variates_quantiles"] = mcmcpost.estimate_to_datatree(more)["control_variates"]
+        result["control_variates_quantiles"] = more.to_datatree()["control_variates"]
     return result
 
 
 def _print_estimates(estimates: "list[Estimate]", as_json: bool) -> None:
     import pandas
 
-    import mcmcpost
-
     if as_json:
-        _print_json({"quantities": [q for e in estimates for q in mcmcpost.estimate_to_json_dict(e)["quantities"]]})
+        _print_json({"quantities": [q for e in estimates for q in e.to_json_dict()["quantities"]]})
     else:
-        print(_format(pandas.concat(list(map(mcmcpost.estimate_to_dataframe, estimates)))).to_string())
+        print(_format(pandas.concat([estimate.to_dataframe() for estimate in estimates])).to_string())
 
 
 def _print_json(facts: dict[str, Any]) -> None:

@@ -1,31 +1,21 @@
-"""The edge of the program: whose error it is, where the cache lies, how a number is printed."""
+"""The edge of the program: whose error it is, and where the compilation cache lies."""
 
-import dis
+import ast
 import os
 from pathlib import Path
-from types import FrameType, TracebackType
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 
 
 MODULE_PREFIX = "_mcmcpost_model_"
-"""How `mcmcpost.io._model_file`, too heavy to import for ``--help``, names the modules of model files."""
+"""How `mcmcpost.cli.model_file`, too heavy to import for ``--help``, names the modules of model files."""
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether `error` was raised on purpose, by this package, about what the user gave.
+    """Whether `error` is about what the user gave; one that NumPy or JAX raised keeps its traceback."""
+    from mcmcpost._core.errors import InputError, InputTypeError, MissingPackageError
 
-    A `ValueError` that NumPy or JAX raised under our feet is our fault and keeps its traceback: the innermost frame
-    must be ours and stand on the instruction of a ``raise``.
-    """
-    if isinstance(error, OSError):
-        return True
-    trace = error.__traceback__
-    if not isinstance(error, ValueError | TypeError | ImportError) or trace is None:
-        return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return _is_ours(trace.tb_frame) and _on_purpose(trace)
+    return isinstance(error, (InputError, InputTypeError, MissingPackageError, OSError))
 
 
 def model_file_fault(error: BaseException) -> str | None:
@@ -39,26 +29,23 @@ def model_file_fault(error: BaseException) -> str | None:
     while trace is not None:
         if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(MODULE_PREFIX):
             place = trace
-        elif _is_ours(trace.tb_frame):
+        elif PACKAGE in Path(trace.tb_frame.f_code.co_filename).parents:
             place = None
         trace = trace.tb_next
     if place is None:
         return None
-    if place.tb_next is None and _on_purpose(place):
-        return str(error)
     code = place.tb_frame.f_code
+    if place.tb_next is None and _is_raised_at(Path(code.co_filename), place.tb_lineno):
+        return str(error)
     where = f"Model file {code.co_filename}, line {place.tb_lineno}"
     cure = "Set MCMCPOST_DEBUG=1 to see the traceback."
     return fault(where, f"`{code.co_name}` to run", f"{type(error).__name__}: {error}", cure)
 
 
-def _is_ours(frame: FrameType) -> bool:
-    return PACKAGE in Path(frame.f_code.co_filename).parents
-
-
-def _on_purpose(trace: TracebackType) -> bool:
-    """Whether the error stands on the instruction of a ``raise`` in this frame."""
-    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+def _is_raised_at(file: Path, line: int) -> bool:
+    """Whether a ``raise`` statement of `file` covers `line`."""
+    nodes = ast.walk(ast.parse(file.read_text()))
+    return any(isinstance(node, ast.Raise) and node.lineno <= line <= (node.end_lineno or line) for node in nodes)
 
 
 def cache_directory() -> Path | None:

@@ -51,20 +51,19 @@ def sample_ladder_of(path: Path, settings: Mapping[str, int | None], options: li
 
 def evidence_text(name: str, evidence: "Evidence") -> str:
     """Return the estimate, every method on the same draws, and the rungs."""
-    import mcmcpost
 
     missed = evidence.discretisation_error
     head = (
         f"{name}: log evidence {digits_of(evidence.value, evidence.error)} ± {significant(evidence.mcse, 2)} (Monte"
         f" Carlo) ± {significant(missed, 2)} (discretisation), {evidence.method}, {evidence.status}"
     )
-    methods = mcmcpost.evidence_methods(evidence)
+    methods = evidence.to_dataframe()
     table = methods.assign(
         log_evidence=list(map(digits_of, methods["log_evidence"], methods["mcse"])),
         mcse=[significant(x, 2) for x in methods["mcse"]],
         discretisation_error=["" if np.isnan(x) else significant(x, 2) for x in methods["discretisation_error"]],
     )
-    return "\n\n".join([head, table.to_string(), _rungs(mcmcpost.evidence_rungs(evidence)).to_string()])
+    return "\n\n".join([head, table.to_string(), _rungs(evidence.rungs_to_dataframe()).to_string()])
 
 
 def _rungs(rungs: "pandas.DataFrame") -> "pandas.DataFrame":
@@ -82,9 +81,8 @@ def _rungs(rungs: "pandas.DataFrame") -> "pandas.DataFrame":
 
 def comparison_text(comparison: "EvidenceComparison") -> str:
     """Return one line per model, best first."""
-    import mcmcpost
 
-    table = mcmcpost.comparison_to_dataframe(comparison)
+    table = comparison.to_dataframe()
     errors = {"log_evidence": "error", "log_bayes_factor": "log_bayes_factor_error", "probability": "probability_error"}
     shown: dict[str, Any] = {}
     for column, error in errors.items():

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 
 type Values = Mapping[str, np.ndarray]
 
@@ -219,7 +219,7 @@ def parse_expression(text: str) -> tuple[str, Expression]:
     """
     name, separator, body = (part.strip() for part in text.partition("="))
     if not separator or not _NAME.fullmatch(name) or body.startswith("=") or not body:
-        raise ValueError(fault("Expression", "NAME=EXPRESSION", repr(text), 'For example --expect "ratio=a / b".'))
+        raise InputError("Expression", "NAME=EXPRESSION", repr(text), 'For example --expect "ratio=a / b".')
     return name, compile_expression(body)
 
 
@@ -227,8 +227,8 @@ def compile_expression(text: str) -> Expression:
     """Return the checked `Expression` of `text`."""
     line = " ".join(text.splitlines()).strip()
     if len(line) > MAX_LENGTH:
-        raise ValueError(
-            fault("Expression", f"at most {MAX_LENGTH} characters", len(line), "Put it in the model's quantities().")
+        raise InputError(
+            "Expression", f"at most {MAX_LENGTH} characters", len(line), "Put it in the model's quantities()."
         )
     plain, quoted = _unquote(line)
     try:
@@ -283,7 +283,7 @@ def _unquote(line: str) -> tuple[str, dict[str, str]]:
 
 def _refuse(line: str, column: int, why: str) -> NoReturn:
     column = min(column, max(len(line) - 1, 0))
-    raise ValueError(
+    raise InputError(
         f"Expression {line!r} {why}, at character {column + 1}: {line[column : column + 20]!r}. "
         f"Allowed: variables, numbers, + - * / **, comparisons, and or not, & | ~ between conditions, indices, and "
         f"the functions {' '.join(FUNCTIONS)}."

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, InputTypeError, fault
 
 
 class ModelFile(NamedTuple):
@@ -33,13 +33,11 @@ class ModelFile(NamedTuple):
         self._refuse_unknown(options or {})
         values = _call(self.data, options or {})
         if not isinstance(values, Mapping | tuple):
-            raise TypeError(
-                fault(
-                    f"Model file {self.path}",
-                    "`data()` to return a dict of keyword arguments or a tuple of positional ones for `model`",
-                    type(values).__name__,
-                    "Return {} if `model` takes no arguments.",
-                )
+            raise InputTypeError(
+                f"Model file {self.path}",
+                "`data()` to return a dict of keyword arguments or a tuple of positional ones for `model`",
+                type(values).__name__,
+                "Return {} if `model` takes no arguments.",
             )
         args, kwargs = (values, {}) if isinstance(values, tuple) else ((), dict(values))
         signature = inspect.signature(self.model)
@@ -47,9 +45,7 @@ class ModelFile(NamedTuple):
             signature.bind(*args, **kwargs)
         except TypeError as error:
             expected = f"`data()` to return the arguments of `model{signature}`"
-            raise TypeError(
-                fault(f"Model file {self.path}", expected, str(error), "Name each argument once.")
-            ) from error
+            raise InputTypeError(f"Model file {self.path}", expected, str(error), "Name each argument once.") from error
         return args, kwargs
 
     def start(self, options: Mapping[str, object] | None = None) -> dict[str, Any] | None:
@@ -62,13 +58,11 @@ class ModelFile(NamedTuple):
 
     def _dict_of(self, function: str, values: object) -> dict[str, Any]:
         if not isinstance(values, Mapping):
-            raise TypeError(
-                fault(
-                    f"Model file {self.path}",
-                    f"`{function}` to return a dict",
-                    type(values).__name__,
-                    "Name each value.",
-                )
+            raise InputTypeError(
+                f"Model file {self.path}",
+                f"`{function}` to return a dict",
+                type(values).__name__,
+                "Name each value.",
             )
         return dict(values)
 
@@ -76,13 +70,11 @@ class ModelFile(NamedTuple):
         accepted = _accepted(self.data) | (_accepted(self.init) if self.init else set())
         unknown = [] if None in accepted else sorted(set(options) - accepted)
         if unknown:
-            raise ValueError(
-                fault(
-                    f"Model file {self.path}",
-                    f"options among {sorted(name for name in accepted if name) or 'none'}",
-                    unknown,
-                    "Options are the arguments of `data()` and `init()`.",
-                )
+            raise InputError(
+                f"Model file {self.path}",
+                f"options among {sorted(name for name in accepted if name) or 'none'}",
+                unknown,
+                "Options are the arguments of `data()` and `init()`.",
             )
 
 
@@ -118,7 +110,7 @@ def _execute(file: Path) -> ModuleType:
     name = f"_mcmcpost_model_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file) if file.suffix == ".py" else None
     if spec is None or spec.loader is None:
-        raise ValueError(fault("Model file", "a Python file, NAME.py", str(file), "A trace ends in .nc or .zarr."))
+        raise InputError("Model file", "a Python file, NAME.py", str(file), "A trace ends in .nc or .zarr.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and NamedTuples look their module up while it runs
     sys.path.insert(0, str(file.parent))
@@ -128,8 +120,8 @@ def _execute(file: Path) -> ModuleType:
         del sys.modules[name]
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         message = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise ValueError(
-            fault(f"Model file {file}{line}", "valid Python", f"{message}", "Run it with python to see more.")
+        raise InputError(
+            f"Model file {file}{line}", "valid Python", f"{message}", "Run it with python to see more."
         ) from error
     except BaseException:
         del sys.modules[name]
@@ -143,13 +135,11 @@ def _function(module: ModuleType, file: Path, name: str) -> Callable[..., Any]:
     value = getattr(module, name, None)
     if not callable(value):
         got = f"`{name}` of type {type(value).__name__}" if hasattr(module, name) else f"no `{name}`"
-        raise ValueError(
-            fault(
-                f"Model file {file}",
-                f"a function `{name}`",
-                got,
-                "A model file defines model(...) and data(), and optionally quantities(draw) and init().",
-            )
+        raise InputError(
+            f"Model file {file}",
+            f"a function `{name}`",
+            got,
+            "A model file defines model(...) and data(), and optionally quantities(draw) and init().",
         )
     return value
 
@@ -174,7 +164,7 @@ def parse_options(texts: list[str]) -> dict[str, object]:
     for text in texts:
         name, separator, value = (part.strip() for part in text.partition("="))
         if not separator or not name.isidentifier() or name in options:
-            raise ValueError(fault("Option", "NAME=VALUE, each name once", repr(text), "For example priors=stan."))
+            raise InputError("Option", "NAME=VALUE, each name once", repr(text), "For example priors=stan.")
         options[name] = _number(value)
     return options
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.cli.expressions import Expression, evaluate_expressions
 from mcmcpost.cli.model_file import ModelFile
@@ -106,7 +106,7 @@ def named_scalars(tree: "xarray.DataTree", expressions: Mapping[str, str | Expre
 def _add(scalars: dict[str, np.ndarray], names: Sequence[str], arrays: Iterable[np.ndarray]) -> None:
     taken = sorted(set(names) & set(scalars))
     if taken:
-        raise ValueError(fault("Quantities", "names not taken yet", taken, "Rename the quantity."))
+        raise InputError("Quantities", "names not taken yet", taken, "Rename the quantity.")
     scalars |= dict(zip(names, arrays, strict=True))
 
 

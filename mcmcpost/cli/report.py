@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import WITHOUT_GAIN
 from mcmcpost._core.text import number_of_quantities, one_line, significant
 
@@ -37,7 +38,7 @@ def report_facts(
     place = check_destination(output, overwrite)
     if trace.suffix == ".py":
         cure = f"Sample it first: mcmcpost sample {trace} -o trace.nc."
-        raise ValueError(f"report: expected a trace (.nc, .zarr), got the model file {trace}. {cure}")
+        raise InputError(f"report: expected a trace (.nc, .zarr), got the model file {trace}. {cure}")
     tree = load_trace(trace, model, options, allow_bad_scores=allow_bad_scores)
     with warnings.catch_warnings():
         for told in (mcmcpost.ScoreWarning, mcmcpost.EvidenceWarning):
@@ -62,10 +63,10 @@ def report_facts(
         "score_check": check.verdict,
         "divergences": contents.posterior.divergences,
         "notices": list(contents.notices),
-        **mcmcpost.estimate_to_json_dict(estimate),
+        **estimate.to_json_dict(),
     }
     if contents.evidence is not None:
-        facts["evidence"] = mcmcpost.evidence_to_json_dict(contents.evidence.evidence)
+        facts["evidence"] = contents.evidence.evidence.to_json_dict()
     return facts
 
 

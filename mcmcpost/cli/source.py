@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import unconstrain_fn
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, fault
 from mcmcpost.cli.model_file import ModelFile
 from mcmcpost.cli.quantities import check_quantities
 from mcmcpost.io.numpyro_model import Model, probe_model
@@ -62,7 +62,7 @@ def sample_posterior(
     """
     for name, value in (("num_warmup", num_warmup), ("num_samples", num_samples), ("num_chains", num_chains)):
         if value < 1:
-            raise ValueError(fault("sample_posterior", f"`{name}` of at least 1", value, "Ask for more."))
+            raise InputError("sample_posterior", f"`{name}` of at least 1", value, "Ask for more.")
     start_key, chain_key = jax.random.split(key)
     args, kwargs = model_file.arguments(options)
     probed = probe_model(f"Model file {model_file.path}", model_file.model, args, kwargs)
@@ -80,10 +80,10 @@ def sample_posterior(
         mcmc.run(chain_key, *args, extra_fields=EXTRA_FIELDS, init_params=start, **kwargs)
     except RuntimeError as error:
         if "Cannot find valid initial parameters" in str(error):
-            raise ValueError(_no_start(model_file, "none in NumPyro's attempts")) from error
+            raise InputError(_no_start(model_file, "none in NumPyro's attempts")) from error
         raise
     if not jnp.isfinite(mcmc.get_extra_fields()["potential_energy"]).all():
-        raise ValueError(_no_start(model_file, "chains whose log density is never finite"))
+        raise InputError(_no_start(model_file, "chains whose log density is never finite"))
     return mcmc
 
 
@@ -106,15 +106,15 @@ def _starts(
         return None
     sites = list(probed.sites)
     if set(values) != set(sites):
-        raise ValueError(
-            fault(f"Model file {model_file.path}", f"`init()` to name the sites {sites}", sorted(values), "Name each.")
+        raise InputError(
+            f"Model file {model_file.path}", f"`init()` to name the sites {sites}", sorted(values), "Name each."
         )
     constrained = {name: jnp.asarray(values[name], jnp.result_type(float)) for name in sites}
     centre = unconstrain_fn(model_file.model, probed.args, probed.kwargs, constrained)
     bad = [name for name in sites if not jnp.isfinite(centre[name]).all()]
     if bad:
-        raise ValueError(
-            fault(f"Model file {model_file.path}", "`init()` inside the support", f"{bad} outside", "Move it inside.")
+        raise InputError(
+            f"Model file {model_file.path}", "`init()` inside the support", f"{bad} outside", "Move it inside."
         )
     keys = dict(zip(sites, jax.random.split(key, len(sites)), strict=True))
     lead = () if num_chains == 1 else (num_chains,)  # NumPyro wants no chain axis for one chain
@@ -164,7 +164,7 @@ def load_trace(
 
     if model is None:
         if options:
-            raise ValueError(f"--option: expected a model file, got the trace {path} alone. Add --model FILE.py.")
+            raise InputError(f"--option: expected a model file, got the trace {path} alone. Add --model FILE.py.")
         return _loaded(path)
     model_file = load_model_file(model)
     args, kwargs = model_file.arguments(parse_options(options or []))

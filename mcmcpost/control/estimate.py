@@ -1,18 +1,26 @@
 """Estimates with honest errors, of expectations and of quantiles: the cross-fitted residual series decides."""
 
-from typing import Any, NamedTuple
+import json
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.stats
 from jaxtyping import Bool, Float
 
 from mcmcpost._core.arrays import copy_of, in_blocks
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
+from mcmcpost._core.text import json_able
 from mcmcpost.control.errors import feature_inflation, tail_inflation, total_error
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean
 from mcmcpost.control.problem import Problem, column_sd, make_problem
 from mcmcpost.trace import Trace, distinct_states
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
 
 MIN_STATES = 4
 """Below so many distinct states nothing is known about the error, not even of a constant."""
@@ -20,6 +28,13 @@ MIN_STATES = 4
 
 DISAGREEMENT = 2.9e-7
 """Probability, one tail, beyond which the controlled and the plain mean contradict each other: five standard errors."""
+
+
+GROUP = "control_variates"
+"""The group of a tree that holds estimates."""
+
+NUMBERS = ("mean", "mcse", "gain", "variance_ratio", "sd", "mean_plain", "mcse_plain", "mean_crossfit")
+"""The fields of `Estimate` that are one number a quantity."""
 
 
 class Estimate(NamedTuple):
@@ -55,6 +70,122 @@ class Estimate(NamedTuple):
     residuals: Float[np.ndarray, "c n p"]
     covariance: Float[np.ndarray, "p p"]
     info: dict[str, Any]
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return one row per quantity: mean, sd, mcse, mean_cv, mcse_cv, gain, method, status, digits.
+
+        mean, sd, mcse are the plain posterior mean, standard deviation and Monte Carlo standard error, as in
+        ``az.summary``; mean_cv and mcse_cv are the controlled ones; gain is (mcse/mcse_cv)²; digits is how many
+        significant digits of mean_cv lie above twice its error.
+        """
+        import pandas
+
+        return pandas.DataFrame(
+            {
+                "mean": self.mean_plain,
+                "sd": self.sd,
+                "mcse": self.mcse_plain,
+                "mean_cv": self.mean,
+                "mcse_cv": self.mcse,
+                "gain": self.gain,
+                "method": list(self.method),
+                "status": [str(status) for status in self.status],
+                "digits": significant_digits(self.mean, self.mcse),
+            },
+            index=pandas.Index(self.names, name="quantity"),
+        )
+
+    def to_json_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """Return ``{"quantities": [{"name", "mean", "mcse", "gain", ...}]}`` with None for NaN and infinities."""
+        table = self.to_dataframe()
+        columns = {
+            "mean": self.mean,
+            "mcse": self.mcse,
+            "gain": self.gain,
+            "variance_ratio": self.variance_ratio,
+            "sd": self.sd,
+            "mean_plain": self.mean_plain,
+            "mcse_plain": self.mcse_plain,
+            "mean_crossfit": self.mean_crossfit,
+        }
+        return {
+            "quantities": [
+                {"name": name}
+                | {key: json_able(float(values[j])) for key, values in columns.items()}
+                | {
+                    "method": self.method[j],
+                    "status": str(self.status[j]),
+                    "digits": int(table["digits"].iloc[j]),
+                }
+                for j, name in enumerate(self.names)
+            ]
+        }
+
+    def to_datatree(self, tree: "xarray.DataTree | None" = None) -> "xarray.DataTree":
+        """Return a new tree with the estimates in the group `control_variates`.
+
+        Parameters
+        ----------
+        tree : the trace of the estimate, from which the other groups are taken; it is not changed, and their arrays are
+            shared with it, as by ``tree.copy()``.
+
+        Returns
+        -------
+        DataTree : variables `mean`, `mcse`, `gain`, `variance_ratio`, `sd`, `mean_plain`, `mcse_plain`,
+            `mean_crossfit`, `status` and `method` over `quantity`; `residual` (chain, draw, quantity), whose spread is
+            that of f − g and not of the posterior; `covariance` (quantity, quantity_bis). Attrs: the methods, `info` as
+            JSON with null for what is not finite, its scalar entries one by one, and versions.
+        """
+        import xarray
+
+        names = np.array(self.names, dtype=object)
+        variables: dict[str, Any] = {name: ("quantity", np.asarray(getattr(self, name))) for name in NUMBERS}
+        variables |= {
+            "status": ("quantity", np.array([str(status) for status in self.status], dtype=object)),
+            "method": ("quantity", np.array([str(method) for method in self.method], dtype=object)),
+            "residual": (("chain", "draw", "quantity"), np.asarray(self.residuals)),
+            "covariance": (("quantity", "quantity_bis"), np.asarray(self.covariance)),
+        }
+        new = xarray.DataTree() if tree is None else tree.copy()
+        coords = {"quantity": names, "quantity_bis": names, **_chain_draw(new, self.residuals.shape)}
+        results = xarray.Dataset(variables, coords=coords, attrs=_attrs(self))
+        new[GROUP] = xarray.DataTree(results)
+        return new
+
+
+def significant_digits(mean: np.ndarray, mcse: np.ndarray) -> np.ndarray:
+    """Return ⌊log₁₀(|mean|/2 mcse)⌋ between 0 and 15; 15 for an exact value and 0 for one that is not finite."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        digits = np.floor(np.log10(np.abs(mean) / (2 * mcse)))
+    digits = np.where(mcse == 0, 15.0, np.nan_to_num(digits, nan=0.0, posinf=15.0, neginf=0.0))
+    return np.clip(digits, 0, 15).astype(int)
+
+
+def _chain_draw(tree: "xarray.DataTree", shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    posterior = tree.children.get("posterior")
+    sizes = tuple(shape[:2]) if posterior is None else tuple(posterior.sizes.get(dim, 0) for dim in ("chain", "draw"))
+    if sizes != tuple(shape[:2]):
+        raise InputError("to_datatree", f"a tree of {tuple(shape[:2])} chains and draws", sizes, "Pass its own trace.")
+    return {
+        dim: posterior.coords[dim].values if posterior is not None and dim in posterior.coords else np.arange(size)
+        for dim, size in zip(("chain", "draw"), shape, strict=False)
+    }
+
+
+def _attrs(estimate: "Estimate") -> dict[str, str | int | float]:
+    info = {str(key): json_able(value) for key, value in estimate.info.items()}
+    scalars = {
+        key: value for key, value in info.items() if isinstance(value, (str, int, float)) and type(value) is not bool
+    }
+    return {
+        **scalars,
+        "method": ", ".join(dict.fromkeys(str(method) for method in estimate.method)),
+        "info": json.dumps(info, allow_nan=False),
+        "residual_is": "f - g, cross-fitted: its spread is not that of the posterior",
+        "mcmcpost_version": version("mcmcpost"),
+        "jax_version": version("jax"),
+        "arviz_version": version("arviz"),
+    }
 
 
 def estimate_expectations(

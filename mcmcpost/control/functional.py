@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mcmcpost._core.arrays import pad_columns, zeros
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import fold_jackknife, mean_doubt
 from mcmcpost.control.kernel_systems import KernelData, KernelFit, crossfit_dense, crossfit_iterative
@@ -198,7 +198,7 @@ class SemiExact(AbstractControlVariate):
 
     def __check_init__(self) -> None:
         if not isinstance(self.degree, int) or self.degree < 1:
-            raise ValueError(fault("SemiExact", "`degree` to be a positive integer", self.degree, "Use 1, 2 or 3."))
+            raise InputError("SemiExact", "`degree` to be a positive integer", self.degree, "Use 1, 2 or 3.")
         _check(self)
 
     @property
@@ -213,17 +213,17 @@ class SemiExact(AbstractControlVariate):
 def _check(choice: ControlFunctional | SemiExact) -> None:
     where = type(choice).__name__
     if choice.kernel is not None and isinstance(choice.tuning, GridREML):
-        raise ValueError(fault(where, "no `kernel` with GridREML, which has its own", choice.kernel, "Use REML()."))
+        raise InputError(where, "no `kernel` with GridREML, which has its own", choice.kernel, "Use REML().")
     if choice.nugget is not None and not 0 < choice.nugget < np.inf:
-        raise ValueError(fault(where, "a positive `nugget`", choice.nugget, "It is relative: 1e-8 to 1."))
+        raise InputError(where, "a positive `nugget`", choice.nugget, "It is relative: 1e-8 to 1.")
     whole = choice.budget is None or (isinstance(choice.budget, int) and choice.budget > 0)
     if not whole or (choice.budget is not None and isinstance(choice.solver, Cholesky)):
         wanted = "a whole positive `budget`, and no Cholesky()"
-        raise ValueError(fault(where, wanted, choice.budget, "It counts products."))
+        raise InputError(where, wanted, choice.budget, "It counts products.")
     if choice.max_states is not None and (choice.budget is not None or isinstance(choice.solver, ConjugateGradients)):
-        raise ValueError(fault(where, "no `max_states` with ConjugateGradients", choice.max_states, "Use Cholesky()."))
+        raise InputError(where, "no `max_states` with ConjugateGradients", choice.max_states, "Use Cholesky().")
     if choice.max_states is not None and choice.max_states < MIN_TRAIN:
-        raise ValueError(fault(where, f"`max_states` of at least {MIN_TRAIN}", choice.max_states, "Fit on more."))
+        raise InputError(where, f"`max_states` of at least {MIN_TRAIN}", choice.max_states, "Fit on more.")
 
 
 def _crossfit(

@@ -1,17 +1,32 @@
 """Related expectations on several traces, estimated together, with the covariance of their errors."""
 
+import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost.control.estimate import Estimate, assemble, controllable, covariance_of, mark, plain_estimate
+from mcmcpost._core.text import json_able
+from mcmcpost.control.estimate import (
+    GROUP,
+    NUMBERS,
+    Estimate,
+    assemble,
+    controllable,
+    covariance_of,
+    mark,
+    plain_estimate,
+)
 from mcmcpost.control.method import ControlFit, JointFit
 from mcmcpost.control.problem import Problem, check_dimensions, make_joint_problem, make_problem, same_states
 from mcmcpost.control.trained import TrainedVectorValued
 from mcmcpost.control.vector_valued import VectorValued
 from mcmcpost.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
 
 
 class TaskInput(NamedTuple):
@@ -61,6 +76,48 @@ class JointEstimate(dict[str, Estimate]):
         """The learnt B as a correlation matrix."""
         sd = np.sqrt(np.diagonal(self.task_covariance))
         return self.task_covariance / sd[:, None] / sd[None, :]
+
+    def to_datatree(self) -> "xarray.DataTree":
+        """Return a new tree with the estimates of all tasks in the group `control_variates`.
+
+        Returns
+        -------
+        DataTree : `mean`, `mcse`, `gain`, … `status` and `method` over `task`, labelled by the task's name, or
+            ``name: integrand`` where a task has several; `covariance` (task, task_bis) of the errors; the learnt B as
+            `task_correlation` (fitted_task, fitted_task_bis), a correlation matrix, and `task_covariance`. One subgroup
+            per task, by its number, with what `Estimate.to_datatree` writes for it; its attr `task` is the name.
+        """
+        import xarray
+
+        single = {name: len(part.names) == 1 for name, part in self.items()}
+
+        def text(labels: tuple[tuple[str, str], ...]) -> np.ndarray:
+            return np.array([task if single[task] else f"{task}: {name}" for task, name in labels], dtype=object)
+
+        parts = list(self.values())
+        variables: dict[str, Any] = {
+            name: ("task", np.concatenate([np.asarray(getattr(part, name)) for part in parts])) for name in NUMBERS
+        }
+        for name in ("status", "method"):
+            flat = [str(item) for part in parts for item in getattr(part, name)]
+            variables[name] = ("task", np.array(flat, dtype=object))
+        variables["covariance"] = (("task", "task_bis"), self.covariance)
+        coords = {"task": text(self.labels), "task_bis": text(self.labels)}
+        if len(self.task_labels):
+            pair = ("fitted_task", "fitted_task_bis")
+            variables |= {"task_covariance": (pair, self.task_covariance)}
+            variables |= {"task_correlation": (pair, self.task_correlation)}
+            coords |= {name: text(self.task_labels) for name in pair}
+        attrs = {
+            "info": json.dumps(json_able(next((part.info for part in parts if part.info), {})), allow_nan=False),
+            "mcmcpost_version": version("mcmcpost"),
+        }
+        tree = xarray.DataTree()
+        tree[GROUP] = xarray.DataTree(xarray.Dataset(variables, coords=coords, attrs=attrs))
+        for number, (name, part) in enumerate(self.items()):
+            own = part.to_datatree()[GROUP].to_dataset()
+            tree[f"task_{number}"] = xarray.DataTree(own.assign_attrs(task=name))
+        return tree
 
 
 def estimate_jointly(

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.arrays import in_blocks, zeros
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost.trace import Trace, check_same_order, distinct_states
 
@@ -141,7 +141,7 @@ def standard_coordinates(
     if moments is not None:
         mean, sd = (np.broadcast_to(np.asarray(moment, float), (d,)) for moment in moments)
         if not (np.isfinite(mean).all() and np.isfinite(sd).all() and (sd > 0).all()):
-            raise ValueError(fault("standardize", "a finite mean and a positive sd", moments, "Pass (mean, sd)."))
+            raise InputError("standardize", "a finite mean and a positive sd", moments, "Pass (mean, sd).")
         return mean, np.diag(sd)
     mean, sd = flat.mean(axis=0), column_sd(flat)
     sd = np.where(sd > 0, sd, 1.0)
@@ -163,7 +163,7 @@ def draw_folds(num_chains: int, num_draws: int, num_folds: int | None = None) ->
     `num_folds` at most the number of chains, chains are grouped.
     """
     if num_folds is not None and num_folds < 2:
-        raise ValueError(fault("folds", "at least two folds", num_folds, "Cross-fitting needs a held-out part."))
+        raise InputError("folds", "at least two folds", num_folds, "Cross-fitting needs a held-out part.")
     wanted = MIN_FOLDS if num_folds is None else num_folds
     if num_folds is None and num_chains > MIN_FOLDS:
         wanted = min(num_chains, 2 * MIN_FOLDS)
@@ -358,5 +358,5 @@ def check_dimensions(names: Sequence[str], traces: Sequence[Trace]) -> None:
     sizes = {name: trace.draws.shape[-1] for name, trace in zip(names, traces, strict=True)}
     if len(set(sizes.values())) > 1:
         expected = "tasks of one dimension, whose targets live on one unconstrained space"
-        raise ValueError(fault("joint_expectation", expected, sizes, "Estimate the others by `expectation`."))
+        raise InputError("joint_expectation", expected, sizes, "Estimate the others by `expectation`.")
     check_same_order("joint_expectation", {f"task {n!r}": trace.names for n, trace in zip(names, traces, strict=True)})

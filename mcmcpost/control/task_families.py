@@ -12,7 +12,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.stein import (
     num_polynomial_features,
@@ -41,11 +41,11 @@ def task_sizes(where: str, tasks: Int[Array | np.ndarray, " m"], num_tasks: int)
     labels = np.asarray(tasks)
     if labels.size == 0 or labels.min() < 0 or labels.max() >= num_tasks:
         got = f"{labels.min()} to {labels.max()}" if labels.size else "no rows"
-        raise ValueError(fault(where, f"`tasks` in 0, …, {num_tasks - 1}", got, "Number the tasks from zero."))
+        raise InputError(where, f"`tasks` in 0, …, {num_tasks - 1}", got, "Number the tasks from zero.")
     sizes = np.bincount(labels, minlength=num_tasks)
     if (sizes == 0).any():
         empty = np.flatnonzero(sizes == 0).tolist()
-        raise ValueError(fault(where, "draws of every task", f"none of tasks {empty}", "Leave those tasks out."))
+        raise InputError(where, "draws of every task", f"none of tasks {empty}", "Leave those tasks out.")
     return sizes
 
 
@@ -73,7 +73,7 @@ class FixedCovariance(AbstractTaskCovariance):
         symmetric = value.ndim == 2 and value.shape[0] == value.shape[1] and np.allclose(value, value.T, atol=tolerance)
         if not symmetric or np.linalg.eigvalsh(value)[0] < -tolerance:
             cure = "Pass a covariance matrix over tasks, such as np.eye(num_tasks)."
-            raise ValueError(fault("FixedCovariance", "a symmetric positive semi-definite matrix", value, cure))
+            raise InputError("FixedCovariance", "a symmetric positive semi-definite matrix", value, cure)
 
     @property
     def matrix(self) -> Float[Array, "t t"]:
@@ -98,7 +98,7 @@ class CholeskyCovariance(AbstractTaskCovariance):
         factor = jnp.linalg.cholesky(jnp.asarray(matrix))
         if not bool(jnp.isfinite(factor).all()):
             cure = "Start from a blend with the identity."
-            raise ValueError(fault("CholeskyCovariance", "a positive definite matrix", np.asarray(matrix), cure))
+            raise InputError("CholeskyCovariance", "a positive definite matrix", np.asarray(matrix), cure)
         return cls(jnp.tril(factor, -1), jnp.log(jnp.diagonal(factor)))
 
     @property
@@ -266,9 +266,9 @@ def solve_task_ridge(
     phi, f, labels, b = (np.asarray(a) for a in (features, values, tasks, covariance))
     where = "solve_task_ridge"
     if not penalty >= 0:
-        raise ValueError(fault(where, "`penalty` not negative", penalty, "Use 0 for least squares."))
+        raise InputError(where, "`penalty` not negative", penalty, "Use 0 for least squares.")
     if not (np.isfinite(phi).all() and np.isfinite(f).all()):
-        raise ValueError(fault(where, "finite features and values", "NaN or infinity", "Leave those rows out."))
+        raise InputError(where, "finite features and values", "NaN or infinity", "Leave those rows out.")
     sizes = task_sizes(where, labels, len(b))
     q, root = phi.shape[1], _square_root(b)
     blocks, targets, centres = [], [], []
@@ -310,7 +310,7 @@ def first_order_features(
     """
     if degree < 1 or offset < 0:
         got = (degree, offset)
-        raise ValueError(fault("first_order_features", "`degree` ≥ 1 and `offset` ≥ 0", got, "As for Polynomial."))
+        raise InputError("first_order_features", "`degree` ≥ 1 and `offset` ≥ 0", got, "As for Polynomial.")
     x, s = np.asarray(draws), np.asarray(scores)
     d = x.shape[1]
     columns = []
@@ -473,7 +473,7 @@ class NeuralNetwork(eqx.Module):
         functions = 1 if self.num_functions is None else self.num_functions
         for name, value in (("width", self.width), ("depth", self.depth), ("num_functions", functions)):
             if value < 1:
-                raise ValueError(fault("NeuralNetwork", f"`{name}` of at least 1", value, "Use a positive integer."))
+                raise InputError("NeuralNetwork", f"`{name}` of at least 1", value, "Use a positive integer.")
 
     def start(
         self, num_tasks: int, dimension: int, *, key: PRNGKeyArray, dtype: np.dtype | type = np.float64

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.control.functional import DEFAULT_NUGGET
 from mcmcpost.control.problem import JointProblem
 from mcmcpost.control.task_families import task_sizes
@@ -96,16 +96,16 @@ def alternating_task_covariance(
     """
     where = "alternating_task_covariance"
     if not penalty > 0:
-        raise ValueError(fault(where, "`penalty` above 0", penalty, "B is undefined without one."))
+        raise InputError(where, "`penalty` above 0", penalty, "B is undefined without one.")
     if len(deltas) == 0 or min(deltas) <= 0 or any(b >= a for a, b in itertools.pairwise(deltas)):
-        raise ValueError(fault(where, "`deltas` positive and decreasing", deltas, "Such as (1e-1, 1e-2, 1e-3)."))
+        raise InputError(where, "`deltas` positive and decreasing", deltas, "Such as (1e-1, 1e-2, 1e-3).")
     labels = np.asarray(tasks)
     sizes = task_sizes(where, labels, int(labels.max(initial=0)) + 1)
     kernel, f = jnp.asarray(gram), jnp.asarray(values)
     lam, counts = jnp.asarray(penalty, f.dtype), jnp.asarray(sizes, f.dtype)
     covariance = jnp.eye(len(sizes), dtype=f.dtype) if start is None else jnp.asarray(start, f.dtype)
     if not bool(jnp.isfinite(jnp.linalg.cholesky(covariance)).all()):
-        raise ValueError(fault(where, "`start` positive definite", np.asarray(start), "Blend it with the identity."))
+        raise InputError(where, "`start` positive definite", np.asarray(start), "Blend it with the identity.")
     history, rungs, raised, converged = [], [], False, False
     for rung, delta in enumerate(deltas):
         jitter = jnp.asarray(delta**2, f.dtype)
@@ -300,13 +300,11 @@ def tune_tasks(
         if tuned is not None:
             return tuned.kernel, tuned.nugget if model.nugget is None else model.nugget
         nugget *= NUGGET_STEP
-    raise ValueError(
-        fault(
-            "VectorValued",
-            "a positive definite kernel matrix under some nugget below one",
-            f"none for {num_tasks} tasks of {np.diff(joint.starts).tolist()} states",
-            "Pass a kernel with a shorter lengthscale.",
-        )
+    raise InputError(
+        "VectorValued",
+        "a positive definite kernel matrix under some nugget below one",
+        f"none for {num_tasks} tasks of {np.diff(joint.starts).tolist()} states",
+        "Pass a kernel with a shorter lengthscale.",
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import fold_jackknife, mean_doubt
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, JointFit, concatenate_fits, no_control
@@ -88,14 +88,14 @@ def make_schedule(
     sizes = task_sizes("Stochastic", tasks, num_tasks)
     if batch_size < num_tasks:
         cure = "A mini-batch holds at least one draw of each task."
-        raise ValueError(fault("Stochastic", f"`batch_size` of at least {num_tasks} tasks", batch_size, cure))
+        raise InputError("Stochastic", f"`batch_size` of at least {num_tasks} tasks", batch_size, cure)
     labels = np.zeros_like(tasks) if chains is None else np.asarray(chains)
     runs = [np.flatnonzero((tasks == t) & (labels == c)) for t, c in np.unique(np.stack([tasks, labels], 1), axis=0)]
     shortest = min(len(run) for run in runs)
     length = max(int(np.sqrt(shortest)), 1) if block is None else block
     if length > shortest:
         cure = "Use a shorter block: a block must not straddle two chains."
-        raise ValueError(fault("ChainVariance", f"`block` of at most {shortest}, the shortest chain", length, cure))
+        raise InputError("ChainVariance", f"`block` of at most {shortest}, the shortest chain", length, cure)
     units = np.concatenate([run[len(run) % length :].reshape(-1, length) for run in runs])
     owner = np.asarray(tasks)[units[:, 0]]
     sizes = np.bincount(owner, minlength=num_tasks)
@@ -157,7 +157,7 @@ class ChainVariance(eqx.Module):
 
     def __check_init__(self) -> None:
         if self.block is not None and self.block < 1:
-            raise ValueError(fault("ChainVariance", "`block` of at least 1", self.block, "Use a few dozen draws."))
+            raise InputError("ChainVariance", "`block` of at least 1", self.block, "Use a few dozen draws.")
 
 
 class Stochastic(eqx.Module):
@@ -181,13 +181,13 @@ class Stochastic(eqx.Module):
     def __check_init__(self) -> None:
         for name, value in (("num_epochs", self.num_epochs), ("batch_size", self.batch_size)):
             if value < 1:
-                raise ValueError(fault("Stochastic", f"`{name}` of at least 1", value, "Use a positive integer."))
+                raise InputError("Stochastic", f"`{name}` of at least 1", value, "Use a positive integer.")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             got = self.learning_rate
-            raise ValueError(fault("Stochastic", "`learning_rate` above 0", got, "Values of unit scale suit 1e-3."))
+            raise InputError("Stochastic", "`learning_rate` above 0", got, "Values of unit scale suit 1e-3.")
         if not (math.isfinite(self.penalty) and self.penalty >= 0):
             got = self.penalty
-            raise ValueError(fault("Stochastic", "`penalty` finite and not negative", got, "Values such as 1e-5 suit."))
+            raise InputError("Stochastic", "`penalty` finite and not negative", got, "Values such as 1e-5 suit.")
 
 
 class StochasticFit(NamedTuple):
@@ -469,5 +469,5 @@ def _covariance(given: Any, num_tasks: int) -> FixedCovariance:
     check_covariance("TrainedVectorValued", matrix)
     if matrix.shape != (num_tasks, num_tasks):
         cure = "One row for each integrand that varies."
-        raise ValueError(fault("TrainedVectorValued", f"a covariance of {num_tasks} tasks", matrix.shape, cure))
+        raise InputError("TrainedVectorValued", f"a covariance of {num_tasks} tasks", matrix.shape, cure)
     return FixedCovariance(jnp.asarray(matrix))

@@ -9,7 +9,7 @@ import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import fold_jackknife, judged_variance, mean_doubt
 from mcmcpost.control.functional import (
@@ -190,15 +190,15 @@ class VectorValued(AbstractControlVariate):
     def __check_init__(self) -> None:
         where = "VectorValued"
         if not isinstance(self.degree, int) or self.degree < 0:
-            raise ValueError(fault(where, "`degree` to be an integer of at least 0", self.degree, "Use 0, 1 or 2."))
+            raise InputError(where, "`degree` to be an integer of at least 0", self.degree, "Use 0, 1 or 2.")
         if self.order not in (1, 2):
-            raise ValueError(fault(where, "`order` 1 or 2", self.order, "It is that of the Langevin operator."))
+            raise InputError(where, "`order` 1 or 2", self.order, "It is that of the Langevin operator.")
         if self.nugget is not None and not 0 < self.nugget < np.inf:
-            raise ValueError(fault(where, "a positive `nugget`", self.nugget, "It is relative: 1e-10 to 1."))
+            raise InputError(where, "a positive `nugget`", self.nugget, "It is relative: 1e-10 to 1.")
         if self.covariance is not None:
             check_covariance(where, np.asarray(self.covariance, float))
             if isinstance(self.kernel, Coregionalisation):
-                raise ValueError(fault(where, "no `covariance` beside a Coregionalisation", "both", "Drop one."))
+                raise InputError(where, "no `covariance` beside a Coregionalisation", "both", "Drop one.")
 
     @property
     def label(self) -> str:
@@ -267,7 +267,7 @@ class VectorValued(AbstractControlVariate):
         matrix = np.asarray(given, float)
         if matrix.shape != (num_tasks, num_tasks):
             expected = f"a covariance of {num_tasks} tasks"
-            raise ValueError(fault("VectorValued", expected, matrix.shape, "One row for each integrand that varies."))
+            raise InputError("VectorValued", expected, matrix.shape, "One row for each integrand that varies.")
         return matrix
 
     def _guarded(self, problem: Problem, together: ControlFit, alone: ControlFit) -> ControlFit:

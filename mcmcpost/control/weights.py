@@ -1,7 +1,8 @@
 """Stein weights: one weighted average of the draws serves every expectation."""
 
 import dataclasses
-from typing import Any, NamedTuple
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ import scipy.linalg
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int, PyTree
 
-from mcmcpost._core.errors import check_kind, fault
+from mcmcpost._core.checks import check_kind
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact, choose_solver, tune
 from mcmcpost.control.kernel_systems import mean_diagonal, normalised_gram, solve_iterative
@@ -21,6 +23,9 @@ from mcmcpost.linops import Tile
 from mcmcpost.linsolve import Cholesky, ConjugateGradients, factorise
 from mcmcpost.stein import SteinTile
 from mcmcpost.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
 
 AMPLITUDE_STATES = 1_000
 """Evenly spaced states whose dense system gives the amplitude of an integrand."""
@@ -81,16 +86,35 @@ class SteinWeights(NamedTuple):
         amplitude = np.sum(residual**2, axis=0) / (len(flat) - basis.shape[1])
         return np.where(finite, np.sqrt(amplitude * self.variance_factor), np.nan).reshape(rows.shape[1:])
 
+    def to_datatree(self, tree: "xarray.DataTree") -> "xarray.DataTree":
+        """Return a new tree: `tree` with ``sample_stats.stein_weight`` (chain, draw), whose sum is one.
+
+        Any expectation is then ``(tree.sample_stats.stein_weight * f).sum()``. Attrs: kernel, nugget and status.
+        """
+        import xarray
+
+        new = tree.copy()
+        stats = tree["sample_stats"].to_dataset()
+        stats["stein_weight"] = xarray.DataArray(
+            self.values,
+            dims=("chain", "draw"),
+            attrs={
+                "status": str(self.status),
+                "variance_factor": self.variance_factor,
+                "info": json.dumps(self.info),
+            },
+        )
+        new["sample_stats"] = xarray.DataTree(stats)
+        return new
+
     def _checked(self, name: str, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "c n *p"]:
         array = np.asarray(values, float)
         if array.shape[:2] != self.values.shape:
-            raise ValueError(
-                fault(
-                    f"SteinWeights.{name}",
-                    f"values with leading shape {self.values.shape}",
-                    array.shape,
-                    "Weights belong to one trace; evaluate the integrand at its draws.",
-                )
+            raise InputError(
+                f"SteinWeights.{name}",
+                f"values with leading shape {self.values.shape}",
+                array.shape,
+                "Weights belong to one trace; evaluate the integrand at its draws.",
             )
         return array
 
@@ -112,7 +136,7 @@ def solve_stein_weights(
     check_kind("stein_weights", "method", method, (ControlFunctional, SemiExact), "Such as ControlFunctional().")
     if method.max_states is not None:
         cure = "Thin the trace, or use ConjugateGradients."
-        raise ValueError(fault("stein_weights", "a method without `max_states`", method.max_states, cure))
+        raise InputError("stein_weights", "a method without `max_states`", method.max_states, cure)
     spread = np.ptp(values, axis=(0, 1))
     usable = values[..., np.isfinite(values).all(axis=(0, 1)) & (spread > 0)]
     problem = make_problem(trace, usable if usable.shape[-1] else trace.draws, moments=moments)
@@ -120,13 +144,11 @@ def solve_stein_weights(
     basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
     needed = DRAWS_PER_FEATURE * basis.design.shape[1]
     if problem.num_states < needed:
-        raise ValueError(
-            fault(
-                "stein_weights",
-                f"at least {needed:.0f} distinct draws for {method.label}",
-                problem.num_states,
-                "Use more draws, or a lower degree.",
-            )
+        raise InputError(
+            "stein_weights",
+            f"at least {needed:.0f} distinct draws for {method.label}",
+            problem.num_states,
+            "Use more draws, or a lower degree.",
         )
     solver = choose_solver(method, problem.num_states, ConjugateGradients(gain=GAIN))
     start = None if initial is None else _start(initial, problem, basis.design.shape[1], trace.draws.shape[:2])
@@ -163,13 +185,11 @@ def solve_stein_weights(
 def _start(initial: SteinWeights, problem: Problem, size: int, shape: tuple[int, int]) -> Float[Array, " m"]:
     """Return the weight of each state under `initial`."""
     if size > 1 or initial.values.shape != shape:
-        raise ValueError(
-            fault(
-                "stein_weights",
-                f"`initial` weights of shape {shape}, and a ControlFunctional",
-                f"{initial.values.shape} with {size - 1} polynomial features",
-                "Weights of other draws, and features, give no first guess.",
-            )
+        raise InputError(
+            "stein_weights",
+            f"`initial` weights of shape {shape}, and a ControlFunctional",
+            f"{initial.values.shape} with {size - 1} polynomial features",
+            "Weights of other draws, and features, give no first guess.",
         )
     return jnp.zeros(len(problem.counts)).at[problem.inverse].add(initial.values.reshape(-1))
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import fold_jackknife, mean_doubt, residual_variance
 from mcmcpost.control.least_squares import (
@@ -68,7 +68,7 @@ class ZeroVariance(AbstractControlVariate):
 
     def __check_init__(self) -> None:
         if not isinstance(self.degree, int) or self.degree < 1:
-            raise ValueError(fault("ZeroVariance", "`degree` to be a positive integer", self.degree, "Use 1, 2 or 3."))
+            raise InputError("ZeroVariance", "`degree` to be a positive integer", self.degree, "Use 1, 2 or 3.")
 
     @property
     def label(self) -> str:
@@ -103,13 +103,11 @@ class ZeroVariance(AbstractControlVariate):
         match penalty:
             case LeastSquares():
                 if problem.num_train <= size:
-                    raise ValueError(
-                        fault(
-                            "ZeroVariance",
-                            f"more than {size} distinct training draws for {size - 1} features without a penalty",
-                            problem.num_train,
-                            "Use penalty=Ridge(), a lower degree, or more draws.",
-                        )
+                    raise InputError(
+                        "ZeroVariance",
+                        f"more than {size} distinct training draws for {size - 1} features without a penalty",
+                        problem.num_train,
+                        "Use penalty=Ridge(), a lower degree, or more draws.",
                     )
                 parts = _crossfit(problem, basis, np.zeros(problem.values.shape[1]))
                 status = Status.CONTROLLED

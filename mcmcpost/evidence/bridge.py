@@ -12,7 +12,8 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from mcmcpost._core.errors import as_float64, fault
+from mcmcpost._core.checks import as_float64
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
 from mcmcpost.evidence.ladder import EvidenceEstimate, make_ladder
@@ -59,7 +60,7 @@ def fit_normal(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, .
     cure = "Keep it out of the draws, or fix it in the log density."
     if len(flat):
         text = f"the constant {', '.join(names[i] for i in flat)}"
-        raise ValueError(fault(where, "coordinates that vary", text, cure))
+        raise InputError(where, "coordinates that vary", text, cure)
     correlation = np.atleast_2d(np.corrcoef(points.T))
     lower = np.zeros_like(correlation)
     for i in range(len(mean)):
@@ -67,7 +68,7 @@ def fit_normal(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, .
         rest = correlation[i, i] - (lower[i, :i] ** 2).sum()
         if rest <= floor * len(mean):
             text = f"{names[i]}, a linear combination of {', '.join(names[:i])}"
-            raise ValueError(fault(where, "draws of a density, with a covariance of full rank", text, cure))
+            raise InputError(where, "draws of a density, with a covariance of full rank", text, cure)
         lower[i, i] = np.sqrt(rest)
     return Normal(mean, spread[:, None] * lower)
 
@@ -86,19 +87,17 @@ def evaluate(
     block = jax.vmap(jax.jit(logdensity_fn))  # in this order JAX finds the compiled function again at the next call
     parts = [np.asarray(block(jnp.asarray(rows))) for rows in padded.reshape(steps, _BLOCK, -1)]
     if parts[0].shape != (_BLOCK,):
-        raise ValueError(
-            fault(where, "a log density (d,) → scalar", f"shape {parts[0].shape[1:]}", "Sum the terms of the density.")
+        raise InputError(
+            where, "a log density (d,) → scalar", f"shape {parts[0].shape[1:]}", "Sum the terms of the density."
         )
     values = np.concatenate(parts)[: len(points)].astype(float)
     bad = np.isnan(values) | (values == np.inf)
     if bad.any():
-        raise ValueError(
-            fault(
-                where,
-                "a log density that is finite, or −∞ outside the support",
-                f"NaN or +∞ at {bad.sum()} of {len(points)} points, first {points[np.argmax(bad)].tolist()}",
-                "Return −∞ where the density is zero; a failed solver is not zero density by itself.",
-            )
+        raise InputError(
+            where,
+            "a log density that is finite, or −∞ outside the support",
+            f"NaN or +∞ at {bad.sum()} of {len(points)} points, first {points[np.argmax(bad)].tolist()}",
+            "Return −∞ where the density is zero; a failed solver is not zero density by itself.",
         )
     return values
 
@@ -172,7 +171,7 @@ def bridge_sampling(
     method = f"bridge ({'warp-III' if symmetric else 'normal'})"
     points, labels = check_draws(WHERE, draws, names)
     if num_proposals is not None and num_proposals < 1:
-        raise ValueError(fault(WHERE, "`num_proposals` of at least one", num_proposals, "Leave it out."))
+        raise InputError(WHERE, "`num_proposals` of at least one", num_proposals, "Leave it out.")
     if too_few(points):
         return EvidenceEstimate(method, np.nan, np.nan, Status.TOO_FEW_DRAWS, {"num_draws": points[..., 0].size})
     density = partial(evaluate, WHERE, logdensity_fn)
@@ -241,13 +240,13 @@ def check_draws(where: str, draws: object, names: tuple[str, ...] | None) -> tup
     """Return finite draws (c, n, d) and their labels."""
     points = as_float64(where, "draws", draws, "chain, draw, d")
     if 0 in points.shape:
-        raise ValueError(fault(where, "at least one chain, draw and parameter", points.shape, "Sample first."))
+        raise InputError(where, "at least one chain, draw and parameter", points.shape, "Sample first.")
     bad = ~np.isfinite(points).all(axis=-1)
     if bad.any():
-        raise ValueError(fault(where, "finite draws", f"{bad.sum()} with NaN or infinity", "Remove them."))
+        raise InputError(where, "finite draws", f"{bad.sum()} with NaN or infinity", "Remove them.")
     labels = tuple(f"x[{i}]" for i in range(points.shape[-1])) if names is None else tuple(names)
     if len(labels) != points.shape[-1]:
-        raise ValueError(fault(where, f"{points.shape[-1]} names", len(labels), "Name every coordinate."))
+        raise InputError(where, f"{points.shape[-1]} names", len(labels), "Name every coordinate.")
     return points, labels
 
 
@@ -292,13 +291,11 @@ def check_inside(values: Float[np.ndarray, " n"]) -> None:
     """Refuse draws at which the log density is −∞."""
     outside = np.isinf(values).sum()
     if outside:
-        raise ValueError(
-            fault(
-                WHERE,
-                "a finite log density at every draw",
-                f"−∞ at {outside} of {len(values)}",
-                "The draws are of another density or another space; draws are unconstrained.",
-            )
+        raise InputError(
+            WHERE,
+            "a finite log density at every draw",
+            f"−∞ at {outside} of {len(values)}",
+            "The draws are of another density or another space; draws are unconstrained.",
         )
 
 

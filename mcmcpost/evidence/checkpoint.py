@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 
 
 def save_checkpoint(
@@ -41,16 +41,14 @@ def load_checkpoint(path: Path, like: Any, settings: dict[str, Any]) -> tuple[in
             stored = json.loads(str(content["settings"]))
             step = int(content["step"])
     except (OSError, ValueError, KeyError, EOFError) as error:
-        raise ValueError(
-            fault("checkpoint", f"a file of this function at {path}", repr(error), "Remove it to start again.")
+        raise InputError(
+            "checkpoint", f"a file of this function at {path}", repr(error), "Remove it to start again."
         ) from error
     wrong = [name for name in settings if not _same(stored.get(name), settings[name])]
     if wrong:
         got = ", ".join(f"{name}={_short(stored.get(name))}" for name in wrong)
         wanted = ", ".join(f"{name}={_short(settings[name])}" for name in wrong)
-        raise ValueError(
-            fault("checkpoint", f"the run that {path} belongs to", f"{wanted}; there {got}", "Use another file.")
-        )
+        raise InputError("checkpoint", f"the run that {path} belongs to", f"{wanted}; there {got}", "Use another file.")
     leaves, structure = jax.tree.flatten(like)
     state = [_leaf(leaf, content[f"state_{i}"]) for i, leaf in enumerate(leaves)]
     records = {name.removeprefix("record_"): array for name, array in content.items() if name.startswith("record_")}
@@ -63,7 +61,7 @@ def checkpoint_path(where: str, checkpoint: str | os.PathLike[str] | None) -> Pa
         return None
     path = Path(checkpoint)
     if not path.parent.is_dir() or path.is_dir():
-        raise ValueError(fault(where, "`checkpoint` to be a file in an existing folder", str(path), "Create it first."))
+        raise InputError(where, "`checkpoint` to be a file in an existing folder", str(path), "Create it first.")
     return path
 
 

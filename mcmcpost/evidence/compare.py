@@ -1,15 +1,18 @@
 """Comparing models by their evidence, and methods with each other."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 from scipy.special import softmax
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.evidence.ladder import EvidenceEstimate
 from mcmcpost.evidence.log_evidence import Evidence
+
+if TYPE_CHECKING:
+    import pandas
 
 DISAGREEMENT = 4.0
 """Methods on the same draws differ by more than so many of their joint standard errors: something is wrong."""
@@ -32,6 +35,25 @@ class EvidenceComparison(NamedTuple):
     probability: Float[np.ndarray, " t"]
     probability_error: Float[np.ndarray, " t"]
 
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return one row per model, best first: log_evidence, error, log_bayes_factor and its error against the best,
+        probability, probability_error."""
+        import pandas
+
+        best = int(np.argmax(self.log_evidence))
+        table = pandas.DataFrame(
+            {
+                "log_evidence": self.log_evidence,
+                "error": self.error,
+                "log_bayes_factor": self.log_bayes_factor[:, best],
+                "log_bayes_factor_error": self.log_bayes_factor_error[:, best],
+                "probability": self.probability,
+                "probability_error": self.probability_error,
+            },
+            index=pandas.Index(self.names, name="model"),
+        )
+        return table.sort_values("log_evidence", ascending=False)
+
 
 def compare_models(
     evidences: Mapping[str, Evidence | EvidenceEstimate], prior: Mapping[str, float] | None = None
@@ -50,17 +72,15 @@ def compare_models(
     where = "compare_evidence"
     names = tuple(evidences)
     if len(names) < 2:
-        raise ValueError(fault(where, "at least two models", len(names), 'Pass {"m1": evidence, "m2": evidence}.'))
+        raise InputError(where, "at least two models", len(names), 'Pass {"m1": evidence, "m2": evidence}.')
     value = np.array([float(evidences[name].value) for name in names])
     error = np.array([_error(evidences[name]) for name in names])
     for name, v, e in zip(names, value, error, strict=True):
         if not (np.isfinite(v) and np.isfinite(e)):
-            raise ValueError(
-                fault(where, f"a finite log evidence with its error for {name}", f"{v} ± {e}", "Leave it out.")
-            )
+            raise InputError(where, f"a finite log evidence with its error for {name}", f"{v} ± {e}", "Leave it out.")
     weights = np.ones(len(names)) if prior is None else np.array([prior.get(name, np.nan) for name in names])
     if not (np.isfinite(weights).all() and (weights > 0).all()):
-        raise ValueError(fault(where, f"a positive prior probability for each of {names}", prior, "Name every model."))
+        raise InputError(where, f"a positive prior probability for each of {names}", prior, "Name every model.")
     probability = softmax(value + np.log(weights))
     # ∂p_i/∂v_j = p_i(δ_ij − p_j)
     slope = probability[:, None] * (np.eye(len(names)) - probability)

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import as_float64, check_count, fault
+from mcmcpost._core.checks import as_float64, check_count
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.trace import Trace, make_trace
 
@@ -91,13 +92,13 @@ def check_temperatures(where: str, temperatures: object) -> Float[np.ndarray, " 
     values = as_float64(where, "temperatures", np.atleast_1d(np.asarray(temperatures)), "t")
     cure = "Use power_ladder(31, 5), or np.unique(np.r_[0.0, ..., 1.0])."
     if len(values) < 2 or not np.isfinite(values).all():
-        raise ValueError(fault(where, "at least two finite inverse temperatures", values.tolist(), cure))
+        raise InputError(where, "at least two finite inverse temperatures", values.tolist(), cure)
     if (np.diff(values) <= 0).any():
         kind = "repeated" if (np.diff(np.sort(values)) == 0).any() else "unsorted"
-        raise ValueError(fault(where, "strictly increasing inverse temperatures", f"{kind} {values.tolist()}", cure))
+        raise InputError(where, "strictly increasing inverse temperatures", f"{kind} {values.tolist()}", cure)
     if values[0] != 0.0 or values[-1] != 1.0:
         ends = f"{values[0]:g} to {values[-1]:g}"
-        raise ValueError(fault(where, "a ladder from 0 (the prior) to 1 (the posterior)", ends, cure))
+        raise InputError(where, "a ladder from 0 (the prior) to 1 (the posterior)", ends, cure)
     return values
 
 
@@ -122,8 +123,8 @@ def make_ladder(
         )
     ]
     if 0 in points.shape or points.shape[2] != len(levels):
-        raise ValueError(
-            fault(where, f"draws (chain, draw, {len(levels)}, d)", points.shape, "One rung for each temperature.")
+        raise InputError(
+            where, f"draws (chain, draw, {len(levels)}, d)", points.shape, "One rung for each temperature."
         )
     for name, array, shape in (
         ("log_likelihood", values, points.shape[:3]),
@@ -131,10 +132,10 @@ def make_ladder(
         ("gradient_log_prior", slopes[1], points.shape),
     ):
         if array.shape != shape:
-            raise ValueError(fault(where, f"`{name}` of shape {shape}", array.shape, "One value for each draw."))
+            raise InputError(where, f"`{name}` of shape {shape}", array.shape, "One value for each draw.")
     labels = tuple(f"x[{i}]" for i in range(points.shape[-1])) if names is None else tuple(names)
     if len(labels) != points.shape[-1] or len(set(labels)) != len(labels):
-        raise ValueError(fault(where, f"{points.shape[-1]} distinct coordinate names", labels, "Name each once."))
+        raise InputError(where, f"{points.shape[-1]} distinct coordinate names", labels, "Name each once.")
     return Ladder(levels, points, values, slopes[0], slopes[1], labels)
 
 
@@ -145,7 +146,7 @@ def power_ladder(size: int, power: float | int = 5) -> Float[np.ndarray, " t"]:
     """
     check_count("power_ladder", "size", size, _BOTH_ENDS, least=2)
     if not 0 < power < np.inf:
-        raise ValueError(fault("power_ladder", "a positive `power`", power, "Use 5."))
+        raise InputError("power_ladder", "a positive `power`", power, "Use 5.")
     return np.linspace(0.0, 1.0, size) ** power
 
 
@@ -153,7 +154,7 @@ def geometric_ladder(size: int, smallest: float = 1e-4) -> Float[np.ndarray, " t
     """Return 0 and then inverse temperatures in constant ratio from `smallest` to 1."""
     check_count("geometric_ladder", "size", size, _BOTH_ENDS, least=2)
     if not 0 < smallest < 1:
-        raise ValueError(fault("geometric_ladder", "`smallest` inside (0, 1)", smallest, "Use 1e-4."))
+        raise InputError("geometric_ladder", "`smallest` inside (0, 1)", smallest, "Use 1e-4.")
     return np.concatenate([[0.0], np.geomspace(smallest, 1.0, size - 1) if size > 2 else [1.0]])
 
 

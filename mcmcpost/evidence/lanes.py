@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.evidence.ladder import TemperedTarget
 from mcmcpost.scores import over_devices
 
@@ -49,11 +49,11 @@ def check_kernel(where: str, kernel: HamiltonianKernel) -> None:
     """Refuse settings that cannot run."""
     steps, depths = kernel.num_steps, kernel.max_tree_depth
     if steps is not None and steps < 1:
-        raise ValueError(fault(where, "`num_steps` of at least 1", steps, "Use None for NUTS."))
+        raise InputError(where, "`num_steps` of at least 1", steps, "Use None for NUTS.")
     if len(depths) != 2 or min(depths) < 1:
-        raise ValueError(fault(where, "two values of `max_tree_depth` of at least 1", depths, "Use (6, 8)."))
+        raise InputError(where, "two values of `max_tree_depth` of at least 1", depths, "Use (6, 8).")
     if not 0 < kernel.target_accept < 1:
-        raise ValueError(fault(where, "`target_accept` inside (0, 1)", kernel.target_accept, "Use 0.8."))
+        raise InputError(where, "`target_accept` inside (0, 1)", kernel.target_accept, "Use 0.8.")
 
 
 def potential(target: TemperedTarget, draw: Array, temperature: Array) -> Float[Array, ""]:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize
 from scipy.special import gammaln
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.evidence.bridge import Normal, check_draws, evaluate
 from mcmcpost.evidence.ladder import EvidenceEstimate
@@ -62,11 +62,11 @@ def laplace_importance(
     where = "laplace_importance"
     points, _ = check_draws(where, draws, names)
     if num_proposals < 2:
-        raise ValueError(fault(where, "`num_proposals` of at least two", num_proposals, "Use 20,000."))
+        raise InputError(where, "`num_proposals` of at least two", num_proposals, "Use 20,000.")
     flat = points.reshape(-1, points.shape[-1])
     at_draws = evaluate(where, logdensity_fn, flat)
     if not np.isfinite(at_draws).any():
-        raise ValueError(fault(where, "a draw of finite log density", "−∞ at all", "Draws are unconstrained."))
+        raise InputError(where, "a draw of finite log density", "−∞ at all", "Draws are unconstrained.")
     mode = _climb(logdensity_fn, flat[np.argmax(at_draws)])
     hessian = np.asarray(jax.jit(jax.hessian(logdensity_fn))(jnp.asarray(mode)))
     try:

@@ -1,18 +1,27 @@
 """The log evidence of a ladder: pooled and continuous where the rungs overlap, rung by rung otherwise."""
 
-from typing import Any, NamedTuple
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
+from mcmcpost._core.text import json_able
 from mcmcpost.control import AbstractControlVariate, Auto, PlainMean
 from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder
 from mcmcpost.evidence.mbar import mbar_estimate, stepping_stone
 from mcmcpost.evidence.pooled import NUM_NODES, PooledPath, pooled_path
 from mcmcpost.evidence.rules import Rule, corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule
 from mcmcpost.evidence.rungs import LadderCheck, RungHealth, RungMeans, control_rungs
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+EVIDENCE_GROUP = "evidence"
+"""The group of a tree that holds an evidence."""
 
 PATHS = ("auto", "pooled", "rungs")
 
@@ -51,6 +60,130 @@ class Evidence(NamedTuple):
         """√(mcse² + discretisation_error²)."""
         return float(np.hypot(self.mcse, self.discretisation_error))
 
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return one row per method on the same draws: log_evidence, mcse, discretisation_error, status.
+
+        The first row is the one that is reported; `discretisation_error` is NaN for methods that have none.
+        """
+        import pandas
+
+        return pandas.DataFrame(
+            {
+                "log_evidence": [e.value for e in self.estimates],
+                "mcse": [e.mcse for e in self.estimates],
+                "discretisation_error": [e.info.get("discretisation_error", np.nan) for e in self.estimates],
+                "status": [str(e.status) for e in self.estimates],
+            },
+            index=pandas.Index([e.method for e in self.estimates], name="method"),
+        )
+
+    def rungs_to_dataframe(self) -> "pandas.DataFrame":
+        """Return one row per rung: means and variances of the log likelihood, plain and controlled, and diagnostics.
+
+        mean, mcse are plain; mean_cv, mcse_cv controlled by the rung's own draws; variance, variance_mcse of the log
+        likelihood controlled likewise; gain (mcse/mcse_cv)²; rhat, ess (of the log likelihood) and distinct states of
+        the draws; problem why a rung was left out.
+        """
+        import pandas
+
+        health, used, rungs = self.health, self.used, self.rungs
+        size = len(self.temperatures)
+
+        def spread(values: np.ndarray) -> np.ndarray:
+            full = np.full(size, np.nan)
+            full[used] = values
+            return full
+
+        columns: dict[str, Any] = {}
+        if rungs is not None:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                columns = {
+                    "mean": spread(rungs.mean_plain),
+                    "mcse": spread(rungs.mean_error_plain),
+                    "mean_cv": spread(rungs.mean),
+                    "mcse_cv": spread(rungs.mean_error),
+                    "variance": spread(rungs.variance),
+                    "variance_mcse": spread(rungs.variance_error),
+                    "gain": spread((rungs.mean_error_plain / rungs.mean_error) ** 2),
+                    "ess": spread(rungs.variance_plain / rungs.mean_error_plain**2),
+                }
+                methods = np.full(size, "", dtype=object)
+                methods[used] = rungs.method
+                columns["method"] = methods
+        columns |= {"rhat": health.rhat, "states": health.states, "problem": list(health.problem)}
+        return pandas.DataFrame(columns, index=pandas.Index(self.temperatures, name="temperature"))
+
+    def path_to_dataframe(self) -> "pandas.DataFrame":
+        """Return the continuous path at the quadrature nodes: mean and mean_cv of ℓ, weighted ess, variance_ratio."""
+        import pandas
+
+        pooled = self.pooled
+        if pooled is None:
+            return pandas.DataFrame(columns=["mean", "mean_cv", "ess", "variance_ratio"])
+        return pandas.DataFrame(
+            {
+                "mean": np.asarray(pooled.fit.mean)[:, 0],
+                "mean_cv": np.asarray(pooled.fit.mean)[:, pooled.level],
+                "ess": np.asarray(pooled.fit.ess),
+                "variance_ratio": np.asarray(pooled.fit.variance_ratio)[:, pooled.level],
+            },
+            index=pandas.Index(pooled.temperatures, name="temperature"),
+        )
+
+    def to_datatree(self, tree: "xarray.DataTree | None" = None) -> "xarray.DataTree":
+        """Return a new tree with the evidence in the group `evidence`; `tree` is not changed.
+
+        Variables over `method`, over `temperature` (the rungs) and over `node` (the continuous path), as in the tables;
+        attrs log_evidence, mcse, discretisation_error, status, method_reported, complaints.
+        """
+        import xarray
+
+        methods, rungs, path = self.to_dataframe(), self.rungs_to_dataframe(), self.path_to_dataframe()
+        variables = {f"method_{name}": ("method", methods[name].to_numpy()) for name in methods}
+        variables |= {f"rung_{name}": ("temperature", rungs[name].to_numpy()) for name in rungs}
+        variables |= {f"path_{name}": ("node", path[name].to_numpy(float)) for name in path}
+        results = xarray.Dataset(
+            variables,
+            coords={
+                "method": methods.index.to_numpy(object),
+                "temperature": self.temperatures,
+                "node": path.index.to_numpy(float),
+            },
+            attrs={
+                "log_evidence": self.value,
+                "mcse": self.mcse,
+                "discretisation_error": self.discretisation_error,
+                "status": str(self.status),
+                "method_reported": self.method,
+                "complaints": "; ".join(self.complaints),
+                **{key: value for key, value in self.info.items() if isinstance(value, int | float | str)},
+                "mcmcpost_version": version("mcmcpost"),
+            },
+        )
+        new = xarray.DataTree() if tree is None else tree.copy()
+        new[EVIDENCE_GROUP] = xarray.DataTree(results)
+        return new
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Return value, errors, status, every method and the rungs, with None for NaN and infinities."""
+        rungs = self.rungs_to_dataframe().reset_index()
+        return json_able(
+            {
+                "log_evidence": self.value,
+                "mcse": self.mcse,
+                "discretisation_error": self.discretisation_error,
+                "status": str(self.status),
+                "method": self.method,
+                "complaints": list(self.complaints),
+                "methods": [
+                    {"method": e.method, "log_evidence": e.value, "mcse": e.mcse, "status": str(e.status), **e.info}
+                    for e in self.estimates
+                ],
+                "rungs": rungs.to_dict("records"),
+                **self.info,
+            }
+        )
+
 
 def estimate_log_evidence(
     ladder: Ladder,
@@ -81,11 +214,11 @@ def estimate_log_evidence(
     num_folds, moments, fallback : of the rungs, as in `estimate_expectations`.
     """
     if path not in PATHS:
-        raise ValueError(fault("log_evidence", f"`path` to be one of {', '.join(PATHS)}", repr(path), 'Use "auto".'))
+        raise InputError("log_evidence", f"`path` to be one of {', '.join(PATHS)}", repr(path), 'Use "auto".')
     if degree is not None and degree < 0:
-        raise ValueError(fault("log_evidence", "`degree` of at least 0", degree, "None lets the error choose."))
+        raise InputError("log_evidence", "`degree` of at least 0", degree, "None lets the error choose.")
     if num_nodes < 2:
-        raise ValueError(fault("log_evidence", "`num_nodes` of at least 2", num_nodes, "Use 24."))
+        raise InputError("log_evidence", "`num_nodes` of at least 2", num_nodes, "Use 24.")
     used = np.flatnonzero(health.usable)
     part = ladder.select(used)
     controlled = check.passed or allow_bad_scores

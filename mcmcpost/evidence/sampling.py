@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float, Int
 from scipy.interpolate import PchipInterpolator
 from tqdm import tqdm
 
-from mcmcpost._core.errors import as_float64, fault
+from mcmcpost._core.checks import as_float64
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.evidence.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from mcmcpost.evidence.ladder import Ladder, TemperedTarget, check_temperatures
@@ -163,11 +164,11 @@ def sample_rungs(
     check_kernel(where, choice)
     for name, value in (*length._asdict().items(), ("exchange", 1 if exchange is None else exchange)):
         if value < 1:
-            raise ValueError(fault(where, f"`{name}` of at least 1", value, "Ask for more."))
+            raise InputError(where, f"`{name}` of at least 1", value, "Ask for more.")
     start = None if init is None else np.asarray(init, np.float64)
     if start is not None and (start.shape != (len(target.names),) or not np.isfinite(start).all()):
-        raise ValueError(
-            fault(where, f"`init` of {len(target.names)} finite numbers", init, "Give it on the unconstrained space.")
+        raise InputError(
+            where, f"`init` of {len(target.names)} finite numbers", init, "Give it on the unconstrained space."
         )
     path = checkpoint_path(where, checkpoint)
     run = Run(where, target, temperatures, choice, length, exchange, start, starts, progress, path)
@@ -355,7 +356,7 @@ def sample_more_rungs(
     where = "add_rungs"
     levels = new_temperatures(where, ladder, temperatures)
     if target.names != ladder.names:
-        raise ValueError(fault(where, f"a target on {ladder.names}", target.names, "Pass the model of the ladder."))
+        raise InputError(where, f"a target on {ladder.names}", target.names, "Pass the model of the ladder.")
     start_key, run_key = jax.random.split(key)
     chains, draws = ladder.draws.shape[:2]
     starts = in_float64(_starts_from)(ladder, levels, chains, start_key)
@@ -393,11 +394,11 @@ def new_temperatures(where: str, ladder: Ladder, temperatures: object) -> Float[
     """Return new temperatures in order, refusing those outside (0, 1), repeated, or in the ladder."""
     levels = np.sort(as_float64(where, "temperatures", np.atleast_1d(np.asarray(temperatures)), "t"))
     if not len(levels) or not ((levels > 0) & (levels < 1)).all():
-        raise ValueError(fault(where, "new temperatures inside (0, 1)", levels.tolist(), "Both ends are rungs."))
+        raise InputError(where, "new temperatures inside (0, 1)", levels.tolist(), "Both ends are rungs.")
     known = np.intersect1d(levels, ladder.temperatures)
     if len(known) or (np.diff(levels) == 0).any():
-        raise ValueError(
-            fault(where, "temperatures that are new, each once", (known if len(known) else levels).tolist(), "Drop it.")
+        raise InputError(
+            where, "temperatures that are new, each once", (known if len(known) else levels).tolist(), "Drop it."
         )
     return levels
 
@@ -434,19 +435,17 @@ def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
     """
     where = "adaptive_ladder"
     if size < 2:
-        raise ValueError(fault(where, "`size` of at least 2", size, "Both ends are rungs."))
+        raise InputError(where, "`size` of at least 2", size, "Both ends are rungs.")
     variance = _variances(ladder)
     gap = np.diff(ladder.temperatures)
     share = np.cbrt(np.abs(np.diff(variance)) * gap**2)
     total = share.sum()
     if not np.isfinite(total) or total == 0:
-        raise ValueError(
-            fault(
-                where,
-                "a pilot whose log likelihood has a finite variance that changes along the ladder",
-                f"variances {np.array2string(variance, precision=3)}",
-                "Draw more, or use power_ladder.",
-            )
+        raise InputError(
+            where,
+            "a pilot whose log likelihood has a finite variance that changes along the ladder",
+            f"variances {np.array2string(variance, precision=3)}",
+            "Draw more, or use power_ladder.",
         )
     share = np.maximum(share / total, FLOOR / len(share))
     cumulative = np.concatenate([[0.0], np.cumsum(share)])

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.evidence.ladder import TemperedTarget
 from mcmcpost.evidence.lanes import Evaluation, evaluate_at
 
@@ -59,8 +59,8 @@ def prior_pool(
     """Return prior draws, and `copies` of `init` with `SPREAD` about it, as candidates."""
     likelihood = np.asarray(values.log_likelihood)
     if not np.isfinite(values.log_prior).any():
-        raise ValueError(
-            fault(where, "a prior whose log density is finite at its draws", "none", "Check log_prior, sample_prior.")
+        raise InputError(
+            where, "a prior whose log density is finite at its draws", "none", "Check log_prior, sample_prior."
         )
     if init is not None:
         spread = SPREAD * np.nan_to_num(np.nanstd(np.where(np.isfinite(draws), draws, np.nan), axis=0))
@@ -69,13 +69,13 @@ def prior_pool(
         draws = np.concatenate([draws, near])
         extra = evaluate_at(target, near)
         if not np.isfinite(extra.log_likelihood + extra.log_prior)[0]:
-            raise ValueError(
-                fault(where, "`init` where prior and likelihood are finite", init.tolist(), "Start nearer the mode.")
+            raise InputError(
+                where, "`init` where prior and likelihood are finite", init.tolist(), "Start nearer the mode."
             )
         likelihood = np.concatenate([likelihood, np.asarray(extra.log_likelihood)])
     if not np.isfinite(likelihood).any():
-        raise ValueError(
-            fault(where, "a finite likelihood at some prior draw", "none", "Pass `init` near the posterior mode.")
+        raise InputError(
+            where, "a finite likelihood at some prior draw", "none", "Pass `init` near the posterior mode."
         )
     return Pool(draws, likelihood, np.zeros(len(draws)))
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel, gram
 
 TILE = 2**19
@@ -145,7 +145,7 @@ def balanced_blocks(n: int, num_actions: int) -> tuple[Int[np.ndarray, "i k"], B
     ValueError : not between 1 and n blocks.
     """
     if not 1 <= num_actions <= n:
-        raise ValueError(fault("balanced_blocks", f"between 1 and {n} actions", num_actions, "Use one row a block."))
+        raise InputError("balanced_blocks", f"between 1 and {n} actions", num_actions, "Use one row a block.")
     width = -(-n // num_actions)
     starts = (np.arange(num_actions + 1) * n) // num_actions
     place = starts[:-1, None] + np.arange(width)[None, :]
@@ -373,7 +373,7 @@ class RandomActions(AbstractPolicy):
 
     def start(self, task: ActionTask) -> AbstractChooser:
         if task.key is None:
-            raise ValueError(fault("RandomActions", "a `key`", None, "Pass key=jax.random.key(0) to fit."))
+            raise InputError("RandomActions", "a `key`", None, "Pass key=jax.random.key(0) to fit.")
         shape = len(task.outputs), task.num_actions
         return Planned(DenseActions(jax.random.normal(task.key, shape, task.outputs.dtype)))
 
@@ -395,5 +395,5 @@ class GivenActions(AbstractPolicy):
         matrix, n, i = np.asarray(self.matrix), len(task.outputs), task.num_actions
         if matrix.ndim != 2 or matrix.shape[0] != n or matrix.shape[1] < i or not np.isfinite(matrix).all():
             expected = f"a finite matrix ({n}, at least {i})"
-            raise ValueError(fault("GivenActions", expected, matrix.shape, "One row for each row of X."))
+            raise InputError("GivenActions", expected, matrix.shape, "One row for each row of X.")
         return Planned(DenseActions(jnp.asarray(matrix[:, :i], task.outputs.dtype)))

@@ -10,7 +10,8 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from mcmcpost._core.errors import check_count, check_kind, fault
+from mcmcpost._core.checks import check_count, check_kind
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.gp.actions import (
     AbstractActions,
@@ -99,7 +100,7 @@ class FittedComputationAwareGP(eqx.Module):
         rows = len(self.training.outputs)
         if rows > SPLIT_LIMIT:
             cure = "`predict` gives the combined variance."
-            raise ValueError(fault("predict_split", f"at most {SPLIT_LIMIT} training rows", rows, cure))
+            raise InputError("predict_split", f"at most {SPLIT_LIMIT} training rows", rows, cure)
         inputs = check_inputs("predict_split", X, self.training.X.shape[1])
         mean, combined = _predict(self.kernel, self.projection, self.training.X, inputs)
         exact = _exact_variance(self.kernel, np.asarray(self.noise), self.training.X, inputs)
@@ -213,7 +214,7 @@ class ComputationAwareGP(eqx.Module):
         low, high = NOISE_BOUNDS
         if not low <= self.noise <= high:
             cure = "It is a variance, in units of outputs of variance one."
-            raise ValueError(fault("ComputationAwareGP", f"`noise` from {low:g} to {high:g}", self.noise, cure))
+            raise InputError("ComputationAwareGP", f"`noise` from {low:g} to {high:g}", self.noise, cure)
         cure = "Without an action nothing is learned from the data."
         check_count("ComputationAwareGP", "num_actions", self.num_actions, cure)
         check_kind("ComputationAwareGP", "kernel", self.kernel, (AbstractKernel, type(None)), "Such as Matern32().")

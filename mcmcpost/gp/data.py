@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.errors import as_float64, fault
+from mcmcpost._core.checks import as_float64
+from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel, Matern32, Scaled
 
 
@@ -43,7 +44,7 @@ def check_training(where: str, X: object, y: object) -> Training:
     targets = as_float64(where, "y", y, "m")
     if len(targets) != len(inputs) or len(targets) < 2:
         got = f"{len(inputs)} rows of X and {len(targets)} values"
-        raise ValueError(fault(where, "one value of `y` for each of at least two rows of `X`", got, "Match them."))
+        raise InputError(where, "one value of `y` for each of at least two rows of `X`", got, "Match them.")
     refuse_rows(where, "y", ~np.isfinite(targets))
     centre, scale = float(targets.mean()), float(targets.std())
     scale = scale if scale > np.finfo(float).eps * abs(centre) else 1.0  # constant outputs: nothing to scale
@@ -54,11 +55,9 @@ def check_inputs(where: str, X: object, d: int | None) -> Float[np.ndarray, "m d
     """Return inputs (m, d) in float64; `d` is what the fit had, None before it."""
     inputs = as_float64(where, "X", X, "m, d")
     if d is not None and inputs.shape[1] != d:
-        raise ValueError(
-            fault(where, f"`X` with {d} columns", inputs.shape, "Give the coordinates that the fit was given.")
-        )
+        raise InputError(where, f"`X` with {d} columns", inputs.shape, "Give the coordinates that the fit was given.")
     if not inputs.size:
-        raise ValueError(fault(where, "`X` with at least one row and column", inputs.shape, "Give some inputs."))
+        raise InputError(where, "`X` with at least one row and column", inputs.shape, "Give some inputs.")
     refuse_rows(where, "X", ~np.isfinite(inputs).all(axis=1))
     return inputs
 
@@ -78,6 +77,6 @@ def refuse_rows(where: str, name: str, bad: np.ndarray) -> None:
     if bad.any():
         rows = np.flatnonzero(bad)
         shown = ", ".join(map(str, rows[:5])) + ("…" if len(rows) > 5 else "")
-        raise ValueError(
-            fault(where, f"finite values of `{name}`", f"{len(rows)} rows that are not: {shown}", "Drop these rows.")
+        raise InputError(
+            where, f"finite values of `{name}`", f"{len(rows)} rows that are not: {shown}", "Drop these rows."
         )

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import as_float64, fault
+from mcmcpost._core.checks import as_float64
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.gp.data import check_inputs, refuse_rows
 from mcmcpost.gp.gradient_operator import (
@@ -95,7 +96,7 @@ class FittedGradientGP:
         inputs = check_inputs("GradientGP.predict", X_new, self.X.shape[1])
         if hessian and not self.profile.has_hessian:
             cure = "Its paths are differentiable once; use Matern52 or a smoother kernel."
-            raise ValueError(fault("GradientGP.predict", "a kernel whose process has a Hessian", "Matern32", cure))
+            raise InputError("GradientGP.predict", "a kernel whose process has a Hessian", "Matern32", cure)
         new = (jnp.asarray(inputs) - self.origin[None]) * self.root[None]
         mean = posterior_mean(self.profile, self._points, jnp.asarray(self.solution.value), new)
         value, gradient = mean[:, 0] + self.constant, mean[:, 1:] * self.root[None]
@@ -245,7 +246,7 @@ class GradientGP(eqx.Module):
 
     def __check_init__(self) -> None:
         if self.noise is not None and not (np.isfinite(self.noise) and self.noise >= 0):
-            raise ValueError(fault("GradientGP", "`noise` finite and not negative", self.noise, "Give a variance."))
+            raise InputError("GradientGP", "`noise` finite and not negative", self.noise, "Give a variance.")
 
     @in_float64
     def fit(self, X: object, gradients: object, values: object = None) -> "FittedGradientGP":
@@ -280,7 +281,7 @@ class GradientGP(eqx.Module):
     def _observations(self, X: Float[np.ndarray, "n d"], gradients: object, values: object) -> Float[np.ndarray, "n w"]:
         slopes = as_float64("GradientGP", "gradients", gradients, "n, d")
         if slopes.shape != X.shape:
-            raise ValueError(fault("GradientGP", f"`gradients` of the shape of `X`, {X.shape}", slopes.shape, "Match."))
+            raise InputError("GradientGP", f"`gradients` of the shape of `X`, {X.shape}", slopes.shape, "Match.")
         refuse_rows("GradientGP", "gradients", ~np.isfinite(slopes).all(axis=1))
         if self.mean is not None:
             slopes = slopes - np.asarray(jax.vmap(jax.grad(self.mean))(jnp.asarray(X)))
@@ -288,7 +289,7 @@ class GradientGP(eqx.Module):
             return slopes
         heights = as_float64("GradientGP", "values", values, "n")
         if len(heights) != len(X):
-            raise ValueError(fault("GradientGP", f"{len(X)} `values`", len(heights), "Give one per row of `X`."))
+            raise InputError("GradientGP", f"{len(X)} `values`", len(heights), "Give one per row of `X`.")
         refuse_rows("GradientGP", "values", ~np.isfinite(heights))
         if self.mean is not None:
             heights = heights - np.asarray(jax.vmap(self.mean)(jnp.asarray(X)))

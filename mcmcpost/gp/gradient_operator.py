@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputTypeError, fault
 from mcmcpost.kernels import (
     DOT_PRODUCT,
     STATIONARY,
@@ -137,7 +137,7 @@ def scalar_profile(where: str, kernel: AbstractKernel) -> ScalarProfile:
     if not isinstance(inside, STATIONARY + DOT_PRODUCT):
         names = ", ".join(kind.__name__ for kind in STATIONARY + DOT_PRODUCT)
         cure = "Sums, products and weights have no such structure; a Matérn-1/2 process has no gradient."
-        raise TypeError(fault(where, f"`kernel` one of {names}, or Scaled", type(inside).__name__, cure))
+        raise InputTypeError(where, f"`kernel` one of {names}, or Scaled", type(inside).__name__, cure)
     return ScalarProfile(inside, amplitude)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float
 
+from mcmcpost._core.errors import InputError
 from mcmcpost.gp.gradient_operator import (
     GradientGram,
     ScalarProfile,
@@ -387,7 +388,7 @@ def tune_gradient_kernel(
     loss = functools.partial(_loss_and_slope, parameters, static, *data)
     best = minimise_from([Start(loss, initial, free, bounds)], max_steps=max_steps)
     if best is None:
-        raise ValueError(
+        raise InputError(
             "GradientGP: expected a finite marginal likelihood at the starting kernel, got none. Raise `noise` or pass "
             "a kernel with a shorter lengthscale."
         )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.gp.gradient_operator import (
     GradientGram,
     ScalarProfile,
@@ -58,7 +58,7 @@ class AbstractGradientSolver(eqx.Module):
 
 def refuse_values(where: str, with_values: bool) -> None:
     if with_values:
-        raise ValueError(fault(where, "gradients only", "values too", "Use ProjectedCholesky or GradientCG."))
+        raise InputError(where, "gradients only", "values too", "Use ProjectedCholesky or GradientCG.")
 
 
 def relative_residual(gram: GradientGram, right: Float[Array, "n w"], value: Float[Array, "n w"]) -> Float[Array, ""]:
@@ -164,7 +164,7 @@ class QuadraticClosedForm(AbstractGradientSolver):
         if not isinstance(kernel, Polynomial) or kernel.degree != 2 or float(kernel.offset) != 0 or n > d:
             got = f"{type(kernel).__name__}, {n} points in {d} dimensions"
             expected = "Polynomial(2, offset=0) and no more points than dimensions"
-            raise ValueError(fault("QuadraticClosedForm", expected, got, "Use ProjectedCholesky."))
+            raise InputError("QuadraticClosedForm", expected, got, "Use ProjectedCholesky.")
 
     def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
         points = gram.points

@@ -13,7 +13,8 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import check_count, check_kind, fault
+from mcmcpost._core.checks import check_count, check_kind
+from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.precision import in_float64
 from mcmcpost.gp.data import Prediction, Training, check_inputs, check_training, default_kernel
 from mcmcpost.hyper import (
@@ -119,7 +120,7 @@ class SubsetStart(eqx.Module):
     def __check_init__(self) -> None:
         for name in ("num_subsets", "size", "num_steps"):
             if getattr(self, name) < 1:
-                raise ValueError(fault("SubsetStart", f"`{name}` of at least 1", getattr(self, name), "Use more."))
+                raise InputError("SubsetStart", f"`{name}` of at least 1", getattr(self, name), "Use more.")
 
 
 def start_on_subsets(
@@ -199,7 +200,7 @@ class FittedIterativeGP(eqx.Module):
         points = check_inputs("FittedIterativeGP.sample", X, self.training.X.shape[1])
         if self.sample_weights is None:
             kind = type(self.kernel).__name__
-            raise ValueError(fault("FittedIterativeGP.sample", "a kernel with random features", kind, "Use predict."))
+            raise InputError("FittedIterativeGP.sample", "a kernel with random features", kind, "Use predict.")
         samples = in_float64(self._samples)(points)
         return np.asarray(self.training.centre + self.training.scale * samples)
 
@@ -300,10 +301,10 @@ class IterativeGP(eqx.Module):
         for name in ("noise", "learning_rate"):
             value = getattr(self, name)
             if not 0 < value < np.inf:
-                raise ValueError(fault("IterativeGP", f"a positive `{name}`", value, "It is relative to var(y)."))
+                raise InputError("IterativeGP", f"a positive `{name}`", value, "It is relative to var(y).")
         if self.precision not in ("float32", "float64"):
             got = repr(self.precision)
-            raise ValueError(fault("IterativeGP", "`precision` float32 or float64", got, "Use float64."))
+            raise InputError("IterativeGP", "`precision` float32 or float64", got, "Use float64.")
         check_count("IterativeGP", "num_steps", self.num_steps, "Or optimise=False.")
         solvers = (Cholesky, AbstractIterativeSolver, type(None))
         check_kind("IterativeGP", "kernel", self.kernel, (AbstractKernel, type(None)), "Such as Matern32().")
@@ -388,7 +389,7 @@ class IterativeGP(eqx.Module):
             factor, noise = found_factor.lower, float(found_factor.nugget)
             if bool(jnp.isnan(factor[-1, -1])):
                 wanted = "a positive definite covariance"
-                raise ValueError(fault("IterativeGP.fit", wanted, f"none up to noise {noise:g}", "Raise `noise`."))
+                raise InputError("IterativeGP.fit", wanted, f"none up to noise {noise:g}", "Raise `noise`.")
             solved = cho_solve((factor, True), right)
             info |= {"outcome": "jittered" if bool(found_factor.raised) else "converged"}
         else:

@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Float
 from tqdm import tqdm
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, fault
 from mcmcpost.hyper.optimisers import Start, minimise_from
 from mcmcpost.hyper.parameters import AbstractScale, Template
 from mcmcpost.hyper.random_features import sample_prior
@@ -111,7 +111,7 @@ def check_probes(estimator: AbstractEstimator) -> None:
     """Refuse an estimator without probes."""
     if estimator.num_probes < 1:
         where = type(estimator).__name__
-        raise ValueError(fault(where, "`num_probes` of at least 1", estimator.num_probes, "Use 64."))
+        raise InputError(where, "`num_probes` of at least 1", estimator.num_probes, "Use 64.")
 
 
 RANGE = 1e4
@@ -203,7 +203,7 @@ def maximise_exact_likelihood(
         best = minimise_from([Start(loss, start, np.ones(len(start), bool), bounds)], max_steps=max_steps)
         if best is None:
             wanted = "a positive definite covariance at the start"
-            raise ValueError(fault("maximise_exact_likelihood", wanted, "none", "Start with more noise."))
+            raise InputError("maximise_exact_likelihood", wanted, "none", "Start with more noise.")
         walked = best.x
     fitted, level = template.build(scale.positive(jnp.asarray(walked)))
     history = {"value": np.array(values), "parameters": np.array(trail)}

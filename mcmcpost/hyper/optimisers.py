@@ -15,7 +15,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree
 from scipy.optimize import minimize
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 
 INFINITE = 1e25
 """Stands for +∞ in the line search, which backs away from it."""
@@ -217,7 +217,7 @@ class Adam(AbstractOptimiser):
     def __check_init__(self) -> None:
         _check_budget("Adam", self.max_steps, self.max_seconds)
         if not 0 < self.rate < np.inf:
-            raise ValueError(fault("Adam", "a positive `rate`", self.rate, "Try 0.1."))
+            raise InputError("Adam", "a positive `rate`", self.rate, "Try 0.1.")
 
     def minimise(self, problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
         watch = _Watch(problem.loss, problem.start)
@@ -252,7 +252,7 @@ class _Watch:
         self.broken, self.lowest, self.best, self.slope = 0, np.inf, start, np.zeros_like(start)
         if not np.isfinite(self(start)[0]):
             got = self.history.pop()
-            raise ValueError(fault("fit", "a finite loss at the start", got, "Start from another kernel or noise."))
+            raise InputError("fit", "a finite loss at the start", got, "Start from another kernel or noise.")
 
     @property
     def seconds(self) -> float:
@@ -284,4 +284,4 @@ def _adam_direction(slope: Float[Array, " h"], moments: PyTree) -> tuple[Float[A
 def _check_budget(where: str, max_steps: int, max_seconds: float) -> None:
     if max_steps < 1 or not max_seconds > 0:
         got = f"{max_steps} steps and {max_seconds} s"
-        raise ValueError(fault(where, "a budget of at least one step and more than no time", got, "Raise it."))
+        raise InputError(where, "a budget of at least one step and more than no time", got, "Raise it.")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import (
     STATIONARY,
     AbstractKernel,
@@ -122,13 +122,11 @@ def _spectra(kernel: AbstractKernel, key: jax.Array, r: int, like: Array) -> tup
             exponent = jnp.asarray(0.5 if kernel.exponent is None else kernel.exponent, like.dtype)
             precision = 2 * jax.random.gamma(second, exponent, (r,), like.dtype)
         case _:
-            raise ValueError(
-                fault(
-                    "sample_prior",
-                    "a stationary kernel, or scales, sums and products of them",
-                    type(kernel).__name__,
-                    "It has no random Fourier features; use Standard(), or Cholesky().",
-                )
+            raise InputError(
+                "sample_prior",
+                "a stationary kernel, or scales, sums and products of them",
+                type(kernel).__name__,
+                "It has no random Fourier features; use Standard(), or Cholesky().",
             )
     width = spread(type(kernel).__name__, "lengthscale", kernel.lengthscale, like)
     directions = jax.random.normal(first, (like.shape[1], r), like.dtype)

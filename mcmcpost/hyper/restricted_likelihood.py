@@ -11,6 +11,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
 from mcmcpost._core.arrays import pad_columns
+from mcmcpost._core.errors import InputError
 from mcmcpost.hyper.optimisers import Start, minimise_from
 from mcmcpost.kernels import AbstractKernel, SquaredExponential
 from mcmcpost.stein import stein_gram
@@ -143,7 +144,7 @@ def maximise_restricted_likelihood(
         kernel = jax.tree.map(np.asarray, kernel)
         return Tuned(kernel, float(np.exp(best.x[-1])), best.value, best.num_evaluations)
     if nugget >= NUGGET_BOUNDS[1]:
-        raise ValueError(
+        raise InputError(
             "maximise_restricted_likelihood: expected a positive definite Stein kernel matrix at one start, got none "
             f"at nugget {nugget:g}. Raise `nugget` or pass a kernel with a shorter lengthscale."
         )

@@ -1,17 +1,5 @@
 """Trees in, trees out: the only layer that knows xarray and ArviZ."""
 
-from mcmcpost.io._estimate import estimate_to_datatree
-from mcmcpost.io._evidence import (
-    comparison_to_dataframe,
-    evidence_methods,
-    evidence_path,
-    evidence_rungs,
-    evidence_to_datatree,
-    evidence_to_json_dict,
-)
-from mcmcpost.io._joint import joint_estimate_to_datatree
-from mcmcpost.io._tables import estimate_to_dataframe, estimate_to_json_dict
-from mcmcpost.io._weights import weights_to_datatree
 from mcmcpost.io.arrays import from_arrays
 from mcmcpost.io.attach import Target, attach_scores, read_target
 from mcmcpost.io.blackjax import from_blackjax
@@ -33,15 +21,6 @@ __all__ = [
     "attach_scores",
     "check_convergence",
     "check_tree",
-    "comparison_to_dataframe",
-    "estimate_to_dataframe",
-    "estimate_to_datatree",
-    "estimate_to_json_dict",
-    "evidence_methods",
-    "evidence_path",
-    "evidence_rungs",
-    "evidence_to_datatree",
-    "evidence_to_json_dict",
     "from_arrays",
     "from_blackjax",
     "from_cmdstan",
@@ -49,7 +28,6 @@ __all__ = [
     "gate",
     "integrand_values",
     "is_ladder",
-    "joint_estimate_to_datatree",
     "ladder_from_traces",
     "ladder_to_datatree",
     "load_tree",
@@ -60,5 +38,4 @@ __all__ = [
     "sample_power_posteriors",
     "save_tree",
     "tempered_target",
-    "weights_to_datatree",
 ]

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mcmcpost._core.errors import as_float64, fault
+from mcmcpost._core.checks import as_float64
+from mcmcpost._core.errors import InputError
 from mcmcpost.io.checks import gate, gate_attrs
 from mcmcpost.io.convention import as_chain_draw, sample_dataset, with_trace
 from mcmcpost.trace import make_trace
@@ -50,20 +51,16 @@ def from_arrays(
     given = None if values is None else as_chain_draw(_WHERE, "values", values)
     quantities = trace.draws if given is None else as_float64(_WHERE, "values", given, "chain, draw, p")
     if quantities.shape[:2] != trace.draws.shape[:2]:
-        raise ValueError(
-            fault(
-                _WHERE,
-                f"`values` with the chains and draws of `draws` {trace.draws.shape[:2]}",
-                quantities.shape[:2],
-                "One row of values belongs to each draw.",
-            )
+        raise InputError(
+            _WHERE,
+            f"`values` with the chains and draws of `draws` {trace.draws.shape[:2]}",
+            quantities.shape[:2],
+            "One row of values belongs to each draw.",
         )
     default = trace.names if values is None else tuple(f"f[{i}]" for i in range(quantities.shape[-1]))
     labels = default if value_names is None else tuple(value_names)
     if len(labels) != quantities.shape[-1] or len(set(labels)) != len(labels):
-        raise ValueError(
-            fault(_WHERE, f"{quantities.shape[-1]} distinct value names", labels, "Name every value once.")
-        )
+        raise InputError(_WHERE, f"{quantities.shape[-1]} distinct value names", labels, "Name every value once.")
     check = gate(trace, allow_bad_scores)
     return with_trace(_posterior(quantities, labels), trace, gate_attrs(check))
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.io.checks import Scored, check_agreement, gate, gate_attrs
 from mcmcpost.io.convention import DRAWS, GROUP, check_tree_type, posterior_sites, read_draws, stored_draws, with_trace
 from mcmcpost.io.numpyro_model import probe_model
@@ -48,7 +48,7 @@ def read_target(
     stored = GROUP in tree.children and DRAWS in tree.children[GROUP].data_vars
     if not stored and "posterior" not in tree.children:
         groups = ", ".join(map(str, tree.children)) or "no group"
-        raise ValueError(fault(where, "a posterior group or unconstrained draws", groups, "Load a trace."))
+        raise InputError(where, "a posterior group or unconstrained draws", groups, "Load a trace.")
     if model is not None and logdensity_fn is None:
         probed = probe_model(where, model, args, kwargs)
         check_evidence_exists(probed)
@@ -59,13 +59,11 @@ def read_target(
     if logdensity_fn is not None and not (model or args or kwargs):
         draws, labels = stored_draws(tree)
         return Target(draws, labels, logdensity_fn)
-    raise ValueError(
-        fault(
-            where,
-            "either a NumPyro model with its arguments or `logdensity_fn` alone",
-            "neither" if logdensity_fn is None else "both",
-            f"Call {where}(tree, model, *args, key=key) or {where}(tree, logdensity_fn=f, key=key).",
-        )
+    raise InputError(
+        where,
+        "either a NumPyro model with its arguments or `logdensity_fn` alone",
+        "neither" if logdensity_fn is None else "both",
+        f"Call {where}(tree, model, *args, key=key) or {where}(tree, logdensity_fn=f, key=key).",
     )
 
 
@@ -118,13 +116,11 @@ def attach_scores(
     elif logdensity_fn is not None and not (model or args or kwargs):
         scored = _of_function(*stored_draws(tree), logdensity_fn, batch_size)
     else:
-        raise ValueError(
-            fault(
-                _WHERE,
-                "either a model with its arguments or `logdensity_fn` alone",
-                "neither" if logdensity_fn is None else "both",
-                "Call attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f).",
-            )
+        raise InputError(
+            _WHERE,
+            "either a model with its arguments or `logdensity_fn` alone",
+            "neither" if logdensity_fn is None else "both",
+            "Call attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f).",
         )
     if not allow_bad_scores:
         check_agreement(_WHERE, tree, scored)
@@ -141,13 +137,11 @@ def _of_model(
     if package is None:
         return _of_program(tree, model, args, kwargs, batch_size)
     if args or kwargs:
-        raise ValueError(
-            fault(
-                _WHERE,
-                f"a model of {package} alone",
-                f"{len(args) + len(kwargs)} arguments",
-                "The data are part of such a model: leave them out.",
-            )
+        raise InputError(
+            _WHERE,
+            f"a model of {package} alone",
+            f"{len(args) + len(kwargs)} arguments",
+            "The data are part of such a model: leave them out.",
         )
     return _OBJECTS[package](_WHERE, tree, model)
 

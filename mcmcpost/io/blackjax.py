@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.versions import version_of
 from mcmcpost.io.checks import gate, gate_attrs
 from mcmcpost.io.convention import GROUP, element_names, sample_dataset, with_trace
@@ -65,12 +65,12 @@ def from_blackjax(
     ScoreError : the scores fail the gate.
     """
     if sorted(dims) not in (["chain", "draw"], ["draw"]):
-        raise ValueError(
-            fault(_WHERE, "`dims` of chain and draw, or draw alone", dims, "Name the leading axes in their order.")
+        raise InputError(
+            _WHERE, "`dims` of chain and draw, or draw alone", dims, "Name the leading axes in their order."
         )
     if not hasattr(states, "position"):
-        raise TypeError(
-            fault(_WHERE, "states with a `position`", type(states).__name__, "Pass the stacked states of the kernel.")
+        raise InputTypeError(
+            _WHERE, "states with a `position`", type(states).__name__, "Pass the stacked states of the kernel."
         )
     position = jax.tree.map(lambda leaf: _chain_draw_first(leaf, dims), states.position)
     sites = _named_leaves(position)
@@ -82,13 +82,11 @@ def from_blackjax(
     elif logdensity_fn is not None:
         scores = batch_scores(_on_rows(logdensity_fn, position), draws)
     else:
-        raise ValueError(
-            fault(
-                _WHERE,
-                "states with `logdensity_grad`",
-                type(states).__name__,
-                "This kernel keeps no gradient: pass logdensity_fn, the function that was sampled.",
-            )
+        raise InputError(
+            _WHERE,
+            "states with `logdensity_grad`",
+            type(states).__name__,
+            "This kernel keeps no gradient: pass logdensity_fn, the function that was sampled.",
         )
     trace = make_trace(draws, scores, names)
     check = gate(trace, allow_bad_scores)
@@ -100,8 +98,8 @@ def from_blackjax(
 def _chain_draw_first(leaf: Any, dims: tuple[str, ...]) -> np.ndarray:
     array = np.asarray(leaf)
     if array.ndim < len(dims):
-        raise ValueError(
-            fault(_WHERE, f"leaves that start with {', '.join(dims)}", array.shape, "Stack the states, or name dims.")
+        raise InputError(
+            _WHERE, f"leaves that start with {', '.join(dims)}", array.shape, "Stack the states, or name dims."
         )
     if len(dims) == 1:
         return array[None]

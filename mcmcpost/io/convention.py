@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, InputTypeError, fault
 from mcmcpost.trace import Trace, check_same_order, make_trace
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ def read_trace(tree: "xarray.DataTree") -> Trace:
     check_tree_type("read_trace", tree)
     if GROUP in tree.children and TEMPERATURE in tree.children[GROUP].dims:
         cure = "Use log_evidence (mcmcpost evidence), or mcmcpost.io.posterior_rung(tree), the trace of its last rung."
-        raise ValueError(fault("read_trace", "a trace of one target", f"a ladder, with a dim {TEMPERATURE}", cure))
+        raise InputError("read_trace", "a trace of one target", f"a ladder, with a dim {TEMPERATURE}", cure)
     for name in (SCORES, DRAWS):
         if GROUP not in tree.children or name not in tree.children[GROUP].data_vars:
-            raise ValueError(_missing(tree, name))
+            raise InputError(_missing(tree, name))
     variables = tree.children[GROUP].to_dataset()
     for attrs in (variables.attrs, variables[SCORES].attrs):
         _check_declared(attrs)
@@ -114,28 +114,28 @@ def check_names(where: str, names: Iterable[str], dims: tuple[str, ...]) -> None
     """Refuse names that cannot be those of variables with `dims`: a tree takes a dim's own name for its labels."""
     bad = [name for name in names if name in dims or "/" in name]
     if bad:
-        raise ValueError(fault(where, f"names without '/' and other than {', '.join(dims)}", bad, "Rename them."))
+        raise InputError(where, f"names without '/' and other than {', '.join(dims)}", bad, "Rename them.")
 
 
 def as_chain_draw(where: str, name: str, values: Any) -> np.ndarray:
     """Return an array, chains and draws first where its dims are named; refuse masked entries and ragged lists."""
     if np.ma.is_masked(values):
         cure = "Leave out the draws, in every array alike."
-        raise ValueError(fault(where, f"`{name}` without masked entries", np.ma.count_masked(values), cure))
+        raise InputError(where, f"`{name}` without masked entries", np.ma.count_masked(values), cure)
     if hasattr(values, "dims") and {"chain", "draw"} <= set(values.dims):
         values = values.transpose("chain", "draw", ...)
     try:
         return np.asarray(values)
     except ValueError as error:
         cure = "Give every chain as many draws, and every draw as many values."
-        raise ValueError(fault(where, f"`{name}` to be one array", str(error), cure)) from error
+        raise InputError(where, f"`{name}` to be one array", str(error), cure) from error
 
 
 def check_tree_type(where: str, tree: object) -> None:
     """Refuse what is not a DataTree."""
     if not hasattr(tree, "children"):
-        raise TypeError(
-            fault(where, "an xarray.DataTree", type(tree).__name__, "Convert it, as with arviz.convert_to_datatree.")
+        raise InputTypeError(
+            where, "an xarray.DataTree", type(tree).__name__, "Convert it, as with arviz.convert_to_datatree."
         )
 
 
@@ -148,18 +148,16 @@ def read_draws(tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | N
 def _check_declared(attrs: Mapping[Any, Any]) -> None:
     for name, value in ATTRS.items():
         if attrs.get(name, value) != value:
-            raise ValueError(fault("read_trace", f"attribute {name}={value!r}", repr(attrs[name]), _CURES[name]))
+            raise InputError("read_trace", f"attribute {name}={value!r}", repr(attrs[name]), _CURES[name])
 
 
 def _chain_draw_first(variable: "xarray.DataArray") -> "xarray.DataArray":
     if variable.ndim != 3 or not {"chain", "draw"} <= set(variable.dims):
-        raise ValueError(
-            fault(
-                "read_trace",
-                f"`{variable.name}` with dims chain, draw and {PARAMETER}",
-                tuple(map(str, variable.dims)),
-                "Rename the dims of the sampler to chain and draw.",
-            )
+        raise InputError(
+            "read_trace",
+            f"`{variable.name}` with dims chain, draw and {PARAMETER}",
+            tuple(map(str, variable.dims)),
+            "Rename the dims of the sampler to chain and draw.",
         )
     return variable.transpose("chain", "draw", ...)
 
@@ -175,13 +173,11 @@ def _check_aligned(tree: "xarray.DataTree", scores: "xarray.DataArray") -> None:
         if same and dim in posterior.coords and dim in scores.coords:
             same = bool(np.array_equal(posterior.coords[dim].values, scores[dim].values))
         if not same:
-            raise ValueError(
-                fault(
-                    "read_trace",
-                    f"the same {dim}s in posterior ({posterior.sizes[dim]}) and {GROUP}",
-                    f"{scores.sizes[dim]} there",
-                    "Select chains and draws on the whole tree, not on one group.",
-                )
+            raise InputError(
+                "read_trace",
+                f"the same {dim}s in posterior ({posterior.sizes[dim]}) and {GROUP}",
+                f"{scores.sizes[dim]} there",
+                "Select chains and draws on the whole tree, not on one group.",
             )
 
 
@@ -232,9 +228,7 @@ def with_trace(tree: "xarray.DataTree", trace: Trace, attrs: dict[str, str]) -> 
 def posterior_sites(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
     """Return the variables (chain, draw, ...) of the posterior group."""
     if "posterior" not in tree.children:
-        raise ValueError(
-            fault("attach_scores", "a posterior group", ", ".join(tree.children) or "no group", "Load a trace.")
-        )
+        raise InputError("attach_scores", "a posterior group", ", ".join(tree.children) or "no group", "Load a trace.")
     return {
         str(name): variable.transpose("chain", "draw", ...).values
         for name, variable in tree.children["posterior"].to_dataset().data_vars.items()
@@ -249,7 +243,7 @@ def stored_draws(tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] |
     sites = posterior_sites(tree)
     names = tuple(name for key, value in sites.items() for name in element_names(key, value.shape[2:]))
     if not names:
-        raise ValueError(
-            fault("attach_scores", "variables with dims chain and draw", "none in the posterior group", "Load a trace.")
+        raise InputError(
+            "attach_scores", "variables with dims chain and draw", "none in the posterior group", "Load a trace."
         )
     return np.concatenate([v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64), names

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mcmcpost._core.arrays import in_blocks, is_large, zeros
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, fault
 from mcmcpost.io.convention import check_tree_type
 from mcmcpost.io.tables import read_csv
 
@@ -60,9 +60,9 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
         ) as stored:
             tree = _in_order(stored)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(fault("load_tree", f"a {kind} tree at {place}", repr(error), _CURE)) from error
+        raise InputError("load_tree", f"a {kind} tree at {place}", repr(error), _CURE) from error
     if not tree.children:
-        raise ValueError(fault("load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE))
+        raise InputError("load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE)
     return tree
 
 
@@ -88,7 +88,7 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     check_tree_type("save_tree", tree)
     place = Path(path)
     if place.suffix.lower() not in (".nc", ".zarr"):
-        raise ValueError(fault("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it."))
+        raise InputError("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it.")
     _refuse_existing(place)
     if not place.parent.is_dir():
         raise FileNotFoundError(fault("save_tree", "an existing folder", str(place.parent), "Create it first."))

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._core.arrays import zeros
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost.io.convention import GROUP, as_chain_draw, check_tree_type, element_names
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     else:
         parts = [_of_array("f", integrands, chains_draws)]
     if not parts:
-        raise ValueError(fault("integrands", "at least one integrand", "none", "Name a variable or a function."))
+        raise InputError("integrands", "at least one integrand", "none", "Name a variable or a function.")
     names = tuple(name for part in parts for name in part.names)
     if len(set(names)) != len(names):
         repeated = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(fault("integrands", "distinct names", repeated, "Rename the repeated integrands."))
+        raise InputError("integrands", "distinct names", repeated, "Rename the repeated integrands.")
     values = parts[0].values if len(parts) == 1 else _side_by_side([part.values for part in parts])
     return Integrands(names, values)
 
@@ -104,8 +104,8 @@ def unusable_variables(tree: "xarray.DataTree") -> list[str]:
 
 def _posterior(tree: "xarray.DataTree") -> "xarray.DataTree":
     if "posterior" not in tree.children:
-        raise ValueError(
-            fault("integrands", "a posterior group", ", ".join(tree.children) or "none", "Pass an array of values.")
+        raise InputError(
+            "integrands", "a posterior group", ", ".join(tree.children) or "none", "Pass an array of values."
         )
     return tree.children["posterior"]
 
@@ -115,29 +115,27 @@ def _chains_draws(tree: "xarray.DataTree") -> tuple[int, int]:
         node = tree.children.get(group)
         if node is not None and {"chain", "draw"} <= set(node.sizes):
             return node.sizes["chain"], node.sizes["draw"]
-    raise ValueError(
-        fault("integrands", "dims chain and draw in the tree", ", ".join(tree.children) or "no group", "Load a trace.")
+    raise InputError(
+        "integrands", "dims chain and draw in the tree", ", ".join(tree.children) or "no group", "Load a trace."
     )
 
 
 def _variable(tree: "xarray.DataTree", name: str) -> "xarray.DataArray":
     variables = _posterior(tree).data_vars
     if name not in variables:
-        raise ValueError(
-            fault("integrands", "a variable of the posterior group", name, f"It has {', '.join(map(str, variables))}.")
+        raise InputError(
+            "integrands", "a variable of the posterior group", name, f"It has {', '.join(map(str, variables))}."
         )
     return _chain_draw_first(variables[name])
 
 
 def _chain_draw_first(variable: "xarray.DataArray") -> "xarray.DataArray":
     if not {"chain", "draw"} <= set(variable.dims):
-        raise ValueError(
-            fault(
-                "integrands",
-                f"`{variable.name}` with dims chain and draw",
-                tuple(map(str, variable.dims)),
-                "Name the variables that have both.",
-            )
+        raise InputError(
+            "integrands",
+            f"`{variable.name}` with dims chain and draw",
+            tuple(map(str, variable.dims)),
+            "Name the variables that have both.",
         )
     return variable.transpose("chain", "draw", ...)
 
@@ -166,21 +164,19 @@ def _of_entry(tree: "xarray.DataTree", name: str, entry: Any, chains_draws: tupl
 def _of_array(name: str, values: Any, chains_draws: tuple[int, int]) -> Integrands:
     array = as_chain_draw("integrands", name, values)
     if array.shape[:2] != chains_draws or array.ndim < 2:
-        raise ValueError(
-            fault(
-                "integrands",
-                f"`{name}` of shape (chain, draw[, p]) with {chains_draws} chains and draws",
-                array.shape,
-                "Give one value, or one array of values, for every draw.",
-            )
+        raise InputError(
+            "integrands",
+            f"`{name}` of shape (chain, draw[, p]) with {chains_draws} chains and draws",
+            array.shape,
+            "Give one value, or one array of values, for every draw.",
         )
     return Integrands(tuple(element_names(name, array.shape[2:])), _numeric(name, array, chains_draws))
 
 
 def _numeric(name: str, array: np.ndarray, chains_draws: tuple[int, int]) -> Float[np.ndarray, "c n p"]:
     if array.dtype.kind not in "fiub":
-        raise TypeError(
-            fault("integrands", f"`{name}` to be a real number", f"dtype {array.dtype}", "Leave it out or encode it.")
+        raise InputTypeError(
+            "integrands", f"`{name}` to be a real number", f"dtype {array.dtype}", "Leave it out or encode it."
         )
     values = array.astype(np.float64, copy=False).reshape(*chains_draws, math.prod(array.shape[2:]))
     values.flags.writeable = False
@@ -209,10 +205,10 @@ def _vectorised(name: str, function: Callable[[dict[str, object]], object], draw
         value = function(row)
         if value is None or isinstance(value, Mapping | str):
             cure = "Several values are an array, or functions of their own."
-            raise TypeError(fault("integrands", f"`{name}` to return numbers", type(value).__name__, cure))
+            raise InputTypeError("integrands", f"`{name}` to return numbers", type(value).__name__, cure)
         array = jnp.asarray(value)
         if not array.size:
-            raise ValueError(fault("integrands", f"`{name}` to return a number", f"shape {array.shape}", "Return one."))
+            raise InputError("integrands", f"`{name}` to return a number", f"shape {array.shape}", "Return one.")
         return array
 
     with jax.enable_x64(True):
@@ -226,7 +222,7 @@ def _one_by_one(name: str, function: Callable[[dict[str, object]], object], draw
         values = [np.asarray(function({key: array[i] for key, array in draws.items()})) for i in range(size)]
     shapes = {value.shape for value in values}
     if len(shapes) > 1:
-        raise ValueError(
-            fault("integrands", f"`{name}` to return one shape for every draw", sorted(shapes), "Pad the result.")
+        raise InputError(
+            "integrands", f"`{name}` to return one shape for every draw", sorted(shapes), "Pad the result."
         )
     return np.stack(values)

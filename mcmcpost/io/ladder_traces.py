@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, InputTypeError, fault
 from mcmcpost._core.precision import in_float64
 from mcmcpost.evidence import (
     Evaluation,
@@ -91,7 +91,7 @@ def ladder_from_traces(
     """
     rungs = sorted(((float(t), _load(trace)) for t, trace in _pairs(traces)), key=lambda pair: pair[0])
     if not rungs:
-        raise ValueError(fault(_WHERE, "at least two traces", "none", "Pass {t: trace, ...}."))
+        raise InputError(_WHERE, "at least two traces", "none", "Pass {t: trace, ...}.")
     stored = [_read(t, tree) for t, tree in rungs]
     target, probed = _target(model, args, kwargs, log_likelihood, log_prior, stored)
     draws, labels = _stack_draws(stored, probed, [t for t, _ in rungs])
@@ -124,13 +124,13 @@ def _pairs(traces: Any) -> list[tuple[float, Any]]:
     if hasattr(traces, "children"):
         levels = [group[TEMPERATURE].values for group in traces.children.values() if TEMPERATURE in group.dims]
         if not levels:
-            raise ValueError(
-                fault(_WHERE, f"a tree with a dim `{TEMPERATURE}`", "one without", "Pass {t: trace, ...} instead.")
+            raise InputError(
+                _WHERE, f"a tree with a dim `{TEMPERATURE}`", "one without", "Pass {t: trace, ...} instead."
             )
         return [(float(t), traces.isel({TEMPERATURE: i}, missing_dims="ignore")) for i, t in enumerate(levels[0])]
     pairs = list(traces.items() if isinstance(traces, Mapping) else traces)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise TypeError(fault(_WHERE, "pairs (temperature, trace)", type(pairs[0]).__name__, "Or {t: trace, ...}."))
+        raise InputTypeError(_WHERE, "pairs (temperature, trace)", type(pairs[0]).__name__, "Or {t: trace, ...}.")
     return pairs
 
 
@@ -180,7 +180,7 @@ def _target(
         return resolve_target(_WHERE, model, args, kwargs, log_likelihood, log_prior, None, None)
     first = stored[0].draws
     if first is None:
-        raise ValueError(_missing(DRAWS, "the first trace"))
+        raise InputError(_missing(DRAWS, "the first trace"))
     # Nothing is drawn from the prior here: a draw of the right shape stands in.
     size = first.shape[-1]
     return resolve_target(
@@ -198,11 +198,11 @@ def _stack_draws(
         elif probed is not None:
             parts.append(probed.unconstrain(rung.sites)[0])
         else:
-            raise ValueError(_missing(DRAWS, f"the trace at temperature {t:g}"))
+            raise InputError(_missing(DRAWS, f"the trace at temperature {t:g}"))
     shapes = {part.shape for part in parts}
     if len(shapes) > 1:
-        raise ValueError(
-            fault(_WHERE, "as many chains and draws at every temperature", sorted(shapes), "Thin the longer traces.")
+        raise InputError(
+            _WHERE, "as many chains and draws at every temperature", sorted(shapes), "Thin the longer traces."
         )
     labels = {f"the trace at {t:g}": rung.labels for t, rung in zip(temperatures, stored, strict=True)}
     check_same_order(_WHERE, labels if probed is None else {"the model": probed.names} | labels)
@@ -219,7 +219,7 @@ def _stored_values(stored: list[_Stored], temperatures: list[float]) -> Evaluati
         arrays = [getattr(rung, field) for rung in stored]
         for t, array in zip(temperatures, arrays, strict=True):
             if array is None:
-                raise ValueError(_missing(name, f"the trace at temperature {t:g}"))
+                raise InputError(_missing(name, f"the trace at temperature {t:g}"))
         columns.append(np.stack(arrays, axis=2))
     likelihood, slope, prior_slope = columns
     return Evaluation(likelihood, np.zeros_like(likelihood), slope, prior_slope)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.evidence import Ladder, LadderStats, make_ladder
 from mcmcpost.io.convention import ATTRS, DRAWS, GROUP, PARAMETER, TEMPERATURE, check_names, check_tree_type, with_trace
 from mcmcpost.trace import make_trace
@@ -110,12 +110,10 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
         (PRIOR_SLOPE, "gradients of the log prior"),
     ):
         if name not in stats.data_vars:
-            raise ValueError(
-                fault("read_ladder", f"`{GROUP}.{name}`, {what}", ", ".join(map(str, stats.data_vars)), _CURE)
-            )
+            raise InputError("read_ladder", f"`{GROUP}.{name}`, {what}", ", ".join(map(str, stats.data_vars)), _CURE)
     for name, value in ATTRS.items():
         if stats.attrs.get(name, value) != value:
-            raise ValueError(fault("read_ladder", f"attribute {name}={value!r}", repr(stats.attrs[name]), _CURE))
+            raise InputError("read_ladder", f"attribute {name}={value!r}", repr(stats.attrs[name]), _CURE)
     draws = oriented("read_ladder", stats[DRAWS], 4)
     return make_ladder(
         stats[TEMPERATURE].values,
@@ -150,16 +148,14 @@ def posterior_rung(tree: "xarray.DataTree") -> "xarray.DataTree":
 def ladder_statistics(where: str, tree: "xarray.DataTree") -> "xarray.Dataset":
     """Return the `sample_stats` of a tree whose variables are stacked over a `temperature` coordinate."""
     if GROUP not in tree.children:
-        raise ValueError(fault(where, f"a group `{GROUP}`", ", ".join(tree.children) or "no group", _CURE))
+        raise InputError(where, f"a group `{GROUP}`", ", ".join(tree.children) or "no group", _CURE)
     stats = tree.children[GROUP].to_dataset()
     if TEMPERATURE not in stats.coords or TEMPERATURE not in stats.dims:
-        raise ValueError(
-            fault(
-                where,
-                f"`{GROUP}` with a dim and coordinate `{TEMPERATURE}`",
-                f"dims {', '.join(map(str, stats.sizes))}",
-                "For one trace per temperature use ladder_from_traces({t: tree, ...}).",
-            )
+        raise InputError(
+            where,
+            f"`{GROUP}` with a dim and coordinate `{TEMPERATURE}`",
+            f"dims {', '.join(map(str, stats.sizes))}",
+            "For one trace per temperature use ladder_from_traces({t: tree, ...}).",
         )
     return stats
 
@@ -168,8 +164,8 @@ def oriented(where: str, variable: "xarray.DataArray", rank: int) -> "xarray.Dat
     """Return a variable with dims chain, draw, temperature first."""
     if variable.ndim != rank or not set(DIMS) <= set(variable.dims):
         wanted = ", ".join((*DIMS, PARAMETER)[:rank])
-        raise ValueError(
-            fault(where, f"`{variable.name}` with dims {wanted}", tuple(map(str, variable.dims)), "Rename the dims.")
+        raise InputError(
+            where, f"`{variable.name}` with dims {wanted}", tuple(map(str, variable.dims)), "Rename the dims."
         )
     return variable.transpose(*DIMS, ...)
 

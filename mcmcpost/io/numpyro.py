@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.io.checks import gate, gate_attrs
 from mcmcpost.io.convention import GROUP, element_names, with_trace
 from mcmcpost.io.numpyro_model import Model, probe_model
@@ -48,7 +48,7 @@ def from_numpyro(mcmc: "numpyro.infer.MCMC", *, allow_bad_scores: bool = False) 
     import numpyro
 
     if mcmc.last_state is None:
-        raise ValueError(fault("from_numpyro", "a finished MCMC run", "one without draws", "Call mcmc.run first."))
+        raise InputError("from_numpyro", "a finished MCMC run", "one without draws", "Call mcmc.run first.")
     _attach_submodules("numpyro")
     tree = arviz_base.from_numpyro(mcmc)
     if GROUP in tree.children:
@@ -99,13 +99,11 @@ def _potential_trace(mcmc: "numpyro.infer.MCMC", samples: Any, z_grad: Any) -> T
         return make_trace(draws, -_flatten(z_grad), names)
     potential = getattr(mcmc.sampler, "_potential_fn", None)
     if potential is None:
-        raise ValueError(
-            fault(
-                "from_numpyro",
-                "scores in the extra fields, or a potential to differentiate",
-                type(mcmc.sampler).__name__,
-                'Run with extra_fields=("z_grad",).',
-            )
+        raise InputError(
+            "from_numpyro",
+            "scores in the extra fields, or a potential to differentiate",
+            type(mcmc.sampler).__name__,
+            'Run with extra_fields=("z_grad",).',
         )
     with jax.enable_x64(True):
         _, unravel = ravel_pytree(jax.tree.map(lambda leaf: np.asarray(leaf[0, 0], dtype=np.float64), samples))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.io.convention import element_names
 
 _BATCH = 512
@@ -69,23 +69,19 @@ class Model(NamedTuple):
 
         missing = [site for site in self.sites if site not in samples]
         if missing:
-            raise ValueError(
-                fault(
-                    self.where,
-                    f"the latent sites of the model, {', '.join(self.sites)}, among the draws",
-                    f"{', '.join(samples)} without {', '.join(missing)}",
-                    "Keep every latent site when sampling, and pass the model that was sampled.",
-                )
+            raise InputError(
+                self.where,
+                f"the latent sites of the model, {', '.join(self.sites)}, among the draws",
+                f"{', '.join(samples)} without {', '.join(missing)}",
+                "Keep every latent site when sampling, and pass the model that was sampled.",
             )
         for site, shape in self.sites.items():
             if samples[site].shape[2:] != shape:
-                raise ValueError(
-                    fault(
-                        self.where,
-                        f"site `{site}` of shape (chain, draw{''.join(f', {size}' for size in shape)})",
-                        samples[site].shape,
-                        "Pass the model and the arguments that were sampled.",
-                    )
+                raise InputError(
+                    self.where,
+                    f"site `{site}` of shape (chain, draw{''.join(f', {size}' for size in shape)})",
+                    samples[site].shape,
+                    "Pass the model and the arguments that were sampled.",
                 )
         first = samples[next(iter(self.sites))]
         flat = {site: samples[site].astype(np.float64).reshape(-1, *shape) for site, shape in self.sites.items()}
@@ -136,14 +132,12 @@ def probe_model(
     with jax.enable_x64(True):
         jax.eval_shape(run)
     if discrete:
-        raise ValueError(
-            fault(
-                where,
-                "continuous latent sites",
-                f"discrete {', '.join(discrete)}",
-                "A score exists for continuous parameters only: sum the discrete ones out of the model.",
-            )
+        raise InputError(
+            where,
+            "continuous latent sites",
+            f"discrete {', '.join(discrete)}",
+            "A score exists for continuous parameters only: sum the discrete ones out of the model.",
         )
     if not sites:
-        raise ValueError(fault(where, "a model with latent sites", "none", "Pass the model that was sampled."))
+        raise InputError(where, "a model with latent sites", "none", "Pass the model that was sampled.")
     return Model(where, seeded, args, kwargs, sites, shapes)

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost.evidence import (
     HamiltonianKernel,
     SampledLadder,
     TemperedTarget,
+    adaptive_ladder as adaptive_temperatures,
     sample_ladder,
     sample_more_rungs,
 )
-from mcmcpost.evidence import adaptive_ladder as adaptive_temperatures
 from mcmcpost.io.convention import GROUP, TEMPERATURE
 from mcmcpost.io.ladder_trees import ladder_to_datatree, read_ladder
 from mcmcpost.io.numpyro_model import Model, probe_model
@@ -127,26 +127,22 @@ def check_evidence_exists(probed: Model) -> None:
     with jax.enable_x64(True):
         jax.eval_shape(run)
     if improper:
-        raise ValueError(
-            fault(
-                probed.where,
-                "a normalised prior for every latent site",
-                f"an improper prior on {', '.join(improper)}",
-                "An improper prior has no evidence: give a proper one, as Normal(0, 10).",
-            )
+        raise InputError(
+            probed.where,
+            "a normalised prior for every latent site",
+            f"an improper prior on {', '.join(improper)}",
+            "An improper prior has no evidence: give a proper one, as Normal(0, 10).",
         )
     if altered:
-        raise ValueError(
-            fault(
-                probed.where,
-                "latent sites without scale or mask",
-                f"a scaled, subsampled or masked {', '.join(altered)}",
-                "Such a prior is not normalised, so there is no evidence: scale and mask observed sites only.",
-            )
+        raise InputError(
+            probed.where,
+            "latent sites without scale or mask",
+            f"a scaled, subsampled or masked {', '.join(altered)}",
+            "Such a prior is not normalised, so there is no evidence: scale and mask observed sites only.",
         )
     if not observed:
-        raise ValueError(
-            fault(probed.where, "observed sites", "no likelihood", "Give the data as arguments: obs=y, or a factor.")
+        raise InputError(
+            probed.where, "observed sites", "no likelihood", "Give the data as arguments: obs=y, or a factor."
         )
 
 
@@ -317,24 +313,22 @@ def resolve_target(
     given = [name for name, function in functions.items() if function is not None]
     if model is not None and not given:
         if not isinstance(args, tuple):
-            raise TypeError(fault(where, "`args` to be a tuple", type(args).__name__, "Write (y,) for one argument."))
+            raise InputTypeError(where, "`args` to be a tuple", type(args).__name__, "Write (y,) for one argument.")
         return tempered_target(where, model, args, dict(kwargs or {}))
     if model is not None or log_likelihood is None or log_prior is None or sample_prior is None:
         got = ", ".join(([] if model is None else ["a model"]) + given) or "neither"
-        raise ValueError(
-            fault(where, f"a NumPyro model, or all of {', '.join(functions)}", got, "Pass one or the other.")
-        )
+        raise InputError(where, f"a NumPyro model, or all of {', '.join(functions)}", got, "Pass one or the other.")
     with jax.enable_x64(True):
         draw = jax.eval_shape(sample_prior, jax.random.key(0))
         if len(draw.shape) != 1 or 0 in draw.shape:
-            raise ValueError(fault(where, "`sample_prior` to return one draw (d,)", draw.shape, "Flatten it."))
+            raise InputError(where, "`sample_prior` to return one draw (d,)", draw.shape, "Flatten it.")
         for name, function in (("log_likelihood", log_likelihood), ("log_prior", log_prior)):
             value = jax.eval_shape(function, jax.ShapeDtypeStruct(draw.shape, np.float64))
             if value.shape != ():
-                raise ValueError(fault(where, f"`{name}` to return a scalar", value.shape, "Sum its terms."))
+                raise InputError(where, f"`{name}` to return a scalar", value.shape, "Sum its terms.")
     labels = tuple(f"x[{i}]" for i in range(draw.shape[0])) if names is None else tuple(names)
     if len(labels) != draw.shape[0]:
-        raise ValueError(fault(where, f"{draw.shape[0]} coordinate names", labels, "Name every coordinate once."))
+        raise InputError(where, f"{draw.shape[0]} coordinate names", labels, "Name every coordinate once.")
     return TemperedTarget(log_likelihood, log_prior, sample_prior, labels), None
 
 
@@ -342,7 +336,7 @@ def _unconstrained_init(where: str, probed: Model | None, init: object) -> objec
     if not isinstance(init, Mapping):
         return init
     if probed is None:
-        raise TypeError(fault(where, "`init` to be an array (d,)", "a mapping", "Sites belong to a model."))
+        raise InputTypeError(where, "`init` to be an array (d,)", "a mapping", "Sites belong to a model.")
     sites = {name: np.asarray(value, np.float64)[None, None] for name, value in init.items()}
     return probed.unconstrain(sites)[0][0, 0]
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.io.checks import Scored, scored_one_by_one
 from mcmcpost.io.convention import element_names, posterior_sites
 
@@ -27,13 +27,11 @@ def pymc_scores(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> Sco
     """
     discrete = [variable.name for variable in model.discrete_value_vars]
     if discrete:
-        raise ValueError(
-            fault(
-                where,
-                "continuous free variables",
-                f"discrete {', '.join(discrete)}",
-                "A score exists for continuous parameters only: sum the discrete ones out of the model.",
-            )
+        raise InputError(
+            where,
+            "continuous free variables",
+            f"discrete {', '.join(discrete)}",
+            "A score exists for continuous parameters only: sum the discrete ones out of the model.",
         )
     values = _unconstrain(model, _free_values(where, tree, model))
     ordered = [values[variable.name] for variable in model.value_vars]
@@ -64,24 +62,20 @@ def _free_values(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> li
     sites = posterior_sites(tree)
     missing = [variable.name for variable in model.free_RVs if variable.name not in sites]
     if missing:
-        raise ValueError(
-            fault(
-                where,
-                f"the free variables of the model, {', '.join(v.name for v in model.free_RVs)}, among the draws",
-                f"{', '.join(sites)} without {', '.join(missing)}",
-                "Keep every free variable when sampling, and pass the model that was sampled.",
-            )
+        raise InputError(
+            where,
+            f"the free variables of the model, {', '.join(v.name for v in model.free_RVs)}, among the draws",
+            f"{', '.join(sites)} without {', '.join(missing)}",
+            "Keep every free variable when sampling, and pass the model that was sampled.",
         )
     shapes = model.eval_rv_shapes()
     for variable in model.free_RVs:
         if sites[variable.name].shape[2:] != tuple(shapes[variable.name]):
-            raise ValueError(
-                fault(
-                    where,
-                    f"`{variable.name}` of shape (chain, draw{''.join(f', {n}' for n in shapes[variable.name])})",
-                    sites[variable.name].shape,
-                    "Pass the model, with the data, that was sampled.",
-                )
+            raise InputError(
+                where,
+                f"`{variable.name}` of shape (chain, draw{''.join(f', {n}' for n in shapes[variable.name])})",
+                sites[variable.name].shape,
+                "Pass the model, with the data, that was sampled.",
             )
     return [sites[variable.name] for variable in model.free_RVs]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.versions import version_of
 from mcmcpost.io.checks import Scored, gate, gate_attrs, scored_one_by_one
 from mcmcpost.io.convention import GROUP, posterior_sites, sample_dataset, with_trace
@@ -35,10 +35,8 @@ def pystan_scores(where: str, tree: "xarray.DataTree", model: Any) -> Scored:
     """
     sites = {name: site for name, site in posterior_sites(tree).items() if name in model.param_names}
     if not sites:
-        raise ValueError(
-            fault(
-                where, f"some of {', '.join(model.param_names)} among the draws", "none", "Pass the model's own trace."
-            )
+        raise InputError(
+            where, f"some of {', '.join(model.param_names)} among the draws", "none", "Pass the model's own trace."
         )
     lead = next(iter(sites.values())).shape[:2]
     flat = {name: site.reshape(-1, *site.shape[2:]) for name, site in sites.items()}
@@ -48,8 +46,8 @@ def pystan_scores(where: str, tree: "xarray.DataTree", model: Any) -> Scored:
             for i in range(lead[0] * lead[1])
         ]
     except RuntimeError as error:
-        raise ValueError(
-            fault(where, "the parameters of the Stan program among the draws", str(error)[:300], _CURE)
+        raise InputError(
+            where, "the parameters of the Stan program among the draws", str(error)[:300], _CURE
         ) from error
     draws = np.array(rows, dtype=np.float64).reshape(*lead, -1)
     size = draws.shape[-1]
@@ -98,10 +96,10 @@ def _element(where: str, sites: dict[str, np.ndarray], name: str) -> np.ndarray:
     """Return the draws (c, n) of one element, named ``theta.1.2`` and counted from one as in Stan."""
     site, *index = name.split(".")
     if site not in sites:
-        raise ValueError(fault(where, f"`{site}` among the draws", ", ".join(sites), _CURE))
+        raise InputError(where, f"`{site}` among the draws", ", ".join(sites), _CURE)
     values, place = sites[site], tuple(int(i) - 1 for i in index)
     if len(place) != values.ndim - 2 or any(i >= n for i, n in zip(place, values.shape[2:], strict=True)):
-        raise ValueError(fault(where, f"`{site}` with an element {name}", values.shape, _CURE))
+        raise InputError(where, f"`{site}` with an element {name}", values.shape, _CURE)
     key: tuple[Any, ...] = (slice(None), slice(None), *place)
     return values[key].astype(np.float64)
 
@@ -167,13 +165,11 @@ def from_cmdstan(
     names = [tuple(c.removeprefix("g_") for c in chain.table.columns if c.startswith("g_")) for chain in chains]
     for chain, own in zip(chains, names, strict=True):
         if not own or not set(own) <= set(chain.table.columns):
-            raise ValueError(
-                fault(
-                    _WHERE,
-                    f"columns g_NAME, the gradients, beside NAME in {chain.path}",
-                    ", ".join(map(str, chain.table.columns[:12])) or "none",
-                    "Run CmdStan with `output diagnostic_file=…`, CmdStanPy with save_latent_dynamics=True.",
-                )
+            raise InputError(
+                _WHERE,
+                f"columns g_NAME, the gradients, beside NAME in {chain.path}",
+                ", ".join(map(str, chain.table.columns[:12])) or "none",
+                "Run CmdStan with `output diagnostic_file=…`, CmdStanPy with save_latent_dynamics=True.",
             )
     _check_chains(chains, names)
     columns = _stack(chains)
@@ -196,7 +192,7 @@ def from_cmdstan(
 def _paths(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
     paths = [Path(given)] if isinstance(given, str | os.PathLike) else [Path(path) for path in given]
     if not paths:
-        raise ValueError(fault(_WHERE, "at least one file", "none", "Give the file of each chain."))
+        raise InputError(_WHERE, "at least one file", "none", "Give the file of each chain.")
     return paths
 
 
@@ -209,17 +205,13 @@ def _read(path: Path) -> _File:
         text = path.read_text(encoding="utf-8")
         table = pandas.read_csv(path, comment="#")
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise ValueError(
-            fault(_WHERE, f"a CSV of CmdStan at {path}", repr(error), "Give CmdStan's own file.")
-        ) from error
+        raise InputError(_WHERE, f"a CSV of CmdStan at {path}", repr(error), "Give CmdStan's own file.") from error
     settings = dict(re.findall(r"^#\s*(\w+) = (.*?)(?: \(Default\))?\s*$", text, flags=re.MULTILINE))
     if "lp__" not in table:
-        raise ValueError(
-            fault(_WHERE, f"a column lp__ in {path}", ", ".join(map(str, table.columns[:8])), "Give CmdStan's.")
-        )
+        raise InputError(_WHERE, f"a column lp__ in {path}", ", ".join(map(str, table.columns[:8])), "Give CmdStan's.")
     if table.isna().to_numpy().any() or any(values.dtype.kind not in "fi" for _, values in table.items()):
-        raise ValueError(
-            fault(_WHERE, f"complete rows of numbers in {path}", "some that are not", "The run was cut: run it again.")
+        raise InputError(
+            _WHERE, f"complete rows of numbers in {path}", "some that are not", "The run was cut: run it again."
         )
     if settings.get("save_warmup", "0") in ("1", "true"):
         table = table.iloc[-(-int(settings["num_warmup"]) // int(settings.get("thin", "1"))) :]
@@ -232,10 +224,8 @@ def _check_chains(chains: list[_File], names: list[tuple[str, ...]]) -> None:
     check_same_order(_WHERE, labels)
     for path, own in labels.items():
         if own != names[0]:
-            raise ValueError(
-                fault(
-                    _WHERE, f"the parameters {', '.join(names[0])} in {path}", ", ".join(own), "Give one run's files."
-                )
+            raise InputError(
+                _WHERE, f"the parameters {', '.join(names[0])} in {path}", ", ".join(own), "Give one run's files."
             )
 
 
@@ -250,21 +240,17 @@ def _values(
 ) -> dict[str, np.ndarray]:
     chains = [_read(path) for path in _paths(outputs)]
     if len(chains) != len(diagnostics):
-        raise ValueError(
-            fault(
-                _WHERE, f"{len(diagnostics)} outputs, one for each chain", len(chains), "Give them in the same order."
-            )
+        raise InputError(
+            _WHERE, f"{len(diagnostics)} outputs, one for each chain", len(chains), "Give them in the same order."
         )
     for output, diagnostic in zip(chains, diagnostics, strict=True):
         one, other = output.table["lp__"].to_numpy(), diagnostic.table["lp__"].to_numpy()
         if len(one) != len(other) or not np.allclose(one, other, rtol=1e-4, atol=1e-4):
-            raise ValueError(
-                fault(
-                    _WHERE,
-                    f"the draws of {diagnostic.path} in {output.path}",
-                    "another lp__",
-                    "Give the outputs in the order of the diagnostic files.",
-                )
+            raise InputError(
+                _WHERE,
+                f"the draws of {diagnostic.path} in {output.path}",
+                "another lp__",
+                "Give the outputs in the order of the diagnostic files.",
             )
     return {name: values for name, values in _stack(chains).items() if name not in _STATISTICS}
 

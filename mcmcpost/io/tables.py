@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.io.convention import sample_dataset, with_trace
 from mcmcpost.trace import make_trace
 
@@ -69,8 +69,8 @@ def posterior_tree(columns: Mapping[str, np.ndarray]) -> "xarray.DataTree":
 def check_equal_lengths(where: str, lengths: Sequence[int]) -> None:
     """Refuse chains of different lengths."""
     if len(set(lengths)) > 1:
-        raise ValueError(
-            fault(where, "chains of one length", list(lengths), "Cut the longer ones, or leave out one that stopped.")
+        raise InputError(
+            where, "chains of one length", list(lengths), "Cut the longer ones, or leave out one that stopped."
         )
 
 
@@ -108,13 +108,11 @@ def read_csv(path: Path) -> "xarray.DataTree":
     names = [name.removeprefix(PREFIX) for name in gradients]
     orphans = [name for name in names if name not in columns]
     if orphans or len(gradients) == len(kept):
-        raise ValueError(
-            fault(
-                _WHERE,
-                f"a column of draws for each {PREFIX}NAME in {path}",
-                f"none for {', '.join(orphans)}" if orphans else "none at all",
-                "Write the unconstrained parameters beside their gradients, under the same names.",
-            )
+        raise InputError(
+            _WHERE,
+            f"a column of draws for each {PREFIX}NAME in {path}",
+            f"none for {', '.join(orphans)}" if orphans else "none at all",
+            "Write the unconstrained parameters beside their gradients, under the same names.",
         )
     tree = posterior_tree({name: values for name, values in columns.items() if name not in gradients})
     if not gradients:
@@ -129,29 +127,25 @@ def _numbers(path: Path) -> "pandas.DataFrame":
     try:
         table = pandas.read_csv(path, comment="#", skipinitialspace=True)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise ValueError(
-            fault(_WHERE, f"a table with a header in {path}", repr(error), "Write one row for each draw.")
+        raise InputError(
+            _WHERE, f"a table with a header in {path}", repr(error), "Write one row for each draw."
         ) from error
     if len(table.columns) and str(table.columns[0]).startswith("Unnamed"):
         table = table.drop(columns=table.columns[0])  # row numbers, as pandas and R write them
     if "lp__" in table and any(str(name).startswith(("g_", "accept_stat__")) for name in table):
-        raise ValueError(
-            fault(
-                _WHERE,
-                "a table of draws",
-                f"CmdStan's own file {path}",
-                "Read it with from_cmdstan(diagnostics, outputs).",
-            )
+        raise InputError(
+            _WHERE,
+            "a table of draws",
+            f"CmdStan's own file {path}",
+            "Read it with from_cmdstan(diagnostics, outputs).",
         )
     bad = [str(name) for name, values in table.items() if values.dtype.kind not in "fiub"]
     if bad or table.empty:
-        raise ValueError(
-            fault(
-                _WHERE,
-                f"rows of numbers in {path}",
-                f"other values in {', '.join(bad)}" if bad else "no row",
-                "Leave other columns out, and write one row for each draw.",
-            )
+        raise InputError(
+            _WHERE,
+            f"rows of numbers in {path}",
+            f"other values in {', '.join(bad)}" if bad else "no row",
+            "Leave other columns out, and write one row for each draw.",
         )
     return table
 
@@ -159,9 +153,7 @@ def _numbers(path: Path) -> "pandas.DataFrame":
 def _chains(path: Path, table: "pandas.DataFrame", place: dict[str, str]) -> "list[pandas.DataFrame]":
     if place and table.duplicated(list(place.values())).any() and "draw" in place:
         twice = table.loc[table.duplicated(list(place.values())), list(place.values())].iloc[0].to_dict()
-        raise ValueError(
-            fault(_WHERE, f"every draw once in {path}", f"{twice} twice", "Number the draws of each chain.")
-        )
+        raise InputError(_WHERE, f"every draw once in {path}", f"{twice} twice", "Number the draws of each chain.")
     if "draw" in place:
         table = table.sort_values(place["draw"], kind="stable")
     chains = [chain for _, chain in table.groupby(place["chain"])] if "chain" in place else [table]

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import as_points, fault
+from mcmcpost._core.errors import InputError, InputTypeError
+from mcmcpost._core.precision import as_points
 from mcmcpost.kernels.jet import Field, Jet, Term, contract, multiply, product, scale
 
 if TYPE_CHECKING:
@@ -49,15 +50,15 @@ def check_parameter(
     rank = np.ndim(value)
     shape = "a scalar" if scalar else "a scalar or one value per coordinate (d,)"
     if rank > (0 if scalar else 1):
-        raise ValueError(fault(where, f"`{name}` to be {shape}", f"shape {np.shape(value)}", "Pass fewer axes."))
+        raise InputError(where, f"`{name}` to be {shape}", f"shape {np.shape(value)}", "Pass fewer axes.")
     if isinstance(value, jax.core.Tracer):
         return
     number = np.asarray(value)
     inside = number > lower if positive else number >= lower
     if not (inside & np.isfinite(number)).all():
         bound = f"greater than {lower:g}" if positive else f"at least {lower:g}"
-        raise ValueError(
-            fault(where, f"`{name}` to be finite and {bound}", number.tolist(), "Optimise its logarithm if it is free.")
+        raise InputError(
+            where, f"`{name}` to be finite and {bound}", number.tolist(), "Optimise its logarithm if it is free."
         )
 
 
@@ -65,8 +66,8 @@ def spread(where: str, name: str, value: Parameter, like: Array | np.ndarray) ->
     """Return a scalar or (d,) parameter as one value per coordinate of `like` (…, d), in its floating dtype."""
     d = like.shape[-1]
     if value.ndim == 1 and value.shape[0] != d:
-        raise ValueError(
-            fault(where, f"`{name}` scalar or of length d = {d}", f"shape {value.shape}", "Give one per coordinate.")
+        raise InputError(
+            where, f"`{name}` scalar or of length d = {d}", f"shape {value.shape}", "Give one per coordinate."
         )
     return jnp.broadcast_to(jnp.asarray(value, jnp.result_type(float, like.dtype)), (d,))
 
@@ -101,8 +102,8 @@ class AbstractKernel(eqx.Module):
 def check_kernels(where: str, *kernels: object) -> None:
     for kernel in kernels:
         if not isinstance(kernel, AbstractKernel):
-            raise TypeError(
-                fault(where, "kernels of mcmcpost.kernels", f"a {type(kernel).__name__}", "Use Scaled for a factor.")
+            raise InputTypeError(
+                where, "kernels of mcmcpost.kernels", f"a {type(kernel).__name__}", "Use Scaled for a factor."
             )
 
 
@@ -227,7 +228,7 @@ def gram(kernel: AbstractKernel, X: object, Y: object = None) -> Float[Array, "n
         others = as_points("gram", "Y", Y)
         if others.shape[1] != points.shape[1]:
             got = f"{points.shape} and {others.shape}"
-            raise ValueError(fault("gram", "`X` and `Y` of one dimension", got, "Give both the same coordinates."))
+            raise InputError("gram", "`X` and `Y` of one dimension", got, "Give both the same coordinates.")
         return kernel.jet(points, others).value
     full = kernel.jet(points, points).value
     diagonal = jax.vmap(lambda x: kernel.jet(x[None], x[None]).value[0, 0])(points)

@@ -10,7 +10,9 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
-from mcmcpost._core.errors import as_points, check_kind, fault
+from mcmcpost._core.checks import check_kind
+from mcmcpost._core.errors import InputError
+from mcmcpost._core.precision import as_points
 from mcmcpost.kernels import AbstractKernel
 
 type Tile = Callable[[Any, Any], Float[Array, "a b"]]
@@ -86,13 +88,11 @@ class TileOperator(eqx.Module):
     ) -> None:
         lengths = {leaf.shape[0] for leaf in jax.tree.leaves(rows)} | {diagonal.shape[0]}
         if len(lengths) != 1 or 0 in lengths:
-            raise ValueError(
-                fault(
-                    "TileOperator",
-                    "`rows` and `diagonal` of one positive length",
-                    sorted(lengths),
-                    "Give every leaf one entry per row.",
-                )
+            raise InputError(
+                "TileOperator",
+                "`rows` and `diagonal` of one positive length",
+                sorted(lengths),
+                "Give every leaf one entry per row.",
             )
         self.tile, self.rows, self.exact_diagonal, self.mesh = tile, rows, diagonal, mesh
         self.block = tile_size(self.dtype) if block is None else block

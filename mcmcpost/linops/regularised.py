@@ -7,7 +7,7 @@ import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Float, Int
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.linops.operator import TileOperator
 
 
@@ -63,7 +63,7 @@ class Regularised(eqx.Module):
     def __check_init__(self) -> None:
         if self.noise.ndim > 1 or (self.noise.ndim == 1 and self.noise.shape != self.operator.shape[:1]):
             wanted = f"`noise` scalar or of shape {self.operator.shape[:1]}"
-            raise ValueError(fault("Regularised", wanted, self.noise.shape, "Give one variance per row."))
+            raise InputError("Regularised", wanted, self.noise.shape, "Give one variance per row.")
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -10,8 +10,8 @@ from mcmcpost.linsolve.cholesky import (
     generalised_least_squares,
     invert,
 )
-from mcmcpost.linsolve.conjugate_gradients import CGSolution, ConjugateGradients, conjugate_gradients
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, Outcome, Solution, worst_residual
+from mcmcpost.linsolve.krylov import CGSolution, ConjugateGradients, conjugate_gradients
 from mcmcpost.linsolve.linear_solve import Solver, solve
 from mcmcpost.linsolve.stochastic_gradient import StochasticGradientDescent
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.linops import Regularised
 
 
@@ -106,9 +106,9 @@ def check_limits(solver: AbstractIterativeSolver) -> None:
     """Refuse a tolerance or a budget that is not positive."""
     where = type(solver).__name__
     if not 0 < solver.rtol < 1:
-        raise ValueError(fault(where, "`rtol` inside (0, 1)", solver.rtol, "It is relative: 1e-2 to 1e-10."))
+        raise InputError(where, "`rtol` inside (0, 1)", solver.rtol, "It is relative: 1e-2 to 1e-10.")
     if not solver.budget > 0:
-        raise ValueError(fault(where, "a positive `budget`", solver.budget, "It counts solver epochs."))
+        raise InputError(where, "a positive `budget`", solver.budget, "It counts solver epochs.")
 
 
 class _Run(NamedTuple):

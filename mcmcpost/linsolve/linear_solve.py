@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import check_kind, fault
+from mcmcpost._core.checks import check_kind
+from mcmcpost._core.errors import InputError
 from mcmcpost.linops import Regularised
 from mcmcpost.linsolve.cholesky import Cholesky, solve_dense
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, Solution, iterate
@@ -51,7 +52,7 @@ def solve(
     check_kind("solve", "solver", solver, (Cholesky, AbstractIterativeSolver), "Such as ConjugateGradients().")
     columns = jnp.asarray(right)
     if columns.ndim != 2:
-        raise ValueError(fault("solve", "B of shape (n, k)", columns.shape, "One right-hand side is b[:, None]."))
+        raise InputError("solve", "B of shape (n, k)", columns.shape, "One right-hand side is b[:, None].")
     return _solve(system, columns.astype(system.dtype), solver, initial, probes, key)
 
 
@@ -67,11 +68,11 @@ def _solve(
     n, k = right.shape
     if n != system.shape[0] or not 0 <= probes < k:
         got = f"B {right.shape} with {probes} probes for A {system.shape}"
-        raise ValueError(fault("solve", "B (n, k) with at least one column that is no probe", got, "Match them."))
+        raise InputError("solve", "B (n, k) with at least one column that is no probe", got, "Match them.")
     if initial is not None and initial.shape != right.shape:
-        raise ValueError(fault("solve", f"`initial` {right.shape}", initial.shape, "Give one guess per column."))
+        raise InputError("solve", f"`initial` {right.shape}", initial.shape, "Give one guess per column.")
     if isinstance(solver, StochasticGradientDescent) and key is None:
-        raise ValueError(fault("solve", "a `key` for StochasticGradientDescent", None, "Pass jax.random.key(...)."))
+        raise InputError("solve", "a `key` for StochasticGradientDescent", None, "Pass jax.random.key(...).")
     random = jax.random.key(0) if key is None else key  # unused by every other solver
 
     def forward(_: Callable[[Array], Array], b: Array) -> tuple[Array, Solution]:
@@ -98,7 +99,7 @@ def _answer(
 ) -> tuple[Array, Solution]:
     if isinstance(solver, Cholesky):
         if initial is not None:
-            raise ValueError(fault("solve", "no `initial` for Cholesky", "one", "Leave it out."))
+            raise InputError("solve", "no `initial` for Cholesky", "one", "Leave it out.")
         solution = solve_dense(system.dense(), right)
     else:
         solution = iterate(system, right, solver, initial, probes, key)

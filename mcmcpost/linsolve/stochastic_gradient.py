@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from mcmcpost._core.errors import check_count, fault
+from mcmcpost._core.checks import check_count
+from mcmcpost._core.errors import InputError
 from mcmcpost.linops import Regularised
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, check_limits
 
@@ -54,7 +55,7 @@ class StochasticGradientDescent(AbstractIterativeSolver):
         where = "StochasticGradientDescent"
         check_count(where, "batch_size", self.batch_size, "Use 500.")
         if not 0 <= self.momentum < 1:
-            raise ValueError(fault(where, "`momentum` inside [0, 1)", self.momentum, "Use 0.9."))
+            raise InputError(where, "`momentum` inside [0, 1)", self.momentum, "Use 0.9.")
 
     @override
     def prepare(self, system: Regularised) -> Float[Array, ""]:

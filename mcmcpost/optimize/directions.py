@@ -7,7 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.gp import (
     DiagonalPlusLowRank,
     GradientGram,
@@ -142,10 +142,10 @@ class AbstractMethod(eqx.Module):
         name = type(self).__name__
         if self.memory < 1 or self.window < 1:
             got = f"{self.memory} and {self.window}"
-            raise ValueError(fault(name, "`memory` and `window` of at least one pair", got, "Keep two or more."))
+            raise InputError(name, "`memory` and `window` of at least one pair", got, "Keep two or more.")
         if not self.profile().stationary:
             kind = type(self.kernel).__name__
-            raise ValueError(fault(name, "a stationary `kernel`", kind, "Use `solve_linear` for quadratics."))
+            raise InputError(name, "a stationary `kernel`", kind, "Use `solve_linear` for quadratics.")
 
     def profile(self) -> ScalarProfile:
         """Return the kernel's profile."""

@@ -8,7 +8,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.errors import as_float64, fault
+from mcmcpost._core.checks import as_float64
+from mcmcpost._core.errors import InputError
 from mcmcpost.gp import DiagonalPlusLowRank
 
 
@@ -96,14 +97,14 @@ def solve_linear(
     """
     right = as_float64("solve_linear", "b", b, "d")
     if not np.isfinite(right).all():
-        raise ValueError(fault("solve_linear", "`b` finite", "NaN or infinite entries", "Check how it was made."))
+        raise InputError("solve_linear", "`b` finite", "NaN or infinite entries", "Check how it was made.")
     d = len(right)
     product = A if callable(A) else as_float64("solve_linear", "A", A, "d, d").__matmul__
     belief = SolutionBased() if method is None else method
     x = np.zeros_like(right) if x0 is None else as_float64("solve_linear", "x0", x0, "d")
     if x.shape != (d,) or not (callable(A) or np.shape(A) == (d, d)):
         got = f"{'a function' if callable(A) else np.shape(A)} and {x.shape}"
-        raise ValueError(fault("solve_linear", f"A ({d}, {d}) and x0 ({d},) for b ({d},)", got, "Match them."))
+        raise InputError("solve_linear", f"A ({d}, {d}) and x0 ({d},) for b ({d},)", got, "Match them.")
     g = product(x) - right
     goal = rtol * np.linalg.norm(right)
     steps: list[np.ndarray] = []

@@ -13,7 +13,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 from scipy.optimize import OptimizeResult, line_search
 
-from mcmcpost._core.errors import as_float64, check_kind, fault
+from mcmcpost._core.checks import as_float64, check_kind
+from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.optimize.directions import GPX, AbstractMethod, Memory, empty_memory, remember
 
@@ -59,7 +60,7 @@ def minimize(
     check_kind("minimize", "method", method, (AbstractMethod, type(None)), "Such as GPX().")
     start = as_float64("minimize", "x0", x0, "d")
     if not np.isfinite(start).all():
-        raise ValueError(fault("minimize", "`x0` finite", start, "Start elsewhere."))
+        raise InputError("minimize", "`x0` finite", start, "Start elsewhere.")
     solver = GPX() if method is None else method
     evaluate = _Evaluations(fun, jac, args)
     x = start
@@ -105,10 +106,10 @@ class _Evaluations:
                 both = both, self.jac(x, *self.args)
             elif not (isinstance(both, tuple) and len(both) == 2):
                 cure = "Pass jac=, or a function such as jax.value_and_grad(f)."
-                raise TypeError(fault("minimize", "`fun` to return (value, gradient)", type(both).__name__, cure))
+                raise InputTypeError("minimize", "`fun` to return (value, gradient)", type(both).__name__, cure)
             value, gradient = float(both[0]), np.asarray(both[1], dtype=np.float64)
             if gradient.shape != x.shape:
-                raise ValueError(fault("minimize", f"a gradient of shape {x.shape}", gradient.shape, "Return it flat."))
+                raise InputError("minimize", f"a gradient of shape {x.shape}", gradient.shape, "Return it flat.")
             self.known[name] = (value if np.isfinite(value) else np.inf, gradient)
         return self.known[name]
 
@@ -177,7 +178,7 @@ def scale_by_gp(method: AbstractMethod) -> optax.GradientTransformationExtraArgs
     def update(updates: Any, state: Memory, params: Any = None, **extra: Any) -> tuple[Any, Memory]:
         del extra
         if params is None:
-            raise ValueError("scale_by_gp: expected the parameters in `update`, got None. Pass `params`.")
+            raise InputError("scale_by_gp: expected the parameters in `update`, got None. Pass `params`.")
         g, unravel = ravel_pytree(updates)
         state = remember(state, ravel_pytree(params)[0], g)
         direction = method.direction(state)

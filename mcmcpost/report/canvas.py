@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, InputTypeError, MissingPackageError
 
 MOST_TICKS = 8
 
@@ -424,7 +424,7 @@ def require(where: str, *modules: str) -> None:
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         cure = "They are optional: install `mcmcpost[plots]` for plots, `mcmcpost[report]` for reports."
-        raise ImportError(fault(where, f"the packages {', '.join(modules)}", f"no {', '.join(missing)}", cure))
+        raise MissingPackageError(where, f"the packages {', '.join(modules)}", f"no {', '.join(missing)}", cure)
 
 
 def canvas_for(where: str, ax: Any, backend: str | None, size: tuple[float, float]) -> Canvas:
@@ -463,7 +463,7 @@ def _dialect(where: str, ax: Any, backend: str | None) -> AbstractDialect:
 def _named(where: str, backend: str) -> AbstractDialect:
     if backend not in DIALECTS:
         known = f"`backend` to be one of {', '.join(DIALECTS)}"
-        raise ValueError(fault(where, known, repr(backend), "Name one of these, or leave it out."))
+        raise InputError(where, known, repr(backend), "Name one of these, or leave it out.")
     return DIALECTS[backend]
 
 
@@ -473,7 +473,7 @@ def _owner(where: str, ax: Any, backend: str | None) -> AbstractDialect:
     if owner is None or wanted not in (None, owner):
         kind = "any backend of arviz-plots" if wanted is None else wanted.name
         cure = "Pass matplotlib axes, a bokeh figure, a PlotlyPlot of arviz-plots, or no `ax`."
-        raise TypeError(fault(where, f"`ax` to be a target of {kind}", f"a {type(ax).__name__}", cure))
+        raise InputTypeError(where, f"`ax` to be a target of {kind}", f"a {type(ax).__name__}", cure)
     return owner
 
 

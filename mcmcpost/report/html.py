@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from mcmcpost._core.errors import check_writable, fault
+from mcmcpost._core.checks import check_writable
+from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.control import Estimate, JointEstimate
 from mcmcpost.evidence import Evidence
@@ -262,7 +263,7 @@ def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> 
     """
     place = Path(path)
     if place.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(fault("report", "an output ending in .html", str(place), "Rename it."))
+        raise InputError("report", "an output ending in .html", str(place), "Rename it.")
     if place.is_dir():
         raise FileExistsError(fault("report", "an output file", f"the folder {place}", "Pick another name."))
     if place.exists() and not overwrite:

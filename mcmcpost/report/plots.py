@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.control import Estimate, JointEstimate
@@ -317,9 +317,7 @@ def plot_task_correlation(joint: JointEstimate, ax: Any = None, *, backend: str 
     """
     names = task_names(joint)
     if not names:
-        raise ValueError(
-            fault("plot_task_correlation", "a joint estimate with fitted tasks", "none", "See the statuses.")
-        )
+        raise InputError("plot_task_correlation", "a joint estimate with fitted tasks", "none", "See the statuses.")
     canvas = canvas_for("plot_task_correlation", ax, backend, matrix_size(len(names)))
     correlation = joint.task_correlation
     canvas.matrix(correlation, "correlation")

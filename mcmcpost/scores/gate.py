@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtri
 
+from mcmcpost._core.errors import InputError
 from mcmcpost.scores.identities import disagreeing, tested_pairs, z_products, z_zero_mean
 from mcmcpost.scores.repairs import REPAIR_LIMIT, REPAIRS, Repair, z_bounded, z_local, z_repaired
 from mcmcpost.trace import Trace, moving, without_fixed
@@ -208,7 +209,7 @@ def _unknown(
 LEVEL = 1e-4
 
 
-class ScoreError(ValueError):
+class ScoreError(InputError):
     """The scores cannot be those of the draws."""
 
 

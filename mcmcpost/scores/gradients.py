@@ -9,7 +9,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 from tqdm import tqdm
 
-from mcmcpost._core.errors import as_float64, fault
+from mcmcpost._core.checks import as_float64
+from mcmcpost._core.errors import InputError
 
 _AXIS = "draws"
 
@@ -44,9 +45,9 @@ def batch_scores(
     """
     points = as_float64("batch_scores", "draws", draws, "chain, draw, d")
     if batch_size < 1:
-        raise ValueError(fault("batch_scores", "`batch_size` of at least one", batch_size, "Use 512."))
+        raise InputError("batch_scores", "`batch_size` of at least one", batch_size, "Use 512.")
     if points.size == 0:
-        raise ValueError(fault("batch_scores", "at least one chain, draw and parameter", points.shape, "Sample first."))
+        raise InputError("batch_scores", "at least one chain, draw and parameter", points.shape, "Sample first.")
     flat = points.reshape(-1, points.shape[-1])
     with jax.enable_x64(True):
         _check_scalar(logdensity_fn, flat[0])
@@ -66,13 +67,11 @@ def batch_scores(
 def _check_scalar(logdensity_fn: Callable[[Array], Array], draw: Float[np.ndarray, " d"]) -> None:
     value = jax.eval_shape(logdensity_fn, jax.ShapeDtypeStruct(draw.shape, draw.dtype))
     if getattr(value, "shape", None) != ():
-        raise ValueError(
-            fault(
-                "batch_scores",
-                "`logdensity_fn` to map one draw (d,) to a scalar",
-                getattr(value, "shape", value),
-                "Sum the terms of the log density.",
-            )
+        raise InputError(
+            "batch_scores",
+            "`logdensity_fn` to map one draw (d,) to a scalar",
+            getattr(value, "shape", value),
+            "Sum the terms of the log density.",
         )
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtri
-from scipy.stats import f as f_distribution
-from scipy.stats import rankdata
+from scipy.stats import f as f_distribution, rankdata
 
 from mcmcpost._core.arrays import in_blocks
 from mcmcpost._core.mcse import mcse_mean

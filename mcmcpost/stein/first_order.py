@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel, Field, Scaled, SquaredExponential, Sum, Weighted, contract, product, spread
 from mcmcpost.linops import TileOperator, device_mesh, tile_diagonal, tile_gram
 
@@ -118,7 +118,7 @@ def stein_gram(
     """
     if (Y is None) != (SY is None):
         missing = "Y" if Y is None else "SY"
-        raise ValueError(fault("stein_gram", "`Y` and `SY` together", f"no `{missing}`", "A point needs its score."))
+        raise InputError("stein_gram", "`Y` and `SY` together", f"no `{missing}`", "A point needs its score.")
     rows = (X, SX)
     if Y is not None and SY is not None:
         return SteinTile(kernel)(rows, (Y, SY))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.stein.first_order import OtherPoints, Points, SteinTile
 from mcmcpost.stein.second_order import SecondOrderSteinTile
@@ -47,11 +47,11 @@ class Coregionalisation(eqx.Module):
         where, b = "Coregionalisation", np.asarray(self.covariances)
         if b.ndim != 3 or b.shape[0] != len(self.kernels) or b.shape[1] != b.shape[2] or not b.size:
             expected = f"`covariances` of shape ({len(self.kernels)}, tasks, tasks)"
-            raise ValueError(fault(where, expected, b.shape, "Give one covariance of the tasks for each kernel."))
+            raise InputError(where, expected, b.shape, "Give one covariance of the tasks for each kernel.")
         for matrix in b:
             check_covariance(where, matrix)
         if self.order not in (1, 2):
-            raise ValueError(fault(where, "`order` 1 or 2", self.order, "It is that of the Langevin operator."))
+            raise InputError(where, "`order` 1 or 2", self.order, "It is that of the Langevin operator.")
 
     @property
     def num_tasks(self) -> int:
@@ -108,10 +108,10 @@ def check_covariance(where: str, matrix: np.ndarray) -> None:
     cure = "A covariance of tasks is B = LLᵀ with a positive diagonal of L; add a little to its diagonal."
     expected = "a symmetric positive definite covariance of the tasks"
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not np.isfinite(matrix).all():
-        raise ValueError(fault(where, expected, f"shape {matrix.shape}, finite {np.isfinite(matrix).all()}", cure))
+        raise InputError(where, expected, f"shape {matrix.shape}, finite {np.isfinite(matrix).all()}", cure)
     size = np.abs(matrix).max()
     if np.abs(matrix - matrix.T).max() > SYMMETRY * size:
-        raise ValueError(fault(where, expected, "a matrix that is not symmetric", cure))
+        raise InputError(where, expected, "a matrix that is not symmetric", cure)
     lowest = float(np.linalg.eigvalsh(matrix)[0])
     if not lowest > 0:
-        raise ValueError(fault(where, expected, f"smallest eigenvalue {lowest:.3g}", cure))
+        raise InputError(where, expected, f"smallest eigenvalue {lowest:.3g}", cure)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 
 type Points = Float[Array | np.ndarray, "n d"]
 
@@ -38,7 +38,7 @@ def polynomial_exponents(d: int, degree: int, *, max_interaction: int | None = N
     """
     for name, value in (("d", d), ("degree", degree), ("max_interaction", max_interaction)):
         if value is not None and value < 1:
-            raise ValueError(fault("polynomial_exponents", f"`{name}` of at least 1", value, "Use a positive integer."))
+            raise InputError("polynomial_exponents", f"`{name}` of at least 1", value, "Use a positive integer.")
     limit = degree if max_interaction is None else max_interaction
     monomials = [
         m
@@ -74,13 +74,11 @@ def polynomial_features(Z: Points, T: Points, exponents: Int[np.ndarray, "q _"])
     """
     powers = np.asarray(exponents)
     if powers.shape[1] != Z.shape[1] or powers.shape[0] == 0 or (powers < 0).any():
-        raise ValueError(
-            fault(
-                "polynomial_features",
-                f"`exponents` of shape (q ≥ 1, {Z.shape[1]}), not negative",
-                f"shape {powers.shape} with minimum {powers.min(initial=0)}",
-                "Build them with polynomial_exponents.",
-            )
+        raise InputError(
+            "polynomial_features",
+            f"`exponents` of shape (q ≥ 1, {Z.shape[1]}), not negative",
+            f"shape {powers.shape} with minimum {powers.min(initial=0)}",
+            "Build them with polynomial_exponents.",
         )
     slots = max(int((powers > 0).sum(1).max()), 1)
     variables = np.argsort(powers == 0, axis=1, kind="stable")[:, :slots]

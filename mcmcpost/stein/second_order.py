@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost.kernels import (
     AbstractKernel,
     ExponentialDotProduct,
@@ -36,14 +36,12 @@ def second_order_stein_block(
     SY: Array,  # noqa: ARG001
 ) -> Float[Array, "n m"]:
     """Return k₀″(x_i, y_j) = (Δₓ + s_x·∇ₓ)(Δᵧ + s_y·∇ᵧ) k, (n, m), for the kernels that have a rule."""
-    raise TypeError(
-        fault(
-            "second_order_stein_gram",
-            "a kernel with continuous derivatives ΔₓΔᵧk: SquaredExponential, Matern52, RationalQuadratic, "
-            "InverseMultiquadric, Polynomial, ExponentialDotProduct, or a Scaled or Sum of these",
-            type(kernel).__name__,
-            "Matern32 is too rough for it; first-order kernels (stein_gram) take every kernel.",
-        )
+    raise InputTypeError(
+        "second_order_stein_gram",
+        "a kernel with continuous derivatives ΔₓΔᵧk: SquaredExponential, Matern52, RationalQuadratic, "
+        "InverseMultiquadric, Polynomial, ExponentialDotProduct, or a Scaled or Sum of these",
+        type(kernel).__name__,
+        "Matern32 is too rough for it; first-order kernels (stein_gram) take every kernel.",
     )
 
 
@@ -188,7 +186,7 @@ def second_order_stein_gram(
     if (Y is None) != (SY is None):
         missing = "Y" if Y is None else "SY"
         where, cure = "second_order_stein_gram", "A point needs its score."
-        raise ValueError(fault(where, "`Y` and `SY` together", f"no `{missing}`", cure))
+        raise InputError(where, "`Y` and `SY` together", f"no `{missing}`", cure)
     tile, rows = SecondOrderSteinTile(kernel), (X, SX)
     if Y is not None and SY is not None:
         return tile(rows, (Y, SY))

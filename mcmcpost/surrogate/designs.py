@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.gp import (
     ProjectedCholesky,
     ScalarProfile,
@@ -283,9 +283,7 @@ class SubspaceSurrogate(AbstractSurrogate):
     def __check_init__(self) -> None:
         for name in ("num_training", "dimension", "num_tuning", "tuning_steps"):
             if getattr(self, name) < 1:
-                raise ValueError(
-                    fault("SubspaceSurrogate", f"`{name}` of at least 1", getattr(self, name), "Ask for more.")
-                )
+                raise InputError("SubspaceSurrogate", f"`{name}` of at least 1", getattr(self, name), "Ask for more.")
 
     def min_gradients(self, d: int) -> int:
         del d

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError, fault
 from mcmcpost.surrogate.designs import HELD_OUT, AbstractSurrogate, SubspaceSurrogate, empty_history
 from mcmcpost.surrogate.moves import Target, flat_target
 from mcmcpost.surrogate.transitions import (
@@ -111,7 +111,7 @@ class SurrogateHMC:
         MCMCKernel.register(type(self))  # a subclass to NumPyro, without which importing this module stays light
         if (model is None) == (potential_fn is None):
             got = "neither" if model is None else "both"
-            raise ValueError(fault("SurrogateHMC", "either `model` or `potential_fn`", got, "Pass one of them."))
+            raise InputError("SurrogateHMC", "either `model` or `potential_fn`", got, "Pass one of them.")
         self._model = model
         self._potential_fn = potential_fn
         self.settings = Settings(
@@ -243,9 +243,7 @@ class SurrogateHMC:
 
         if self._model is None:
             if init_params is None:
-                raise ValueError(
-                    fault("SurrogateHMC", "`init_params` with `potential_fn`", "none", "Pass them to MCMC.run.")
-                )
+                raise InputError("SurrogateHMC", "`init_params` with `potential_fn`", "none", "Pass them to MCMC.run.")
             potential = self._potential_fn
             assert potential is not None
             self._potential_gen = lambda *_, **__: potential

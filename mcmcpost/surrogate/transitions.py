@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.errors import fault
+from mcmcpost._core.errors import InputError
 from mcmcpost.surrogate.designs import (
     AbstractSurrogate,
     FittedSurrogate,
@@ -45,12 +45,12 @@ def check_settings(settings: Settings) -> None:
     for name in ("num_steps", "refinement", "delayed_acceptance", "history_size"):
         value = getattr(settings, name)
         if value < 1:
-            raise ValueError(fault(where, f"`{name}` of at least 1", value, "Ask for more."))
+            raise InputError(where, f"`{name}` of at least 1", value, "Ask for more.")
     chance, error = settings.true_gradient_probability, settings.max_gradient_error
     if not 0 <= chance <= 1:
-        raise ValueError(fault(where, "`true_gradient_probability` in [0, 1]", chance, "Use 0.1."))
+        raise InputError(where, "`true_gradient_probability` in [0, 1]", chance, "Use 0.1.")
     if not error >= 0:
-        raise ValueError(fault(where, "`max_gradient_error` not negative", error, "Use 0.2."))
+        raise InputError(where, "`max_gradient_error` not negative", error, "Use 0.2.")
 
 
 class SurrogateState(NamedTuple):
@@ -88,7 +88,7 @@ class SurrogateState(NamedTuple):
     def z_grad(self) -> Any:
         """Refuse: what NumPyro calls `z_grad` is the true gradient at every draw, which was not evaluated."""
         cure = "Call mcmcpost.from_numpyro(mcmc), or attach_scores on a stored trace: they compute true scores."
-        raise ValueError(fault("SurrogateHMC", "no `z_grad` among the extra fields", "one", cure))
+        raise InputError("SurrogateHMC", "no `z_grad` among the extra fields", "one", cure)
 
 
 SHARED = ("i", "surrogate")

@@ -4,8 +4,7 @@ import string
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mcmcpost.cli.expressions import MAX_DEPTH, compile_expression, evaluate_expressions, parse_expression
 

@@ -9,8 +9,7 @@ import pytest
 import xarray
 
 import mcmcpost as mp
-from mcmcpost._core import arrays as _blocks
-from mcmcpost._core import arrays as _scratch
+from mcmcpost._core import arrays as _blocks, arrays as _scratch
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no files can be reserved on this system")
 

@@ -18,8 +18,8 @@ from mcmcpost.evidence import (
     power_ladder,
     sample_ladder,
     sample_more_rungs,
+    sampling as sampling,
 )
-from mcmcpost.evidence import sampling as sampling
 
 pytestmark = pytest.mark.usefixtures("rank_promotion")
 

@@ -21,12 +21,12 @@ from mcmcpost.gp import (
     cross_matmul,
     gradient_gram,
     gradient_log_likelihood,
+    gradient_solvers as solvers,
     posterior_hessian,
     posterior_mean,
     scalar_profile,
     solve_system,
 )
-from mcmcpost.gp import gradient_solvers as solvers
 from mcmcpost.kernels import (
     ExponentialDotProduct,
     Matern32,

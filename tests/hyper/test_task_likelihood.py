@@ -5,8 +5,7 @@ import pytest
 from normal_task_cases import KERNEL, RELATED, normal_task, related_tasks, smooth
 
 from mcmcpost.control.problem import make_joint_problem
-from mcmcpost.hyper import maximise_task_likelihood
-from mcmcpost.hyper import task_likelihood as _tasks
+from mcmcpost.hyper import maximise_task_likelihood, task_likelihood as _tasks
 from mcmcpost.kernels import Matern52, SquaredExponential
 from mcmcpost.stein import Coregionalisation, stein_gram
 

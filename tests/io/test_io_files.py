@@ -1,14 +1,14 @@
 """Trees on disk: exact round trips, nothing overwritten, and clear words for what is not a trace."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import xarray
 
 from mcmcpost._core.status import Status
-from mcmcpost.io import estimate_to_datatree, from_arrays, integrand_values, load_tree, read_trace, save_tree
+from mcmcpost.control import Estimate
+from mcmcpost.io import from_arrays, integrand_values, load_tree, read_trace, save_tree
 
 SUFFIXES = (".nc", ".zarr")
 
@@ -25,7 +25,7 @@ def estimate(rng):
     names = ("mean", "mcse", "gain", "variance_ratio", "sd", "mean_plain", "mcse_plain", "mean_crossfit")
     numbers = {name: rng.normal(size=p) for name in names}
     numbers["gain"][1] = np.nan
-    return SimpleNamespace(
+    return Estimate(
         names=("z", "y", "a"),
         **numbers,
         status=(Status.CONTROLLED, Status.UNDEFINED, Status.EXACT),
@@ -110,7 +110,7 @@ def test_a_file_without_groups(tmp_path):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_estimates_round_trip(tree, estimate, tmp_path, suffix):
     before = tree.copy(deep=True)
-    result = estimate_to_datatree(estimate, tree)
+    result = estimate.to_datatree(tree)
     assert tree.identical(before)
     back = load_tree(save_tree(result, tmp_path / f"out{suffix}"))
     assert back.identical(result)
@@ -133,14 +133,14 @@ def test_estimates_round_trip(tree, estimate, tmp_path, suffix):
 
 
 def test_estimates_without_a_tree(estimate):
-    result = estimate_to_datatree(estimate)
+    result = estimate.to_datatree()
     assert list(result.children) == ["control_variates"]
     assert dict(result["control_variates"].sizes) == {"chain": 2, "draw": 50, "quantity": 3, "quantity_bis": 3}
 
 
 def test_estimates_replace_the_older_ones(tree, estimate):
-    first = estimate_to_datatree(estimate, tree)
-    second = estimate_to_datatree(SimpleNamespace(**vars(estimate) | {"mean": estimate.mean + 1}), first)
+    first = estimate.to_datatree(tree)
+    second = estimate._replace(mean=estimate.mean + 1).to_datatree(first)
     np.testing.assert_array_equal(first["control_variates"]["mean"], estimate.mean)
     np.testing.assert_array_equal(second["control_variates"]["mean"], estimate.mean + 1)
 
@@ -162,4 +162,4 @@ def test_an_order_that_is_none_is_refused(tree, tmp_path, order):
 
 def test_an_estimate_of_another_trace_is_refused(tree, estimate):
     with pytest.raises(ValueError, match=r"a tree of \(2, 50\) chains and draws, got \(2, 49\)"):
-        estimate_to_datatree(estimate, tree.isel(draw=slice(49)))
+        estimate.to_datatree(tree.isel(draw=slice(49)))

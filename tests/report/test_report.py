@@ -8,8 +8,7 @@ from html_cases import Reading
 from ladder_cases import RUNGS, gaussian_path
 
 import mcmcpost as mp
-from mcmcpost.report import canvas as _canvas
-from mcmcpost.report import check_destination
+from mcmcpost.report import canvas as _canvas, check_destination
 from mcmcpost.report.html import draw
 
 MARKUP = "<script>alert(1)</script>&\"'"

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mcmcpost.stein import num_polynomial_features, polynomial_exponents, polynomial_features
-from mcmcpost.stein import polynomial as _polynomial
+from mcmcpost.stein import num_polynomial_features, polynomial as _polynomial, polynomial_exponents, polynomial_features
 
 
 def slow_features(Z: np.ndarray, T: np.ndarray, exponents: np.ndarray) -> np.ndarray:

@@ -24,9 +24,7 @@ from surrogate_cases import (
 )
 
 import mcmcpost as mp
-from mcmcpost.surrogate import SurrogateHMC
-from mcmcpost.surrogate import moves as _moves
-from mcmcpost.surrogate import transitions as _advance
+from mcmcpost.surrogate import SurrogateHMC, moves as _moves, transitions as _advance
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Some donated buffers were not usable:UserWarning"),

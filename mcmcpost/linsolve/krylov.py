@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.errors import check_count, fault
+from mcmcpost._core.checks import check_count
+from mcmcpost._core.errors import InputError
 from mcmcpost.linops import LowRankInverse, Regularised
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, check_limits
 
@@ -144,9 +145,7 @@ def conjugate_gradients(
     """
     goal = rtol * jnp.linalg.norm(right_hand_sides, axis=0)
     if (enough is None) != (gain == 0):
-        raise ValueError(
-            fault("conjugate_gradients", "`enough` with a positive `gain`, or neither", gain, "Give both.")
-        )
+        raise InputError("conjugate_gradients", "`enough` with a positive `gain`, or neither", gain, "Give both.")
 
     def unsolved(loop: _Loop) -> Bool[Array, ""]:
         above = jnp.any(jnp.linalg.norm(loop.state.residual, axis=0) > goal)

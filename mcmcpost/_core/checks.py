@@ -1,0 +1,55 @@
+"""Checks of what a user gave; each raises an `InputError` or an `InputTypeError`."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from mcmcpost._core.errors import InputError, InputTypeError, fault
+
+
+def as_float64(where: str, name: str, values: object, shape: str, *, copy: bool = True) -> np.ndarray:
+    """Return `values` as a float64 array, refusing what is not a real numeric array of the rank of `shape`.
+
+    Without `copy` a float64 array is returned as a view that cannot be written to.
+    """
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise InputTypeError(
+            where, f"`{name}` to be a real numeric array", f"dtype {array.dtype}", "Convert it to floats."
+        )
+    if array.ndim != len(shape.split(",")):
+        raise InputError(
+            where,
+            f"`{name}` of shape ({shape})",
+            array.shape,
+            "Add the missing axes: one chain is an axis of length one.",
+        )
+    result = array.astype(np.float64, copy=copy).view()
+    result.flags.writeable = copy
+    return result
+
+
+def check_count(where: str, name: str, value: object, cure: str, *, least: int = 1) -> None:
+    """Refuse what is not an integer of at least `least`."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        raise InputError(where, f"`{name}` of at least {least}, an integer", value, cure)
+
+
+def check_kind(where: str, name: str, value: object, kind: type | tuple[type, ...], cure: str) -> None:
+    """Refuse what is no instance of `kind`, such as the name of a kernel in place of the kernel."""
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        names = " or ".join("None" if k is type(None) else k.__name__.removeprefix("Abstract") for k in kinds)
+        got = repr(value) if isinstance(value, str | type) else f"a {type(value).__name__}"
+        raise InputTypeError(where, f"`{name}` to be a {names}", got, cure)
+
+
+def check_writable(where: str, folder: Path) -> None:
+    """Refuse a folder in which no file can be made; permissions alone do not tell, as for a read-only system."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        got, cure = f"{folder}, where no file can be made ({error.strerror})", "Pick a folder of yours."
+        raise PermissionError(fault(where, "a folder that can be written to", got, cure)) from error
