@@ -63,7 +63,7 @@ def bill(mcmc):
 
 # %% [markdown]
 # ## Hares and lynxes
-# Eight parameters, correlated up to .94. Warm-up is 150 trajectories of 1 to 16 steps in each of four chains.
+# Eight parameters, correlated up to 0.94. Warm-up is 150 trajectories of 1 to 16 steps in each of four chains.
 
 # %%
 kernel = mp.SurrogateHMC(

@@ -59,7 +59,7 @@ print(f"plain: {joint['high'].mean_plain[0]:.3f} ± {joint['high'].mcse_plain[0]
 # %% [markdown]
 # ## The learnt relation
 #
-# Nobody told the fit that the crude flow is .7958 of the accurate one, to six digits. It finds a correlation of one.
+# Nobody told the fit that the crude flow is 0.7958 of the accurate one, to six digits. It finds a correlation of one.
 
 # %%
 print(np.round(joint.task_correlation, 6))

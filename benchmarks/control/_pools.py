@@ -99,7 +99,7 @@ def sample_lotka_volterra(
 
 
 def run_lotka_volterra(key: jax.Array, num_chains: int, num_warmup: int, num_draws: int, priors: str) -> MCMC:
-    """Run NUTS with a dense mass matrix, chains in lockstep, started within .05 of the mode."""
+    """Run NUTS with a dense mass matrix, chains in lockstep, started within 0.05 of the mode."""
     start_key, chain_key = jax.random.split(key)
     data = lotka_volterra.data(priors)
     constrained = {name: jnp.asarray(value) for name, value in lotka_volterra.init(priors).items()}

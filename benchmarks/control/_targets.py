@@ -121,7 +121,7 @@ def _funnel() -> Target:
 
 
 def _mixture() -> Target:
-    """.3 N(−1.5, 1) + .7 N(1.5, 1) in x₁, and an independent standard normal x₂."""
+    """0.3 N(−1.5, 1) + 0.7 N(1.5, 1) in x₁, and an independent standard normal x₂."""
     shift, share = 1.5, 0.7
 
     def draw(rng: np.random.Generator, number: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.control.calibration
 
-Targets: AR(1) chains with a standard normal target in two dimensions (ρ = .9 and .5, 4 × 250 draws), and short NUTS
+Targets: AR(1) chains with a standard normal target in two dimensions (ρ = 0.9 and 0.5, 4 × 250 draws), and short NUTS
 runs of eight schools, non-centred (4 × (200 + 250) draws). The integrands are no polynomials of the scores' features,
 so residuals are not zero. ``var z`` is mean z², bias included; the band is that of χ²_R/R at level 1e-5, two-sided.
 """

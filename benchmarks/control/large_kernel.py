@@ -37,9 +37,9 @@ CASES = {
 }
 BEND = 0.5
 RIDGE = 1e-2
-"""The prototype's absolute nugget, made relative by mean k₀(x, x) = d/ℓ² + E‖score‖² = .5 + 12."""
+"""The prototype's absolute nugget, made relative by mean k₀(x, x) = d/ℓ² + E‖score‖² = 0.5 + 12."""
 MAX_STEPS = 30
-"""The estimate settles after 10 to 20 products, long before the residual does (MATH.md section 5)."""
+"""The estimate settles after 10 to 20 products, long before the residual does (docs/mathematics.md section 5)."""
 NUGGET = RIDGE / 12.5
 
 

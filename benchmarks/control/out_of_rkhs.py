@@ -1,9 +1,9 @@
-"""Outside the kernel's space: f = mean exp(.3x) under N(0, I₄). Does the reported error cover?
+"""Outside the kernel's space: f = mean exp(0.3x) under N(0, I₄). Does the reported error cover?
 
     python -m benchmarks.control.out_of_rkhs
 
 500 independent draws as 4 chains of 125. The bar a kernel's own model puts on its rule is overconfident here
-(MATH.md section 5); `Estimate.mcse`, from held-out residuals, is what must cover.
+(docs/mathematics.md section 5); `Estimate.mcse`, from held-out residuals, is what must cover.
 """
 
 import argparse

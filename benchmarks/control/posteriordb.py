@@ -4,7 +4,7 @@
 
 blr and eight schools have exact expectations (quadrature, TARGETS.md section 1); lynx–hare is compared with its
 reference means in combined Monte Carlo standard errors. In-sample ratios of TARGETS.md section 2 for degree 2: blr
-1080–1250, eight schools 4.5 (τ) to 102 (μ), lynx–hare 57–136; cross-fitted they should reach .9 of these.
+1080–1250, eight schools 4.5 (τ) to 102 (μ), lynx–hare 57–136; cross-fitted they should reach 0.9 of these.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""South et al. (2022), f = 1 + x₂ + .1x₁x₂x₃ + sin(x₁)exp(−(x₂x₃)²) under N(0, I₄): RMSE at N = 500.
+"""South et al. (2022), f = 1 + x₂ + 0.1x₁x₂x₃ + sin(x₁)exp(−(x₂x₃)²) under N(0, I₄): RMSE at N = 500.
 
     python -m benchmarks.control.south2022
 
-Published (R package ZVCV, re-run for TARGETS.md): plain .0497, ZV2 .0109, CF .0211, SECF .0058. Target: ≤ .0058.
+Published (R package ZVCV, re-run for TARGETS.md): plain 0.0497, ZV2 0.0109, CF 0.0211, SECF 0.0058. Target: ≤ 0.0058.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     python -m benchmarks.evidence.van_der_pol --rules         # the rules on exact means, 9, 17 and 31 rungs
     python -m benchmarks.evidence.van_der_pol --mcmc          # the same table on draws of sample_power_posteriors
 
-Targets (TARGETS.md section 3), mean absolute error of log Z at m = 5, 10, 20, 40 draws per rung: .013 / .0034 / .0017 /
-.0013 with each rung controlled by itself, .0004 / .00021 / .00013 / .00009 pooled and continuous.
+Targets (TARGETS.md section 3), mean absolute error of log Z at m = 5, 10, 20, 40 draws per rung: 0.013 / 0.0034 /
+0.0017 / 0.0013 with each rung controlled by itself, 0.0004 / 0.00021 / 0.00013 / 0.00009 pooled and continuous.
 """
 
 import argparse
@@ -35,7 +35,7 @@ KERNEL = SquaredExponential(3.0)
 NUGGET = 1e-12
 """Long against a cold rung, in coordinates that the prior standardises: the flat limit is what reaches the targets."""
 PAPER = Weighted(SquaredExponential(3.0), 0.1)
-"""The paper's preconditioned kernel, α = .1 and lengthscale 3."""
+"""The paper's preconditioned kernel, α = 0.1 and lengthscale 3."""
 
 
 def tasks_covariance() -> np.ndarray:

@@ -4,10 +4,10 @@
     taskset -c 0 python -m benchmarks.gp.computation_aware --peers /path/to/python        # with torch and gpytorch
 
 n training rows of pol and 556 test rows, both standardised by the training rows; Matérn-3/2 ARD from lengthscales 1,
-amplitude 1 and noise .5. CaGP-Opt learns block-sparse actions by the evidence bound; the exact process is Cholesky with
-the analytic gradient and L-BFGS. All have the same seconds of wall clock on one core, compilation left out: each is
-compiled by a one-step fit first. ``step s`` is CPU seconds for one value and gradient. CaGP-CG is left out: finding 256
-residuals takes 256 kernel products, as long as the whole budget. GPyTorch's SGPR and SVGP have i and 1,024 inducing
+amplitude 1 and noise 0.5. CaGP-Opt learns block-sparse actions by the evidence bound; the exact process is Cholesky
+with the analytic gradient and L-BFGS. All have the same seconds of wall clock on one core, compilation left out: each
+is compiled by a one-step fit first. ``step s`` is CPU seconds for one value and gradient. CaGP-CG is left out: finding
+256 residuals takes 256 kernel products, as long as the whole budget. GPyTorch's SGPR and SVGP have i and 1,024 inducing
 points and two learning rates (``benchmarks.gp._sparse_peers``); their losses are of one batch where they have batches.
 """
 
@@ -35,7 +35,7 @@ from mcmcpost.gp import LBFGS, Adam, ComputationAwareGP, Prediction
 from mcmcpost.kernels import Matern32, Scaled, gram
 
 TARGET_STEP = 3.47
-"""Seconds of the GPyTorch branch for one CaGP-Opt step at n = 5288, i = 256 (TARGETS.md); the prototype took .63."""
+"""Seconds of the GPyTorch branch for one CaGP-Opt step at n = 5288, i = 256 (TARGETS.md); the prototype took 0.63."""
 TEST_ROWS = 556
 START_NOISE = 0.5
 RATES = (0.1, 0.01)

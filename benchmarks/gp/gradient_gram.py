@@ -124,7 +124,7 @@ def gpytorch_solve(interpreter: str, X: np.ndarray, lengthscale: float, noise: f
 
 
 def clouds(kind: str, n: int, d: int) -> np.ndarray:
-    """Return well-spread points N(0, I) or a random walk of steps .15, as a trajectory leaves them."""
+    """Return well-spread points N(0, I) or a random walk of steps 0.15, as a trajectory leaves them."""
     steps = generator(f"gradient gram {kind}", n * 10_000 + d).standard_normal((n, d))
     return steps if kind == "spread" else np.cumsum(0.15 * steps, axis=0)
 

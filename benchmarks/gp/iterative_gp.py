@@ -7,7 +7,7 @@
     python -m benchmarks.gp.iterative_gp --names pol --exact-step              # one exact step at full size
     python -m benchmarks.gp.iterative_gp --names elevators --ranks 100 300 500 800
 
-Matérn-3/2 with ARD, 100 Adam steps of 0.1 on the softplus scale from 1.0, 64 probes, 2,000 features, tolerance .01
+Matérn-3/2 with ARD, 100 Adam steps of 0.1 on the softplus scale from 1.0, 64 probes, 2,000 features, tolerance 0.01
 (Lin et al. 2024, Appendix B). `--epochs` walks the trajectory of the exact gradient and solves the same systems with
 every solver, so that all of them see equal matrices; a solve may use at most `--budget` epochs, and a row says how many
 solves ended there. Targets: TARGETS.md section 5.
@@ -114,7 +114,7 @@ def exact_step(name: str, data: Split) -> dict[str, Any]:
 
 
 def solves(name: str, data: Split, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Solve for y and 64 probes at lengthscale 4, amplitude .9, noise .1, near where elevators ends."""
+    """Solve for y and 64 probes at lengthscale 4, amplitude 0.9, noise 0.1, near where elevators ends."""
     kernel = Scaled(0.9, Matern32(np.full(data.X.shape[1], 4.0)))
     probes = np.random.default_rng(0).normal(size=(len(data.y), 64))
     right = jnp.asarray(np.column_stack([data.y, probes]))

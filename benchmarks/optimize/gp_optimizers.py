@@ -8,7 +8,7 @@ start; linear solvers take the optimal step, one product each, the others a line
 line searches. ``excess`` is the mean difference in joint evaluations of value and gradient to L-BFGS of the same memory
 on the same starts, or to CG among linear solvers, ``± `` its standard error; a target is met when excess − 2 standard
 errors ≤ 0. ``published`` has the prior mean γI in place of the L-BFGS matrix. The kernel's default, Matérn-5/2 of
-lengthscale .8 last steps and window 2, was chosen on other starts.
+lengthscale 0.8 last steps and window 2, was chosen on other starts.
 """
 
 import argparse

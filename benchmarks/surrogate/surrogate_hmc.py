@@ -3,7 +3,7 @@
     python -m benchmarks.surrogate.surrogate_hmc
     python -m benchmarks.surrogate.surrogate_hmc --targets logistic lotka_volterra van_der_pol --name _models
 
-``banana``: equation 30 of de Roos, Gessner and Hennig (ICML 2021) in 100-D, P(|x₁| > 2) = .0455; ``rotation 0`` to
+``banana``: equation 30 of de Roos, Gessner and Hennig (ICML 2021) in 100-D, P(|x₁| > 2) = 0.0455; ``rotation 0`` to
 ``rotation 9`` turn it at random. ``ten bananas``: ten of them in 20-D, where a surrogate of few directions should
 decline. Chains start from N(0, I), those of the models near the mode. All gradients are counted, warm-up included;
 ``energies`` are those that an acceptance rests on (every leapfrog step of NUTS). ``bulk`` and ``tail`` are the least

@@ -81,7 +81,8 @@ def log_evidence(
     multistate Bennett weights, a weighted zero-variance control variate and Gauss–Legendre quadrature leave no ladder
     error (``pooled``). Otherwise each rung is controlled by its own draws and the second-order rule is reported
     (``corrected``), with its discretisation error beside the Monte Carlo error. Stepping stone, MBAR and the other
-    rules are computed from the same draws as cross-checks. MATH.md section 3; Sun, Barp and Briol (2023), section 5.2.
+    rules are computed from the same draws as cross-checks. docs/mathematics.md section 3; Sun, Barp and Briol (2023),
+    section 5.2.
 
     Parameters
     ----------

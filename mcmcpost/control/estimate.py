@@ -38,7 +38,7 @@ NUMBERS = ("mean", "mcse", "gain", "variance_ratio", "sd", "mean_plain", "mcse_p
 
 
 class Estimate(NamedTuple):
-    """Posterior expectations of p integrands; see MATH.md section 2 for the definitions.
+    """Posterior expectations of p integrands; see docs/mathematics.md section 2 for the definitions.
 
     names : p labels.
     mean, mcse : (p,) the estimate and its Monte Carlo standard error, in the integrand's units. `mean` is that of the

@@ -33,7 +33,8 @@ class REML(eqx.Module):
     """Restricted maximum likelihood by L-BFGS, all integrands jointly, the best of several starts.
 
     squared_lengthscales : starting points, on standard coordinates; large, because the near-polynomial flat limit is
-        where smooth integrands live, and several, because one start leaves rare outliers (MATH.md section 2).
+        where smooth integrands live, and several, because one start leaves rare outliers (docs/mathematics.md section
+        2).
     max_draws : evenly spaced states that the likelihood sees.
     free_nugget : whether the nugget is tuned too, which rough integrands need.
     max_steps : of L-BFGS, from each start; at most twice as many likelihood evaluations.
@@ -141,7 +142,7 @@ class ControlFunctional(AbstractControlVariate):
     """Interpolate the integrand in the Stein space of a kernel, with the constant unpenalised.
 
     β̂ = (1ᵀA⁻¹f)/(1ᵀA⁻¹1), A = K₀/mean(diag K₀) + η·diag(1/n_i). Oates, Girolami and Chopin (2017,
-    doi:10.1111/rssb.12185); MATH.md section 2.
+    doi:10.1111/rssb.12185); docs/mathematics.md section 2.
 
     Parameters
     ----------

@@ -72,8 +72,9 @@ def crossfit_dense(
     """Fit A = K₀/mean(diag K₀) + η·diag(1/n_i) on the rows `everyone` and on `train` for each fold.
 
     Oates, Girolami and Chopin (2017, doi:10.1111/rssb.12185) with the constant unpenalised; South et al. (2022) with
-    the polynomial basis unpenalised; MATH.md section 2. Folds are refitted, one after the other, rather than downdated
-    from A⁻¹: it costs less for fewer than a dozen folds, and a downdate loses the digits that a small nugget leaves.
+    the polynomial basis unpenalised; docs/mathematics.md section 2. Folds are refitted, one after the other, rather
+    than downdated from A⁻¹: it costs less for fewer than a dozen folds, and a downdate loses the digits that a small
+    nugget leaves.
     """
     c = num_constants
     scale = mean_diagonal(tile, data.rows, data.counts)
@@ -296,8 +297,8 @@ def solve_iterative(
     """Return the rule w = X(HᵀX)⁻¹e₁ with X ≈ A⁻¹H, its model variance wᵀAw, the products used, and convergence.
 
     The rule integrates constants exactly however early the solve stopped, and wᵀAw is the variance of the rule that
-    is returned, unfinished or not (MATH.md section 5). `initial` is a rule to start from, where the basis is the
-    constant alone: its best multiple, at one product.
+    is returned, unfinished or not (docs/mathematics.md section 5). `initial` is a rule to start from, where the basis
+    is the constant alone: its best multiple, at one product.
     """
     system = _masked_system(tile, nugget, rows, counts, jnp.ones((len(counts), 1), counts.dtype), solver.rank)
     start = None

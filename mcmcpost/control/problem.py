@@ -82,9 +82,9 @@ def make_problem(
 ) -> Problem:
     """Return the regression problem of `values` on `trace`.
 
-    A repeated state is kept once with its count (MATH.md section 2, duplicates). Folds are contiguous blocks within
-    chains, never independent draws. Values must be finite. `coordinates` are those of `standard_coordinates`, by
-    default of this trace's own draws and `moments`.
+    A repeated state is kept once with its count (docs/mathematics.md section 2, duplicates). Folds are contiguous
+    blocks within chains, never independent draws. Values must be finite. `coordinates` are those of
+    `standard_coordinates`, by default of this trace's own draws and `moments`.
     """
     states = distinct_states(trace)
     m = len(states.counts)
@@ -134,7 +134,7 @@ def standard_coordinates(
     """Return μ and a lower triangular L of the map z = L⁻¹(x−μ).
 
     Known `moments` (mean, standard deviation) if given; the full sample covariance if there are at least 5d draws and
-    it is well conditioned; the sample standard deviations otherwise (MATH.md section 2, coordinates).
+    it is well conditioned; the sample standard deviations otherwise (docs/mathematics.md section 2, coordinates).
     """
     flat = draws.reshape(-1, draws.shape[-1])
     n, d = flat.shape

@@ -175,8 +175,8 @@ def separable_trainable(control: Any) -> Any:
 class KernelTasks(AbstractTaskControl):
     """g_t(x) = Σ_j B[t, t_j] k₀(x, s_t(x); x_j, s_j)/scale θ_j over all training rows j.
 
-    One scalar θ_j per datum, not the paper's T: by the representer theorem the others bring nothing (MATH.md
-    section 2), and the cost falls from O(T⁴) to O(T) in the number of tasks.
+    One scalar θ_j per datum, not the paper's T: by the representer theorem the others bring nothing
+    (docs/mathematics.md section 2), and the cost falls from O(T⁴) to O(T) in the number of tasks.
 
     kernel, draws, scores, tasks, scale : fixed; `scale` is the mean diagonal of k₀, the unit of B.
     coefficients : (m,) θ. covariance : B.

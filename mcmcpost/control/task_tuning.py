@@ -76,7 +76,7 @@ def alternating_task_covariance(
     As printed, δ²I stands inside the double sum over all pairs of draws, so that it is multiplied by λ(Σm_t)²; here
     it is multiplied by λ: a printed δ is ours divided by Σm_t. The weight of ‖B‖² is one, as printed; with values and
     K₀ of unit scale, λ sets the size of B, its eigenvalues being (λc_i/2)^{1/3} in the limit. The cube root compresses:
-    tasks that are one function at different draws come out correlated .7–.98, and one only where C is of rank one, as
+    tasks that are one function at different draws come out correlated 0.7–0.98, and one only where C is of rank one, as
     with shared draws; read the correlations as a ranking, not as estimates.
 
     Parameters
@@ -205,7 +205,7 @@ class TaskREML(eqx.Module):
 
     squared_lengthscales : starting points on standard coordinates, one lengthscale per coordinate from each: large
         ones for the near-polynomial flat limit, a short one for rough integrands; one start leaves rare outliers
-        (MATH.md section 2).
+        (docs/mathematics.md section 2).
     nugget : where the nugget starts, which is tuned unless the method gives one; high, and it falls where it can.
     rank : B = WWᵀ + diagonal with so many columns of W; by default B = LLᵀ up to ten tasks, rank three beyond.
     max_draws : rows that the likelihood sees, evenly spaced within tasks.

@@ -54,8 +54,8 @@ def crossfit_kronecker(
     """Fit A = B̄⊗K₀/mean(diag K₀) + η·I⊗diag(1/n), B̄ = B/mean(diag B), to values (m, t), and leave out each fold.
 
     With eigendecompositions B̄ = U diag(b) Uᵀ and D^½K₀D^½ = V diag(λ) Vᵀ, D = diag(n), the system falls into t
-    diagonal ones: O(t³ + m³ + mt(m + t)), MATH.md section 2 (special case II of Sun, Barp and Briol 2023). With
-    P = A⁻¹ − A⁻¹H(HᵀA⁻¹H)⁻¹HᵀA⁻¹ in one eigendirection, the errors at fold F of a fit without it are P_FF⁻¹(Py)_F.
+    diagonal ones: O(t³ + m³ + mt(m + t)), docs/mathematics.md section 2 (special case II of Sun, Barp and Briol 2023).
+    With P = A⁻¹ − A⁻¹H(HᵀA⁻¹H)⁻¹HᵀA⁻¹ in one eigendirection, the errors at fold F of a fit without it are P_FF⁻¹(Py)_F.
 
     Where draws are shared and η → 0 the estimates do not depend on B (autokrigeability): it matters with a real ridge.
 
@@ -154,7 +154,8 @@ class VectorValued(AbstractControlVariate):
 
     g_t(x) = Σ_{t'j} B_{tt'} k₀(x, x_{t'j}) c_{t'j}, with the score of Π_t at x and of Π_t' at its own draws: the
     minimiser of Sun, Barp and Briol (2023), equation 8, with one coefficient a datum instead of T, constants by
-    generalised least squares, and B, kernel and nugget by restricted maximum likelihood (MATH.md section 2).
+    generalised least squares, and B, kernel and nugget by restricted maximum likelihood (docs/mathematics.md section
+    2).
 
     What to expect: integrands that share *all* their draws help each other only through a real ridge; without one their
     estimates do not depend on B at all. B pays where draws or targets differ: several fidelities, several

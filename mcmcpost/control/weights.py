@@ -72,8 +72,8 @@ class SteinWeights(NamedTuple):
 
         NaN where an integrand is not finite at some draw. The amplitude a of an integrand is its restricted maximum
         likelihood on at most 1,000 evenly spaced states: the lower bound that an unfinished solve gives is
-        overconfident (MATH.md section 5). An integrand outside the kernel's space has a larger error than this says;
-        `expectation` reports the one that holds.
+        overconfident (docs/mathematics.md section 5). An integrand outside the kernel's space has a larger error than
+        this says; `expectation` reports the one that holds.
         """
         array = self._checked("model_error", values)
         rows = array.reshape(-1, *array.shape[2:])[self.subset.draws]
@@ -127,7 +127,7 @@ def solve_stein_weights(
     moments: tuple[Any, Any] | None = None,
     initial: SteinWeights | None = None,
 ) -> SteinWeights:
-    """Return w = A⁻¹H(HᵀA⁻¹H)⁻¹e₁, which is A⁻¹1/(1ᵀA⁻¹1) for a control functional (MATH.md section 5).
+    """Return w = A⁻¹H(HᵀA⁻¹H)⁻¹e₁, which is A⁻¹1/(1ᵀA⁻¹1) for a control functional (docs/mathematics.md section 5).
 
     The `values` (c, n, p) tune the kernel where the method leaves it open, all in one group; the weights do not depend
     on them otherwise. Copies of a state share its weight. `initial` are weights of the same draws under a kernel or a

@@ -48,7 +48,7 @@ class ZeroVariance(AbstractControlVariate):
     """Regress the integrand on Stein features Δφ + ∇φ·s of all monomials φ up to a total degree.
 
     Exact where the integrand minus its mean is such a combination, for example any quadratic of a Gaussian at degree
-    two. Mira, Solgi and Imparato (2013, doi:10.1007/s11222-012-9344-6); MATH.md section 2.
+    two. Mira, Solgi and Imparato (2013, doi:10.1007/s11222-012-9344-6); docs/mathematics.md section 2.
 
     A polynomial of high degree follows the integrand between the draws and leaves it beyond the outermost one, where no
     residual shows it: from degree four on the error includes the largest distance of the mean from those of the two

@@ -363,9 +363,9 @@ def controlled_bridge(
     """Estimate log Z = ∫₀¹ E_t[log q − log g] dt, E_t under g^(1−t)q^t/Z_t, with zero-variance control variates.
 
     g is the normal fitted to one half of each chain. As many draws of g and the draws of the other half are the two
-    rungs of a ladder on which log q − log g is the log likelihood. Pooled (MATH.md section 3) they are the bridge in
-    the middle of which every draw serves every t, and scores are known all along. Where the posterior is near the
-    normal log q − log g is nearly a polynomial, whose expectation Stein features reproduce.
+    rungs of a ladder on which log q − log g is the log likelihood. Pooled (docs/mathematics.md section 3) they are the
+    bridge in the middle of which every draw serves every t, and scores are known all along. Where the posterior is near
+    the normal log q − log g is nearly a polynomial, whose expectation Stein features reproduce.
 
     Parameters
     ----------

@@ -50,7 +50,8 @@ class TemperedTarget(NamedTuple):
 class Ladder(NamedTuple):
     """Draws of t power posteriors with the gradients of log likelihood and log prior apart, on the unconstrained space.
 
-    One pass over the draws gives the score at *any* inverse temperature: s_t = t∇ℓ + ∇log p (MATH.md section 3).
+    One pass over the draws gives the score at *any* inverse temperature: s_t = t∇ℓ + ∇log p (docs/mathematics.md
+    section 3).
 
     temperatures : (t,) inverse temperatures, increasing; 0 is the prior and 1 the posterior.
     draws : (c, n, t, d).

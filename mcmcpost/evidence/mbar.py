@@ -137,8 +137,8 @@ def adjacent_overlap(
 ) -> Float[Array, " t-1"]:
     """Return, for neighbouring rungs, the chance that a draw of one is taken for the other's.
 
-    O_{j,j+1} = m_{j+1} Σ_n W_nj W_n,j+1; .5 between two equal rungs alone, near zero without overlap (Klimovich, Shirts
-    and Mobley, 2015, doi:10.1007/s10822-015-9840-9, who ask for .03).
+    O_{j,j+1} = m_{j+1} Σ_n W_nj W_n,j+1; 0.5 between two equal rungs alone, near zero without overlap (Klimovich,
+    Shirts and Mobley, 2015, doi:10.1007/s10822-015-9840-9, who ask for 0.03).
     """
     energies = tempered(temperatures, log_likelihood)
     weights = _mixture_weights(energies, sizes, values)

@@ -100,7 +100,7 @@ class PathFit(NamedTuple):
 
 
 def path_quadrature(num_nodes: int) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
-    """Return Gauss–Legendre temperatures and weights of ∫₀¹ μ(s⁵)·5s⁴ ds (MATH.md section 3)."""
+    """Return Gauss–Legendre temperatures and weights of ∫₀¹ μ(s⁵)·5s⁴ ds (docs/mathematics.md section 3)."""
     nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
     s = 0.5 * (nodes + 1.0)
     return s**PATH_POWER, 0.5 * weights * PATH_POWER * s ** (PATH_POWER - 1.0)
@@ -158,8 +158,8 @@ def fit_path(
     """Fit the weighted control variates of `family` at each temperature on all draws and without each block.
 
     At t the draws weigh w_n ∝ exp(tℓ_n)/Σ_j m_j exp(t_jℓ_n − f_j) and the regression of ℓ on Stein features with the
-    score t∇ℓ + ∇log p has the intercept μ(t) (MATH.md section 3). Every deletion has its own f_j, weights and
-    coefficients. The features of lower degrees come first, so their fits are leading blocks of one Gram matrix. A
+    score t∇ℓ + ∇log p has the intercept μ(t) (docs/mathematics.md section 3). Every deletion has its own f_j, weights
+    and coefficients. The features of lower degrees come first, so their fits are leading blocks of one Gram matrix. A
     semi-exact level adds a squared exponential Stein kernel at J landmarks, drawn systematically by the weights, with a
     ridge. Polynomials and kernel are in coordinates standardised at each temperature. Memory is O(n(q + J + blocks)).
     """

@@ -34,8 +34,8 @@ def trapezoid_rule(temperatures: Float[np.ndarray, " t"]) -> Rule:
 def corrected_rule(temperatures: Float[np.ndarray, " t"]) -> Rule:
     """Return the trapezoid minus Σ (t_{i+1} − t_i)²(v_{i+1} − v_i)/12, as dμ/dt = v.
 
-    Friel, Hurn and Wyse (2014, doi:10.1007/s11222-013-9397-1); MATH.md section 3 has the sign and the last index,
-    which Sun, Barp and Briol (2023), appendix E.5, misprint.
+    Friel, Hurn and Wyse (2014, doi:10.1007/s11222-013-9397-1); docs/mathematics.md section 3 has the sign and the last
+    index, which Sun, Barp and Briol (2023), appendix E.5, misprint.
     """
     steps = np.diff(temperatures)
     weights = np.zeros(len(temperatures))

@@ -179,7 +179,7 @@ NOISE_BOUNDS = (1e-6, 1e2)
 
 ACTION_UNIT = 10.0
 """Of L-BFGS, relative to the entries' root mean square: on 1,500 rows of pol with 64 actions the loss per datum after
-60 steps is .33 with 1, .23 with 3, .205 with 10 to 100."""
+60 steps is 0.33 with 1, 0.23 with 3, 0.205 with 10 to 100."""
 
 
 class Model(NamedTuple):

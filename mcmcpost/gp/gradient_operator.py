@@ -74,7 +74,7 @@ class ScalarProfile(eqx.Module):
     """amplitude·κ(r), r = ‖u − v‖² (stationary) or u·v (dot product), u = Λ^{1/2}(x − origin).
 
     In these white coordinates Λ is the identity, white gradients are Λ^{−1/2}g, and noise σ²(I⊗Λ) is σ²I: the one form
-    in which the structured algebra is written (MATH.md section 4).
+    in which the structured algebra is written (docs/mathematics.md section 4).
     """
 
     kernel: Stationary | DotProduct

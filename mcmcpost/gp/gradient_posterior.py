@@ -101,8 +101,8 @@ class Conditional(NamedTuple):
 def projected_factor(gram: GradientGram) -> ProjectedFactor:
     """Factorise: inside the span of the points a gradient Gram in q dimensions, outside it A₁ for all directions.
 
-    SPD and of order n·q, with no 1/κ″ (MATH.md section 4, better than Woodbury). A factorisation that breaks down has
-    its nugget raised tenfold, which the record says.
+    SPD and of order n·q, with no 1/κ″ (docs/mathematics.md section 4, better than Woodbury). A factorisation that
+    breaks down has its nugget raised tenfold, which the record says.
     """
     basis = span_basis(gram.points, stationary=gram.stationary)
     small = gram if basis is None else gram.project(basis)
@@ -332,9 +332,10 @@ def gradient_log_likelihood(
 ) -> Float[Array, ""]:
     """Return log N(observations; 0, K + σ²(I⊗Λ)), differentiable in kernel and noise.
 
-    −½(gᵀK⁻¹g + (d−q) log det A₁ + log det(inside) + N log det Λ + Nw log 2π), MATH.md section 4; values have noise σ².
-    Its derivative goes through no QR: holding the basis still leaves that of the log determinant exact, because a
-    rank-one term leaves the basis at second order only, and the quadratic form is 2gᵀz − zᵀKz with z = K⁻¹g held still.
+    −½(gᵀK⁻¹g + (d−q) log det A₁ + log det(inside) + N log det Λ + Nw log 2π), docs/mathematics.md section 4; values
+    have noise σ². Its derivative goes through no QR: holding the basis still leaves that of the log determinant exact,
+    because a rank-one term leaves the basis at second order only, and the quadratic form is 2gᵀz − zᵀKz with z = K⁻¹g
+    held still.
     """
     profile = scalar_profile("GradientGP", kernel)
     n, d = X.shape

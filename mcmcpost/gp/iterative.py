@@ -271,7 +271,7 @@ class IterativeGP(eqx.Module):
     noise : variance, in units of the variance of y; start or fixed value.
     optimise : whether to fit kernel and noise, or to take them as given.
     solver : by default Cholesky where it fits and is predicted to be faster than conjugate gradients. The mean is as
-        good as its tolerance, which is relative to y: with little noise a residual of .01 can be much of a posterior
+        good as its tolerance, which is relative to y: with little noise a residual of 0.01 can be much of a posterior
         standard deviation: ask for less there.
     estimator : of the gradient where the solver is iterative; `Pathwise()` by default, or `Standard()` for a kernel
         without random features.

@@ -35,7 +35,7 @@ def stein_covariance(
     noise: Float[Array, " m"],
     nugget: Float[Array, ""],
 ) -> Float[Array, "m m"]:
-    """Return A = K₀/mean(diag K₀) + η·diag(noise): the one ridge convention (MATH.md section 2)."""
+    """Return A = K₀/mean(diag K₀) + η·diag(noise): the one ridge convention (docs/mathematics.md section 2)."""
     gram = stein_gram(kernel, draws, scores)
     return gram / jnp.mean(jnp.diagonal(gram)) + nugget * jnp.diag(noise)
 
@@ -47,7 +47,7 @@ def negative_restricted_likelihood(
 
     The constants Hγ are profiled out by generalised least squares and the amplitude of each integrand by its maximum;
     P = A⁻¹ − A⁻¹H(HᵀA⁻¹H)⁻¹HᵀA⁻¹. The gradient is analytic: ½pP − ½(m−q) Σ (Pf)(Pf)ᵀ/(fᵀPf). Sun, Barp and Briol
-    (2023), Appendix D.2, with the quadratic form that its print lost (MATH.md section 2).
+    (2023), Appendix D.2, with the quadratic form that its print lost (docs/mathematics.md section 2).
 
     Parameters
     ----------
@@ -110,9 +110,9 @@ def maximise_restricted_likelihood(
     """Tune every positive parameter of the kernel, and the nugget if it is free, for all integrands jointly.
 
     Several starts, at large lengthscales, because the likelihood has poor local optima and a single start leaves rare
-    outliers (MATH.md section 2). Parameters that are zero or negative (a centre) are held fixed. An evaluation whose
-    covariance is not positive definite counts as +∞, which the line search backs away from; if every start is one,
-    the nugget is raised tenfold until it is not.
+    outliers (docs/mathematics.md section 2). Parameters that are zero or negative (a centre) are held fixed. An
+    evaluation whose covariance is not positive definite counts as +∞, which the line search backs away from; if every
+    start is one, the nugget is raised tenfold until it is not.
 
     Parameters
     ----------

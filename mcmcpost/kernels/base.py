@@ -168,7 +168,8 @@ class Product(AbstractKernel):
 class Weighted(AbstractKernel):
     """w(x) w(y) k(x, y), w(x) = 1/(1 + α‖x‖²): the "preconditioned" kernel, whose features vanish in the tails.
 
-    Its Stein kernel is that of k with the score s replaced by s + ∇log w, times w(x) w(y) (MATH.md section 1).
+    Its Stein kernel is that of k with the score s replaced by s + ∇log w, times w(x) w(y) (docs/mathematics.md section
+    1).
 
     alpha : scalar, not negative.
 

@@ -32,7 +32,8 @@ def scaled_product(where: str, scale: Parameter, centre: Parameter, x: Point, y:
 def dot_product_jet(
     where: str, scale: Parameter, centre: Parameter, derivatives: Profile, x: Points, y: OtherPoints
 ) -> Jet:
-    """Return the jet of κ(r) between x (n, d) and y (m, d): MATH.md section 1, table of dot-product kernels.
+    """Return the jet of κ(r) between x (n, d) and y (m, d): docs/mathematics.md section 1, table of dot-product
+    kernels.
 
     With x̃ = x − c, ỹ = y − c: ∇ₓk = κ′Λỹ, ∇ᵧk = κ′Λx̃ and ∇ₓ·∇ᵧk = κ′ trΛ + κ″ x̃ᵀΛ²ỹ.
     """

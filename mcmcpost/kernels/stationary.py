@@ -72,7 +72,7 @@ def squared_distance(where: str, lengthscale: Parameter, x: Point, y: Point) -> 
 
 
 def stationary_jet(where: str, lengthscale: Parameter, derivatives: Profile, x: Points, y: OtherPoints) -> Jet:
-    """Return the jet of κ(r) between x (n, d) and y (m, d): MATH.md section 1, table of stationary kernels.
+    """Return the jet of κ(r) between x (n, d) and y (m, d): docs/mathematics.md section 1, table of stationary kernels.
 
     With Λ = diag(1/ℓ²) and δ = x − y: ∇ₓk = 2κ′Λδ = −∇ᵧk and ∇ₓ·∇ᵧk = −2κ′ trΛ − 4κ″‖Λδ‖². Points are centred before
     r is formed from matrix products, and an r below its own rounding error is a coincidence, r = 0: the profiles of

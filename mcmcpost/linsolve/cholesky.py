@@ -51,8 +51,8 @@ class LeastSquaresSolution(NamedTuple):
 def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Float[Array, ""]) -> Factor:
     """Factorise ``gram + nugget·diag(noise)``; on breakdown raise the nugget tenfold, at most eight times.
 
-    MATH.md section 2 (the relative nugget η, falling back ×10 on Cholesky failure). The nugget used is in the record,
-    so a caller can say that the question was changed.
+    docs/mathematics.md section 2 (the relative nugget η, falling back ×10 on Cholesky failure). The nugget used is in
+    the record, so a caller can say that the question was changed.
     """
     index = jnp.arange(gram.shape[0])
 
@@ -128,7 +128,8 @@ def generalised_least_squares(
 ) -> LeastSquaresSolution:
     """Solve the generalised least squares of kriging for A = LLᵀ by a QR of L⁻¹H.
 
-    The basis H is unpenalised (MATH.md section 2): coefficients[0] is the estimate where H[:, 0] is the constant.
+    The basis H is unpenalised (docs/mathematics.md section 2): coefficients[0] is the estimate where H[:, 0] is the
+    constant.
     """
     white_basis = solve_triangular(lower, basis, lower=True)
     white_values = solve_triangular(lower, values, lower=True)

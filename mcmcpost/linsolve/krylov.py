@@ -53,7 +53,8 @@ class ConjugateGradients(AbstractIterativeSolver):
     budget : in solver epochs, one product with the matrix each.
     rank : of the preconditioner; 0 for none.
     gain : for control functionals and Stein weights: stop too, converged, once a product lowers the variance of the
-        rule by less than this fraction, long before the residual is small (MATH.md section 5); 0 for the residual only.
+        rule by less than this fraction, long before the residual is small (docs/mathematics.md section 5); 0 for the
+        residual only.
     """
 
     rtol: float = 1e-3
@@ -130,7 +131,7 @@ def conjugate_gradients(
 
     For systems that are no `Regularised` operator. Iterates while *any* column is above its tolerance, at most
     `max_steps` products. A column whose search direction has vanished (it is solved, or b = 0) rests. Starting at zero
-    keeps the iterates Galerkin, which the computation-aware variance needs (MATH.md section 5).
+    keeps the iterates Galerkin, which the computation-aware variance needs (docs/mathematics.md section 5).
 
     Parameters
     ----------

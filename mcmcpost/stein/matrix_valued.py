@@ -92,7 +92,7 @@ def matrix_stein_gram(
 ) -> Float[Array, "n m"]:
     """Return (K₀(x_i, y_j))_{t_i t'_j}, (n, m), each point with the score of its own task's target.
 
-    With one coefficient a datum that is all a control variate needs (MATH.md section 2).
+    With one coefficient a datum that is all a control variate needs (docs/mathematics.md section 2).
 
     X, SX : (n, d) points with the scores of their own tasks `tasks_x` (n,), labels 0 … t−1; Y, SY, tasks_y : (m, …).
 

@@ -266,12 +266,12 @@ class SubspaceSurrogate(AbstractSurrogate):
     num_training, num_tuning : points conditioned on at most, and how many of them the kernel is tuned on: tuning
     factorises a matrix of order q·num_tuning at every step.
     dimension : q, of the active subspace. The eight-dimensional hare–lynx posterior needs all eight: its gradient error
-    is .21 with four and 50 points, .080 with eight and 100, .041 with eight and 200.
+    is 0.21 with four and 50 points, 0.080 with eight and 100, 0.041 with eight and 200.
     kernel : the start of tuning, on active coordinates of unit variance and gradients of unit mean square. None is the
     squared exponential.
     tuning_steps : of Adam.
 
-    Source: MATH.md section 4.
+    Source: docs/mathematics.md section 4.
     """
 
     num_training: int = eqx.field(static=True, default=200)

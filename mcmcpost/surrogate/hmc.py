@@ -63,7 +63,7 @@ class SurrogateHMC:
     delayed_acceptance : surrogate moves per true energy, each accepted with the surrogate's own. Many can lose:
     chains stick in tails where the surrogate's energy is too high; look at the tail effective size.
     max_gradient_error : largest relative error on held-out trajectories for which the surrogate is used. In 20-D
-    logistic regression .16 gives 3.4 times the effective draws of NUTS per gradient, .22 still twice as many.
+    logistic regression 0.16 gives 3.4 times the effective draws of NUTS per gradient, 0.22 still twice as many.
     history_size : points of warm-up that are kept, per chain.
     step_size, target_accept_prob, dense_mass, init_strategy : as of NumPyro's HMC.
 
@@ -72,7 +72,7 @@ class SurrogateHMC:
     ValueError : settings that cannot run; both or neither of `model` and `potential_fn`.
 
     Source: de Roos, Gessner and Hennig, High-Dimensional Gaussian Process Inference with Derivatives (ICML 2021),
-    section 5.3; Rasmussen, Gaussian Processes to Speed up Hybrid Monte Carlo (2003); MATH.md section 4.
+    section 5.3; Rasmussen, Gaussian Processes to Speed up Hybrid Monte Carlo (2003); docs/mathematics.md section 4.
     """
 
     sample_field = "z"

@@ -18,7 +18,7 @@ COVARIANCE = pytest.mark.parametrize("b", COVARIANCES.values(), ids=COVARIANCES)
 
 
 def kernel_ridge(gram, values, tasks, b, penalty):
-    """Return fitted g and β of (B∘K₀ + λ diag(m_t)) c = f − Zβ, MATH.md section 2."""
+    """Return fitted g and β of (B∘K₀ + λ diag(m_t)) c = f − Zβ, docs/mathematics.md section 2."""
     across = b[np.ix_(tasks, tasks)] * gram
     z = np.eye(len(b))[tasks]
     a = across + penalty * np.diag(np.bincount(tasks)[tasks])

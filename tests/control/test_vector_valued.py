@@ -225,7 +225,7 @@ def test_a_task_alone_has_the_order_of_the_kernel_that_is_given(rng):
 
 @pytest.mark.slow
 def test_related_tasks_are_better_together_and_the_guard_sees_it(rng):
-    """f and 2f + 1 with E f = .4, twelve draws each: paired errors (measured: eight times smaller) and labels."""
+    """f and 2f + 1 with E f = 0.4, twelve draws each: paired errors (measured: eight times smaller) and labels."""
     method = VectorValued(tuning=CHEAP)
     together, alone, joint = [], [], []
     for _ in range(20):

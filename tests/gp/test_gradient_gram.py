@@ -21,7 +21,6 @@ from mcmcpost.gp import (
     cross_matmul,
     gradient_gram,
     gradient_log_likelihood,
-    gradient_solvers as solvers,
     posterior_hessian,
     posterior_mean,
     scalar_profile,
@@ -252,7 +251,7 @@ def test_coincident_points_without_noise_raise_the_nugget(rng):
 
 def test_systems_beyond_memory_are_refused(monkeypatch):
     profile, *_ = white(SquaredExponential(1.0), np.zeros((2, 3)))
-    monkeypatch.setattr(solvers, "MEMORY", 1e5)
+    monkeypatch.setattr("mcmcpost.gp.gradient_operator.MEMORY", 1e5)
     for solver in (DenseCholesky(), ProjectedCholesky(), Woodbury(), GradientCG()):
         with pytest.raises(MemoryError, match=r"at most 1e\+05 bytes.*fewer points"):
             solver.check(profile, 300, 300, False)

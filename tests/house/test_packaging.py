@@ -19,6 +19,7 @@ BROUGHT = {
     "arviz_stats": "arviz",
     "arviz_plots": "arviz",
     "pytensor": "pymc",
+    "lazy_loader": "lazy-loader",
 }
 
 

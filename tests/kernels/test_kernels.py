@@ -50,7 +50,7 @@ def test_each_closed_derivative_is_the_autodiff_of_the_one_before(name: str) -> 
 
 @pytest.mark.parametrize("r", [1e-12, 1e-6, 1e-2, 1.0])
 def test_matern_derivatives_keep_their_digits_near_zero(r: float) -> None:
-    """The printed forms of MATH.md section 1, which do not cancel."""
+    """The printed forms of docs/mathematics.md section 1, which do not cancel."""
     s, t = np.sqrt(3 * r), np.sqrt(5 * r)
     expected = [(1 + s) * np.exp(-s), -1.5 * np.exp(-s), 2.25 * np.exp(-s) / s]
     np.testing.assert_allclose(Matern32().derivatives(jnp.asarray(r), 2), expected, rtol=1e-14)

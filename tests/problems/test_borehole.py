@@ -37,7 +37,7 @@ def test_the_expectations_are_the_truths(name):
 
 
 def test_the_variances_of_table_4_are_not_standard_deviations():
-    """Read as standard deviations, they would move the mean by far more than the paper's error of .0118."""
+    """Read as standard deviations, they would move the mean by far more than the paper's error of 0.0118."""
     x, weight = gauss_hermite(RULE, sd=np.concatenate([bh.SD[:1], bh.VARIANCE[1:]]))
     assert abs(weight @ np.asarray(bh.flow_high(x)) - TRUTHS["flow_high"]) > 1e-3
 

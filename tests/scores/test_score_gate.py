@@ -68,7 +68,7 @@ def test_right_scores_pass(rng, target, c, n):
     checks = [check_scores(make_trace(*target(rng, c, n))) for _ in range(100)]
     verdicts = [check.verdict for check in checks]
     assert verdicts.count("error") == 0
-    # Two tests at level 1e-4 in 100 traces: one warning has probability .02, two .0002.
+    # Two tests at level 1e-4 in 100 traces: one warning has probability 0.02, two 0.0002.
     assert verdicts.count("warn") <= 1, {check.message for check in checks}
 
 

@@ -101,7 +101,7 @@ def test_an_awkward_target_gives_finite_draws(potential, start):
     assert np.isfinite(jax.jit(jax.vmap(potential))(draws)).all()
     assert draws.std(axis=0).min() > 0.1
     if potential is nan_in_places:
-        # The normal cut at one half: mean −φ(.5)/Φ(.5).
+        # The normal cut at one half: mean −φ(0.5)/Φ(0.5).
         assert abs(draws[:, 0].mean() + 0.509) < 0.25
 
 
