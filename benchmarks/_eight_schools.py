@@ -42,7 +42,7 @@ def _quadrature() -> dict[str, float]:
 
 
 TRUTHS = _quadrature()
-"""TARGETS.md section 1 has the first three; `main` of ``posteriordb`` compares."""
+"""By quadrature; ``posteriordb`` compares reference draws with them."""
 
 
 def nuts_replicates(

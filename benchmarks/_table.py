@@ -1,5 +1,6 @@
-"""One table per benchmark: aligned text on the terminal, the same as JSON, and the versions that both ran on."""
+"""One table for each benchmark: aligned text on the terminal, and JSON with the versions and the command."""
 
+import itertools
 import json
 import os
 import platform
@@ -68,10 +69,22 @@ def environment() -> dict[str, str]:
     return {"python": platform.python_version(), **versions, "cpu": cpu, "cores": cores}
 
 
+PLACEHOLDERS = {"--peers": "PYTHON", "--shared": "DATA"}
+"""What stands in a recorded command for the absolute path that follows an option; ``PATH`` after any other word."""
+
+
 def command() -> str:
-    """Return the command that would repeat this run from the root of the repository."""
+    """Return the command that would repeat this run from the root of the repository, with no path of this machine."""
     place = Path(sys.argv[0]).resolve().relative_to(Path(__file__).parents[1]).with_suffix("")
-    return " ".join(["python -m", ".".join(place.parts), *(shlex.quote(word) for word in sys.argv[1:])])
+    words = []
+    for before, word in itertools.pairwise(sys.argv):
+        option, equals, value = word.partition("=")
+        if equals and Path(value).is_absolute():
+            word = f"{option}={PLACEHOLDERS.get(option, 'PATH')}"
+        elif Path(word).is_absolute():
+            word = PLACEHOLDERS.get(before, "PATH")
+        words.append(shlex.quote(word))
+    return " ".join(["python -m", ".".join(place.parts), *words])
 
 
 def _lines(path: str) -> list[str]:

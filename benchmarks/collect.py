@@ -1,71 +1,216 @@
-"""Assemble RESULTS.md from the JSON of the benchmarks: tables as printed, commands, versions, and the notes.
+"""Write the pages of results: for each subject the questions, the tables that answer them, and what these mean.
 
     python -m benchmarks.collect
 
-Notes are paragraphs in ``results/notes.json``, by the name of the JSON file they comment on; they are written by hand.
+A table comes from the JSON of the run that printed it. Its question and its meaning are written by hand, in
+``results/notes.json`` under the name of that file. The pages are ``docs/results/*.md``; ``RESULTS.md`` is an index of
+them.
 """
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarks._table import RESULTS, aligned, settings_line
 
-ORDER = (
-    "hare_lynx",
-    "posteriordb",
-    "calibration",
-    "south2022",
-    "large_kernel",
-    "auto_vs_plain",
-    "out_of_rkhs",
-    "high_degree",
-    "vector_valued",
-    "lotka_volterra",
-    "van_der_pol",
-    "evidence",
-    "stored_ladders",
-    "bridge",
-    "ladder_sampling",
-    "kernel_product",
-    "kernel_product_devices",
-    "kernel_product_stein",
-    "iterative_gp",
-    "computation_aware",
-    "stein_weights",
-    "gradient_gram",
-    "gp_optimizers",
-    "surrogate_hmc",
-    "surrogate_product",
-)
-HEAD = """# Results
+ROOT = RESULTS.parents[1]
+PAGES_FOLDER = ROOT / "docs" / "results"
 
-Every table is one that the command above it printed, copied from the JSON of the same run in `results/`, with the
-versions, processor and cores of that run below it. Replications use keys fixed beforehand: the first R of one stream,
-none excluded. Seconds are from two cores shared with other jobs, so indicative only; sizes, ratios and z are not.
-Assembled by `python -m benchmarks.collect`.
+
+class Page(NamedTuple):
+    """One subject: its title, what it asks, and the names of its tables in order."""
+
+    title: str
+    about: str
+    tables: tuple[str, ...]
+
+
+PAGES = {
+    "expectations": Page(
+        "Expectations",
+        "How much smaller are the errors of posterior means with control variates, on which targets?",
+        ("hare_lynx", "hare_lynx_keys", "hare_lynx_stan", "posteriordb", "south2022", "auto_vs_plain"),
+    ),
+    "calibration": Page(
+        "Calibration of the reported errors",
+        "Are the reported errors as large as the true ones? `z` is (estimate − truth)/mcse. Over R replications its "
+        "variance `var z` should not exceed the upper end of its χ² band at level 1e-5; a value below the lower end "
+        "means that errors are wider than they need to be.",
+        (
+            "calibration_ar1__5",
+            "calibration_ar1__9",
+            "calibration_eight_schools",
+            "out_of_rkhs",
+            "high_degree",
+        ),
+    ),
+    "vector_valued": Page(
+        "Vector-valued control variates",
+        "What do related tasks gain from a joint fit? `alone` is the same method on the first task by itself.",
+        (
+            "vector_valued_borehole",
+            "vector_valued_borehole_10",
+            "vector_valued_borehole_150",
+            "vector_valued_unbalanced",
+            "vector_valued_paper",
+            "vector_valued_step",
+            "vector_valued_south",
+            "vector_valued_south_quadratic",
+            "vector_valued_speed",
+            "vector_valued_large",
+            "lotka_volterra_tasks",
+        ),
+    ),
+    "evidence": Page(
+        "Model evidence",
+        "How accurate is the log evidence, and are its errors right? `MAE` is the mean absolute error of log p(y).",
+        (
+            "van_der_pol",
+            "van_der_pol_40",
+            "van_der_pol_mcmc",
+            "van_der_pol_semi_exact",
+            "van_der_pol_mcmc_semi_exact",
+            "van_der_pol_rules",
+            "evidence_radiata",
+            "evidence_blr",
+            "evidence_eight_schools",
+            "evidence_hare_lynx",
+            "stored_ladders",
+            "bridge",
+            "bridge_fresh",
+            "bridge_controlled_fresh",
+            "ladder_sampling",
+        ),
+    ),
+    "kernels_and_solvers": Page(
+        "Kernel products and solvers",
+        "How fast are products with kernel matrices, and how many of them do linear solves need? An epoch is every "
+        "entry of the matrix once. `cold / this` compares with solves that start at zero.",
+        (
+            "kernel_product",
+            "kernel_product_stein",
+            "kernel_product_devices",
+            "device_products",
+            "exact_likelihood",
+            "iterative_gp_ranks_elevators",
+            "iterative_gp_epochs",
+            "iterative_gp_epochs_pol_sgd",
+            "iterative_gp_epochs_elevators",
+            "iterative_gp_epochs_bike",
+            "iterative_gp_epochs_pol_whole",
+            "iterative_gp_epochs_elevators_whole",
+            "iterative_gp_epochs_bike_whole",
+            "iterative_gp_epochs_pol_whole_ap",
+            "iterative_gp_epochs_elevators_whole_ap",
+            "iterative_gp_epochs_bike_whole_ap",
+        ),
+    ),
+    "gaussian_processes": Page(
+        "Gaussian-process regression",
+        "How accurate are iterative and computation-aware processes on UCI regressions, and what do they cost?",
+        (
+            "iterative_gp_pol_standard",
+            "iterative_gp_pol_pathwise",
+            "iterative_gp_elevators_standard",
+            "iterative_gp_elevators_pathwise",
+            "iterative_gp_bike_standard",
+            "iterative_gp_bike_pathwise",
+            "iterative_gp_exact_elevators",
+            "iterative_gp_exact_pol_bike",
+            "iterative_gp_small_exact",
+            "iterative_gp_small_ap",
+            "iterative_gp_small_sgd",
+            "iterative_gp_small_sgd_bike",
+            "iterative_gp_small_sgd_bike_pathwise",
+            "computation_aware",
+        ),
+    ),
+    "stein_weights": Page(
+        "Kernels on many draws",
+        "What do control functionals and Stein weights of many draws cost, and what do they gain?",
+        ("large_kernel", "stein_weights", "stein_weights_seeds"),
+    ),
+    "gradient_gp": Page(
+        "Gradient Gaussian processes and GP optimisers",
+        "What do solves with the Gram matrix of gradients cost, and how good are optimisers made of them?",
+        ("gradient_gram", "gradient_gram_matrix_free", "gp_optimizers"),
+    ),
+    "surrogate_hmc": Page(
+        "Surrogate HMC",
+        "How many effective draws does a true gradient buy, warm-up counted? Except in the last table, effective draws "
+        "are the lesser of the bulk and tail effective sample sizes, the least over coordinates.",
+        (
+            "surrogate_hmc",
+            "surrogate_hmc_models",
+            "surrogate_hmc_rotations",
+            "surrogate_hmc_nuts",
+            "surrogate_hmc_dense",
+            "surrogate_product_models",
+        ),
+    ),
+    "large_traces": Page(
+        "Large traces",
+        "How much memory and time do `mcmcpost reduce` and `mcmcpost report` need?",
+        ("large_trace", "large_trace_auto", "large_trace_half_gb", "large_trace_2gb"),
+    ),
+}
+ABOUT = """Every measured table has a page: what was asked, the table, what it means, and the command that makes it.
+
+Replications use keys fixed beforehand, the first R of one stream, and none is excluded. Seconds are from two cores
+shared with other jobs, so they are indicative only; sizes, ratios and z are not affected. "By hand" marks a number that
+no table has. An error meets its aim when it is below it after two standard errors are taken off. In a command, `PYTHON`
+is an interpreter that has the packages compared with, and `DATA` is a folder with `data/posteriordb` and `data/uci`.
 """
+WRITTEN = "The pages are written by `python -m benchmarks.collect` from the JSON of the runs in `benchmarks/results/`."
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of every generated file."""
+    notes = json.loads((RESULTS / "notes.json").read_text())
+    records = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json") if path.stem != "notes"}
+    named = [name for page in PAGES.values() for name in page.tables]
+    if sorted(named) != sorted(records) or sorted(notes) != sorted(records):
+        raise ValueError(
+            "collect: expected every JSON file on one page and with a note, got the differences "
+            f"{sorted({*named} ^ {*records} | {*notes} ^ {*records})}. Name it in PAGES and in results/notes.json."
+        )
+    found = {PAGES_FOLDER / "index.md": _index(notes), RESULTS.parent / "RESULTS.md": _short_index()}
+    for stem, page in PAGES.items():
+        sections = [_section(name, records[name], notes[name]) for name in page.tables]
+        found[PAGES_FOLDER / f"{stem}.md"] = "\n".join([f"# {page.title}\n\n{page.about}\n", *sections])
+    return found
+
+
+def _section(name: str, record: Mapping[str, Any], note: Mapping[str, str]) -> str:
+    """Return the question, the table, what it means and how it was made."""
+    settings = settings_line(record["settings"])
+    table = f"{settings}\n\n{aligned(record['rows'])}" if settings else aligned(record["rows"])
+    on = ", ".join(f"{key} {value}" for key, value in record["environment"].items())
+    return (
+        f"## {name}: {note['question']}\n\n```text\n{table}\n```\n\n{note['meaning']}\n\n"
+        f"Command: `{record['command']}`, with {on}.\n"
+    )
+
+
+def _index(notes: Mapping[str, Mapping[str, str]]) -> str:
+    parts = ["# Results\n", ABOUT, WRITTEN + "\n"]
+    for stem, page in PAGES.items():
+        questions = "\n".join(f"- [{notes[name]['question']}]({stem}.md#{name})" for name in page.tables)
+        parts.append(f"## [{page.title}]({stem}.md)\n\n{questions}\n")
+    return "\n".join([*parts, "```{toctree}\n:hidden:\n\n" + "\n".join(PAGES) + "\n```\n"])
+
+
+def _short_index() -> str:
+    lines = [f"- [{page.title}](../docs/results/{stem}.md): {page.about}" for stem, page in PAGES.items()]
+    return "\n".join(["# Results\n", WRITTEN + "\n", *lines, ""])
 
 
 def main() -> None:
-    files = sorted(RESULTS.glob("*.json"), key=lambda path: (_rank(path.stem), path.stem))
-    notes = json.loads((RESULTS / "notes.json").read_text()) if (RESULTS / "notes.json").exists() else {}
-    parts = [HEAD]
-    for path in files:
-        if path.stem == "notes":
-            continue
-        record = json.loads(path.read_text())
-        on = "  ".join(f"{key} {value}" for key, value in record["environment"].items())
-        parts.append(
-            f"## {path.stem}: {record['title']}\n\n`{record['command']}`\n\n```text\n"
-            f"{settings_line(record['settings'])}\n{aligned(record['rows'])}\n{on}\n```\n"
-        )
-        parts += [f"{notes[path.stem]}\n"] if path.stem in notes else []
-    target = RESULTS.parent / "RESULTS.md"
-    target.write_text("\n".join(parts))
-    print(f"{target}: {len(files)} tables")
-
-
-def _rank(stem: str) -> int:
-    return next((i for i, name in enumerate(ORDER) if stem.startswith(name)), len(ORDER))
+    for path, text in pages().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":

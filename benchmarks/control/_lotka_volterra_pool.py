@@ -41,7 +41,7 @@ BLOCK, CHAIN_DRAWS, THIN = 25, 1_000, 2
 class Truth(NamedTuple):
     """Means of all 20 tasks and their standard errors (20,), over the independent estimates `pieces` (k, 20).
 
-    mcse : (k, 20), what each piece says of itself.
+    mcse : (k, 20), the error that each piece reports.
     """
 
     mean: np.ndarray

@@ -4,8 +4,7 @@
 
 4 × 125 draws, independent where an exact sampler exists, otherwise short or cut NUTS chains. ``ratio`` is
 RMSE(auto)/RMSE(plain) over the replications, with the standard error of the paired delta method; ``crossfit`` is the
-same of `mean_crossfit`. ``refused`` among
-the statuses is a ScoreError, in whose place the plain mean counts.
+same for `mean_crossfit`. ``refused`` among the statuses is a ScoreError, in whose place the plain mean counts.
 """
 
 import argparse

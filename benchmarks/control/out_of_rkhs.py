@@ -2,8 +2,8 @@
 
     python -m benchmarks.control.out_of_rkhs
 
-500 independent draws as 4 chains of 125. The bar a kernel's own model puts on its rule is overconfident here
-(docs/mathematics.md section 5); `Estimate.mcse`, from held-out residuals, is what must cover.
+500 independent draws as 4 chains of 125. The error that a kernel's own model gives its rule is too small here
+(docs/mathematics.md section 5); `Estimate.mcse`, from held-out residuals, has to cover the truth.
 """
 
 import argparse

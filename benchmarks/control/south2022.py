@@ -2,7 +2,7 @@
 
     python -m benchmarks.control.south2022
 
-Published (R package ZVCV, re-run for TARGETS.md): plain 0.0497, ZV2 0.0109, CF 0.0211, SECF 0.0058. Target: ≤ 0.0058.
+The R package ZVCV has 0.0497 (plain), 0.0109 (ZV2), 0.0211 (CF) and 0.0058 (SECF). Target: at most 0.0058.
 """
 
 import argparse

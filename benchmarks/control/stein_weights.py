@@ -4,7 +4,7 @@
 
 Four independent 2-D bananas (d = 8), inverse multiquadric of lengthscale 4, f and settings of `large_kernel`. One
 subprocess per row, so that peak memory is the row's own. ``reported`` is the model's error with the amplitude from a
-dense subset; thinning has none. TARGETS.md section 5: error a quarter of plain Monte Carlo's at m = 20,000.
+dense subset; thinning has none. Target: an error of a quarter of the plain mean's at m = 20,000.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Seconds and memory of vector-valued fits: against the NumPy prototype in the same run, many tasks, shared draws.
+"""Seconds and memory of vector-valued fits: against a NumPy prototype in the same run, many tasks, shared draws.
 
     python -m benchmarks.control.vector_valued_speed
 
 ``joint`` is one call of `joint_expectation` on the borehole after a first one has compiled: tuning from three starts,
-the fit, and its eight folds, without the guard; ``with guard`` adds each task's own fit. The prototype
-(`../shared/prototypes/vector_valued_cv.py`, where present) tunes from three starts too and fits once. The authors' code
-took 2.1, 3.0 and 21 s at m = 10, 20 and 50 (torch, quoted from TARGETS.md). ``62 tasks`` are 31 tempered normals with
+the fit, and its eight folds, without the guard; ``with guard`` adds each task's own fit. The prototype, where it is
+present beside the repository, tunes from three starts too and fits once. The authors' code (torch) took 2.1, 3.0 and
+21 s at m = 10, 20 and 50 on another machine. ``62 tasks`` are 31 tempered normals with
 two integrands each, all in one system of 6,200 rows. ``shared`` are ten integrands at the same 2,000 draws.
 """
 

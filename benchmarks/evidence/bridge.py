@@ -6,7 +6,7 @@
 independent and their coverage is a count, not a test. ``--fresh`` takes 5,000 independent exact draws for each
 replication instead (blr: σ by inverse quadrature, β given σ is normal).
 
-Targets (TARGETS.md section 3): rmse at most 2.0e-3 (blr) and 5.5e-3 (eight schools) with coverage of ± two errors
+Targets: rmse at most 2.0e-3 (blr) and 5.5e-3 (eight schools) with coverage of ± two errors
 between 88 and 99 %; 5e-5 is aimed at on blr with control variates.
 """
 

@@ -1,9 +1,9 @@
-"""Log evidences of real models from our own ladders, every method on the same draws, beside what is known exactly.
+"""Log evidences of real models from ladders sampled here, every method on the same draws, beside the exact values.
 
     python -m benchmarks.evidence.evidence_models
     python -m benchmarks.evidence.evidence_models --models hare_lynx hare_lynx_limited
 
-`bridge` is bridge sampling (warp-III) on a separate, long NUTS run of the posterior. Targets (TARGETS.md section 3):
+`bridge` is bridge sampling (warp-III) on a separate, long NUTS run of the posterior. Targets:
 radiata pine's Bayes factor 4862.10 within 0.1 % by thermodynamic integration with control variates and within 1 % by
 bridge sampling; hare-lynx agrees with bridge sampling, its pooled error ten times below plain thermodynamic
 integration's.

@@ -35,7 +35,7 @@ from mcmcpost.gp import LBFGS, Adam, ComputationAwareGP, Prediction
 from mcmcpost.kernels import Matern32, Scaled, gram
 
 TARGET_STEP = 3.47
-"""Seconds of the GPyTorch branch for one CaGP-Opt step at n = 5288, i = 256 (TARGETS.md); the prototype took 0.63."""
+"""Seconds of the GPyTorch branch for one CaGP-Opt step at n = 5288, i = 256; a prototype took 0.63."""
 TEST_ROWS = 556
 START_NOISE = 0.5
 RATES = (0.1, 0.01)

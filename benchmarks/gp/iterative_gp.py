@@ -10,7 +10,8 @@
 Matérn-3/2 with ARD, 100 Adam steps of 0.1 on the softplus scale from 1.0, 64 probes, 2,000 features, tolerance 0.01
 (Lin et al. 2024, Appendix B). `--epochs` walks the trajectory of the exact gradient and solves the same systems with
 every solver, so that all of them see equal matrices; a solve may use at most `--budget` epochs, and a row says how many
-solves ended there. Targets: TARGETS.md section 5.
+solves ended there. Targets: the paper's test errors within two standard errors; epochs saved by warm starts, 2.7 to 3.7
+times for conjugate gradients and over 14 times for alternating projections with pathwise probes.
 """
 
 import argparse

@@ -7,7 +7,7 @@
 
 CPU seconds of the fastest of five calls, so that a shared machine matters little; ``--devices`` takes wall seconds of
 one core (every thread of one device held on it), of one device, whose program uses several, and of all devices.
-``sgemm`` is the product with a dense matrix of the same size, in the same precision. Targets (TARGETS.md section 5):
+``sgemm`` is the product with a dense matrix of the same size, in the same precision. Targets:
 2.6 times the broadcast product in fp64, 8 times KeOps and GPyTorch in fp32, 0.9 of gemm at 65 right-hand sides; two
 cores 1.7 times one. ``--stein`` multiplies Stein kernels (d = 8, one right-hand side, fp64) in tiles of several sizes.
 """

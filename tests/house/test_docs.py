@@ -1,11 +1,14 @@
-"""The checker of the built documentation finds what is broken, and every public name has a page."""
+"""The checker of the built documentation finds what is broken, and pages of methods and results are complete."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks import _table, collect
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -62,3 +65,25 @@ def test_every_method_page_answers_the_same_questions():
             assert asked in text, (path.name, asked)
         assert "```{doctest}" in text, path.name
         assert "{src}`" in text, path.name
+
+
+def test_results_pages_are_those_of_the_recorded_runs():
+    """``python -m benchmarks.collect`` writes them."""
+    expected = collect.pages()
+    for path, text in expected.items():
+        assert path.read_text() == text, path.name
+    assert {*collect.PAGES_FOLDER.iterdir()} == {path for path in expected if path.parent == collect.PAGES_FOLDER}
+
+
+def test_no_recorded_command_has_a_path_of_a_machine():
+    for path in sorted(_table.RESULTS.glob("*.json")):
+        command = json.loads(path.read_text()).get("command", "")
+        words = [part for word in command.split() for part in word.split("=")]
+        assert not [word for word in words if word.strip("'").startswith(("/", "~"))], path.name
+
+
+def test_a_path_in_a_command_is_recorded_as_a_placeholder(monkeypatch):
+    words = ["--peers", "/opt/python", "--shared=/data/sets", "/x/y.nc", "--names", "a b", "../relative"]
+    monkeypatch.setattr(sys, "argv", [str(DOCS.parent / "benchmarks/gp/gradient_gram.py"), *words])
+    expected = "python -m benchmarks.gp.gradient_gram --peers PYTHON --shared=DATA PATH --names 'a b' ../relative"
+    assert _table.command() == expected
