@@ -100,7 +100,6 @@ from .report import (
 from .scores import ScoreCheck as ScoreCheck, ScoreError as ScoreError, ScoreWarning as ScoreWarning
 from .stein import Coregionalisation as Coregionalisation
 from .surrogate import (
-    PublishedSurrogate as PublishedSurrogate,
     SubspaceSurrogate as SubspaceSurrogate,
     SurrogateHMC as SurrogateHMC,
 )

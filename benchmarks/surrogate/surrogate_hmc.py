@@ -27,6 +27,7 @@ from numpyro.infer import HMC, MCMC, NUTS, init_to_value
 import mcmcpost as mp
 from benchmarks._replicate import generator
 from benchmarks._table import emit
+from benchmarks.surrogate._published import PublishedSurrogate
 from models import lotka_volterra, van_der_pol
 
 STEPS = 16
@@ -105,7 +106,7 @@ def kernels(problem: Problem) -> dict[str, Any]:
             f"forced, {q} × {m}": mp.SurrogateHMC(**surrogate, surrogate=mp.SubspaceSurrogate(m, q, None, 50), **forced)
             for q, m in ((8, 200), (8, 100), (4, 50), (2, 50))
         },
-        "published": mp.SurrogateHMC(**surrogate, surrogate=mp.PublishedSurrogate(), **forced),
+        "published": mp.SurrogateHMC(**surrogate, surrogate=PublishedSurrogate(), **forced),
     }
 
 

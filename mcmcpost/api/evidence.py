@@ -1,6 +1,5 @@
 """The public functions of model evidence: ladders in, log evidences out. Composition only."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +7,7 @@ import jax
 
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
+from mcmcpost._core.warn import warn
 from mcmcpost.api.expectation import resolve_method
 from mcmcpost.control import AbstractControlVariate
 from mcmcpost.evidence import (
@@ -123,7 +123,7 @@ def log_evidence(
         allow_bad_scores=allow_bad_scores,
     )
     for text in (*evidence.complaints, *disagreements(evidence)):
-        warnings.warn(f"log_evidence: {text}", EvidenceWarning, stacklevel=2)
+        warn(f"log_evidence: {text}", EvidenceWarning)
     return evidence
 
 
@@ -133,7 +133,7 @@ def _estimate(
     health = examine_rungs(ladder)
     check = check_ladder(ladder, health)
     if not check.passed:
-        warnings.warn(check.message, ScoreWarning, stacklevel=4)
+        warn(check.message, ScoreWarning)
     return estimate_log_evidence(ladder, health, check, method, allow_bad_scores=allow_bad_scores, **options)
 
 
@@ -166,7 +166,7 @@ def compare_evidence(
         raise InputTypeError("compare_evidence", "a dict from name to evidence", type(evidences).__name__, cure)
     for name, evidence in evidences.items():
         for text in disagreements(evidence) if isinstance(evidence, Evidence) else ():
-            warnings.warn(f"compare_evidence: {name}: {text}", EvidenceWarning, stacklevel=2)
+            warn(f"compare_evidence: {name}: {text}", EvidenceWarning)
     return compare_models(evidences, prior)
 
 

@@ -1,6 +1,5 @@
 """The public functions: trees in, estimates out. Composition only; the mathematics is in the layers below."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +9,7 @@ from jaxtyping import Float
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.status import Status
+from mcmcpost._core.warn import warn
 from mcmcpost.control import (
     AbstractControlVariate,
     Auto,
@@ -342,12 +342,11 @@ def estimate_prepared(
     pairs = zip(estimate.names, estimate.status, strict=True)
     contradicted = [name for name, status in pairs if status is Status.BAD_SCORES and not asked.bad_scores]
     if contradicted:
-        warnings.warn(
+        warn(
             f"The controlled means of {', '.join(contradicted)} contradict the plain ones by more than five standard "
             "errors: the scores may be of another density, or the chains have not seen the tails. The plain means "
             "are returned.",
             ScoreWarning,
-            stacklevel=3,
         )
     return estimate
 

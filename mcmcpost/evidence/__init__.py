@@ -26,7 +26,6 @@ from mcmcpost.evidence.sampling import (
     LadderStats,
     SampledLadder,
     adaptive_ladder,
-    merge_ladders,
     sample_ladder,
     sample_more_rungs,
 )
@@ -65,7 +64,6 @@ __all__ = [
     "laplace_importance",
     "likelihood_finding",
     "make_ladder",
-    "merge_ladders",
     "pooled_path",
     "power_ladder",
     "repeated_fraction",

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from scipy.linalg import solve_triangular
@@ -13,15 +12,17 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 from mcmcpost._core.checks import as_float64
+from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
 from mcmcpost.evidence.ladder import EvidenceEstimate, make_ladder
 from mcmcpost.evidence.pooled import PooledPath, path_error, pooled_path
-from mcmcpost.scores import batch_scores, disagreeing, effective_size
+from mcmcpost.scores import batch_scores, check_scalar, disagreeing, effective_size
 from mcmcpost.stein import num_polynomial_features
 
-_BLOCK = 1024
+BATCH_SIZE = 1024
+"""Points at which the log density is evaluated together."""
 
 
 class Normal(NamedTuple):
@@ -73,24 +74,17 @@ def fit_normal(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, .
     return Normal(mean, spread[:, None] * lower)
 
 
-def evaluate(
+def log_densities(
     where: str, logdensity_fn: Callable[[Array], Array], points: Float[np.ndarray, "n d"]
 ) -> Float[np.ndarray, " n"]:
-    """Return the log density at every point, in blocks that compile once.
+    """Return the log density at every point; all calls share one compiled program.
 
     Raises
     ------
     ValueError : it is not a scalar, or NaN or +∞ somewhere. −∞, outside the support, is kept.
     """
-    steps = -(-len(points) // _BLOCK)
-    padded = np.concatenate([points, np.repeat(points[-1:], steps * _BLOCK - len(points), axis=0)])
-    block = jax.vmap(jax.jit(logdensity_fn))  # in this order JAX finds the compiled function again at the next call
-    parts = [np.asarray(block(jnp.asarray(rows))) for rows in padded.reshape(steps, _BLOCK, -1)]
-    if parts[0].shape != (_BLOCK,):
-        raise InputError(
-            where, "a log density (d,) → scalar", f"shape {parts[0].shape[1:]}", "Sum the terms of the density."
-        )
-    values = np.concatenate(parts)[: len(points)].astype(float)
+    check_scalar(where, logdensity_fn, points.shape[-1])
+    values = map_rows(logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True).astype(float)
     bad = np.isnan(values) | (values == np.inf)
     if bad.any():
         raise InputError(
@@ -137,7 +131,6 @@ def bridge_sampling(
     names: tuple[str, ...] | None = None,
     symmetric: bool = True,
     num_proposals: int | None = None,
-    crossover: bool = True,
 ) -> EvidenceEstimate:
     """Estimate log Z = log ∫q with the optimal bridge between posterior draws and a normal fitted to other draws.
 
@@ -153,7 +146,6 @@ def bridge_sampling(
     symmetric : bridge to the density averaged over x and its mirror image 2μ − x, which has no skewness (warp-III);
         twice the evaluations. Otherwise the density itself.
     num_proposals : for each half; by default as many as draws in it.
-    crossover : use both halves; otherwise the second alone, at half the evaluations.
 
     Returns
     -------
@@ -174,8 +166,8 @@ def bridge_sampling(
         raise InputError(WHERE, "`num_proposals` of at least one", num_proposals, "Leave it out.")
     if too_few(points):
         return EvidenceEstimate(method, np.nan, np.nan, Status.TOO_FEW_DRAWS, {"num_draws": points[..., 0].size})
-    density = partial(evaluate, WHERE, logdensity_fn)
-    estimate = cross_bridges(density, points, labels, key, symmetric, num_proposals, crossover)
+    density = partial(log_densities, WHERE, logdensity_fn)
+    estimate = cross_bridges(density, points, labels, key, symmetric, num_proposals)
     return refuse_drift(estimate._replace(method=method), points, labels)
 
 
@@ -186,14 +178,12 @@ def cross_bridges(
     key: jax.Array,
     symmetric: bool = True,
     num_proposals: int | None = None,
-    crossover: bool = True,
 ) -> EvidenceEstimate:
     """Bridge each half of the chains by a fit to the other; `density` is (n, d) → (n,) log q."""
     d = points.shape[-1]
-    pairs = split_halves(points)[: 2 if crossover else 1]
     found = [
         _bridge_half(density, fit_normal(WHERE, fit.reshape(-1, d), names), use, symmetric, num_proposals, k)
-        for (fit, use), k in zip(pairs, jax.random.split(key, len(pairs)), strict=True)
+        for (fit, use), k in zip(split_halves(points), jax.random.split(key), strict=True)
     ]
     return combine(found, d * (d + 1) // 2 + (0 if symmetric else d))
 
@@ -210,18 +200,16 @@ def refuse_drift(
 
 
 def combine(found: list[Bridge], num_fitted: int) -> EvidenceEstimate:
-    """Average the halves.
+    """Average the two halves.
 
-    Their draws and proposals are apart, yet near a normal posterior their errors are not independent: by first order
-    of the fit's own error, half A fitted and half B bridged err by s₁·T̄ₐᵀ(Var T)⁻¹T̄_b, T̄ the errors of the fitted
+    They share no draw and no proposal, yet near a normal posterior their errors are not independent: to first order in
+    the error of the fit, half A fitted and half B bridged err by s₁·T̄ₐᵀ(Var T)⁻¹T̄_b, T̄ the errors of the fitted
     moments, and so do B fitted and A bridged. Its variance, s₁²·num_fitted/(ess_a·ess_b), is the covariance.
     """
     values, errors = np.array([b.value for b in found]), np.array([b.mcse for b in found])
-    covariance = 0.0
-    if len(found) == 2:
-        a, b = found
-        covariance = min(a.share * b.share * num_fitted / (a.ess * b.ess), a.drawn_error * b.drawn_error)
-    variance = (errors**2).sum() / len(found) ** 2 + covariance / 2
+    a, b = found
+    covariance = min(a.share * b.share * num_fitted / (a.ess * b.ess), a.drawn_error * b.drawn_error)
+    variance = (errors**2).sum() / 4 + covariance / 2
     fewest = min(b.participants for b in found)
     info: dict[str, Any] = {
         "values": values.tolist(),
@@ -358,7 +346,6 @@ def controlled_bridge(
     key: jax.Array,
     names: tuple[str, ...] | None = None,
     degree: int | None = None,
-    crossover: bool = True,
 ) -> EvidenceEstimate:
     """Estimate log Z = ∫₀¹ E_t[log q − log g] dt, E_t under g^(1−t)q^t/Z_t, with zero-variance control variates.
 
@@ -369,7 +356,7 @@ def controlled_bridge(
 
     Parameters
     ----------
-    draws, logdensity_fn, key, names, crossover : as in `bridge_sampling`.
+    draws, logdensity_fn, key, names : as in `bridge_sampling`.
     degree : of the zero-variance control variate; by default the best by its honest error, up to three.
 
     Returns
@@ -382,10 +369,9 @@ def controlled_bridge(
         info = {"num_draws": points[..., 0].size}
         return EvidenceEstimate(_label(degree), np.nan, np.nan, Status.TOO_FEW_DRAWS, info)
     d = points.shape[-1]
-    pairs = split_halves(points)[: 2 if crossover else 1]
     found = [
         _path_half(logdensity_fn, fit_normal(WHERE, fit.reshape(-1, d), labels), use, degree, k)
-        for (fit, use), k in zip(pairs, jax.random.split(key, len(pairs)), strict=True)
+        for (fit, use), k in zip(split_halves(points), jax.random.split(key), strict=True)
     ]
     return refuse_drift(_combine(found), points, labels)
 
@@ -399,7 +385,7 @@ def _path_half(
 ) -> PooledPath:
     """Return the pooled path of one half; log q − log g is shifted to keep its digits."""
     c, n, d = use.shape
-    density = partial(evaluate, WHERE, logdensity_fn)
+    density = partial(log_densities, WHERE, logdensity_fn)
     proposed = normal.restore(np.asarray(jax.random.normal(key, (c * n, d), float)))
     both = np.stack([proposed.reshape(use.shape), use], axis=2)
     standard = normal.standardise(both.reshape(-1, d))

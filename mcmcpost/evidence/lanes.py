@@ -1,7 +1,7 @@
 """One compiled program that moves every lane (rung × chain): NumPyro's kernels, replica exchange, adaptation."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.evidence.ladder import TemperedTarget
-from mcmcpost.scores import over_devices
+from mcmcpost.scores import value_and_score
 
 JITTER = 0.2
 """Half-width of the uniform relative jitter of the step size of HMC, whose fixed length may resonate otherwise."""
@@ -141,9 +142,6 @@ def propose_swaps(
     return Swap(source, accepted, proposed)
 
 
-BLOCK = 512
-
-
 class Evaluation(NamedTuple):
     """At one draw, or stacked over leading axes.
 
@@ -158,45 +156,24 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(target: TemperedTarget, draw: Array, forward_mode: bool) -> Evaluation:
-    """Evaluate both terms of the target at one draw.
-
-    Automatic differentiation may give a finite gradient where a value is infinite (a masked failure of an ODE solver
-    does), which is wrong: it becomes NaN.
-    """
-    likelihood, slope = _value_and_gradient(target.log_likelihood, draw, forward_mode)
-    prior, prior_slope = _value_and_gradient(target.log_prior, draw, forward_mode)
-    return Evaluation(
-        likelihood,
-        prior,
-        jnp.where(jnp.isfinite(likelihood), slope, jnp.nan),
-        jnp.where(jnp.isfinite(prior), prior_slope, jnp.nan),
-    )
-
-
-def _value_and_gradient(function: Callable[[Array], Array], draw: Array, forward_mode: bool) -> tuple[Array, Array]:
-    if not forward_mode:
-        return jax.value_and_grad(function)(draw)
-    basis = jnp.eye(draw.shape[0], dtype=draw.dtype)
-    return jax.vmap(lambda unit: jax.jvp(function, (draw,), (unit,)), out_axes=(None, 0))(basis)
+    """Evaluate both terms of the target at one draw."""
+    likelihood = value_and_score(target.log_likelihood, draw, forward_mode=forward_mode)
+    prior = value_and_score(target.log_prior, draw, forward_mode=forward_mode)
+    return Evaluation(likelihood.value, prior.value, likelihood.score, prior.score)
 
 
 def evaluate_at(target: TemperedTarget, draws: np.ndarray, *, forward_mode: bool = False) -> Evaluation:
-    """Evaluate both terms at draws (..., d), in blocks of one shape, over all devices; call it under 64-bit JAX."""
+    """Evaluate both terms of the target at draws (..., d), in 64 bits and over all devices."""
     lead, d = draws.shape[:-1], draws.shape[-1]
     flat = np.asarray(draws, np.float64).reshape(-1, d)
-    devices = jax.device_count()
-    steps = -(-len(flat) // (BLOCK * devices))
-    block = devices * -(-len(flat) // (steps * devices))
-    padded = np.concatenate([flat, np.repeat(flat[-1:], steps * block - len(flat), axis=0)])
-    compiled = _compile(target, forward_mode)
-    parts = [jax.tree.map(np.asarray, compiled(over_devices(rows))) for rows in padded.reshape(steps, block, d)]
-    whole = jax.tree.map(lambda *arrays: np.concatenate(arrays)[: len(flat)], *parts)
-    return jax.tree.map(lambda array: array.reshape(*lead, *array.shape[1:]), whole)
+    found = map_rows(_evaluation(target, forward_mode), flat)
+    return jax.tree.map(lambda array: array.reshape(*lead, *array.shape[1:]), found)
 
 
 @lru_cache(maxsize=4)
-def _compile(target: TemperedTarget, forward_mode: bool) -> Callable[[Array], Evaluation]:
-    return jax.jit(jax.vmap(lambda draw: evaluate(target, draw, forward_mode)))
+def _evaluation(target: TemperedTarget, forward_mode: bool) -> Callable[[Array], Evaluation]:
+    """Return `evaluate` of one target; the same function for the same target, so that it is compiled once."""
+    return partial(evaluate, target, forward_mode=forward_mode)
 
 
 class Record(NamedTuple):

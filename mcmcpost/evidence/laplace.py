@@ -11,7 +11,7 @@ from scipy.special import gammaln
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
-from mcmcpost.evidence.bridge import Normal, check_draws, evaluate
+from mcmcpost.evidence.bridge import Normal, check_draws, log_densities
 from mcmcpost.evidence.ladder import EvidenceEstimate
 
 FREEDOM = 5.0
@@ -64,7 +64,7 @@ def laplace_importance(
     if num_proposals < 2:
         raise InputError(where, "`num_proposals` of at least two", num_proposals, "Use 20,000.")
     flat = points.reshape(-1, points.shape[-1])
-    at_draws = evaluate(where, logdensity_fn, flat)
+    at_draws = log_densities(where, logdensity_fn, flat)
     if not np.isfinite(at_draws).any():
         raise InputError(where, "a draw of finite log density", "−∞ at all", "Draws are unconstrained.")
     mode = _climb(logdensity_fn, flat[np.argmax(at_draws)])
@@ -78,12 +78,12 @@ def laplace_importance(
     laplace = Normal(mode, np.linalg.inv(upper).T)
 
     standard, log_proposal = _student_mixture(key, num_proposals, laplace)
-    log_weights = evaluate(where, logdensity_fn, laplace.restore(standard)) - log_proposal
+    log_weights = log_densities(where, logdensity_fn, laplace.restore(standard)) - log_proposal
     top = log_weights.max()
     weights = np.exp(log_weights - top)
     mean = weights.mean()
     ess = weights.sum() ** 2 / (weights**2).sum()
-    at_mode = evaluate(where, logdensity_fn, mode[None])[0]
+    at_mode = log_densities(where, logdensity_fn, mode[None])[0]
     info = {
         "mode": mode.tolist(),
         "laplace": float(at_mode - laplace.log_density(np.zeros((1, len(mode))))[0]),

@@ -12,6 +12,7 @@ from scipy.interpolate import PchipInterpolator
 from tqdm import tqdm
 
 from mcmcpost._core.checks import as_float64
+from mcmcpost._core.devices import over_devices
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.evidence.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
@@ -26,7 +27,6 @@ from mcmcpost.evidence.lanes import (
     make_program,
 )
 from mcmcpost.evidence.starts import Pool, Starts, choose_starts, prior_pool, sample_prior
-from mcmcpost.scores import over_devices
 
 POOL = 256
 """Prior draws at least, from which the starts are chosen."""
@@ -340,7 +340,7 @@ def sample_more_rungs(
 ) -> SampledLadder:
     """Sample rungs at new temperatures only, as many chains and draws as the ladder has.
 
-    They start from the draws of the next hotter rung, resampled by exp((t − t₀)ℓ). See `merge_ladders`.
+    They start from the draws of the next hotter rung, resampled by exp((t − t₀)ℓ).
 
     Parameters
     ----------
@@ -370,23 +370,6 @@ def sample_more_rungs(
         starts=starts,
         progress=progress,
         checkpoint=checkpoint,
-    )
-
-
-def merge_ladders(one: Ladder, other: Ladder) -> Ladder:
-    """Return the ladder of the rungs of both, in order of temperature; their draws are untouched."""
-    levels = np.concatenate([one.temperatures, other.temperatures])
-    order = np.argsort(levels)
-
-    def merged(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        return np.concatenate([first, second], axis=2)[:, :, order]
-
-    return one._replace(
-        temperatures=levels[order],
-        draws=merged(one.draws, other.draws),
-        log_likelihood=merged(one.log_likelihood, other.log_likelihood),
-        gradient_log_likelihood=merged(one.gradient_log_likelihood, other.gradient_log_likelihood),
-        gradient_log_prior=merged(one.gradient_log_prior, other.gradient_log_prior),
     )
 
 

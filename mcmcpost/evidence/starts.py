@@ -1,13 +1,12 @@
 """Where the chains of a ladder start, and in which metric: prior draws resampled by their tempered likelihood."""
 
-from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
+from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.evidence.ladder import TemperedTarget
 from mcmcpost.evidence.lanes import Evaluation, evaluate_at
@@ -38,13 +37,7 @@ class Starts(NamedTuple):
 
 def sample_prior(target: TemperedTarget, key: jax.Array, size: int) -> Float[np.ndarray, "n d"]:
     """Return iid draws of the prior."""
-    draws = _compile(target)(key, size)
-    return np.asarray(draws, np.float64)
-
-
-@lru_cache(maxsize=4)
-def _compile(target: TemperedTarget) -> Callable[[jax.Array, int], jax.Array]:
-    return jax.jit(lambda key, size: jax.vmap(target.sample_prior)(jax.random.split(key, size)), static_argnums=1)
+    return np.asarray(map_rows(target.sample_prior, jax.random.split(key, size)), np.float64)
 
 
 def prior_pool(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from jaxtyping import Array, Float
 from mcmcpost._core.checks import check_count, check_kind
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.precision import in_float64
+from mcmcpost._core.warn import warn
 from mcmcpost.gp.data import Prediction, Training, check_inputs, check_training, default_kernel
 from mcmcpost.hyper import (
     AbstractEstimator,
@@ -251,7 +251,7 @@ class FittedIterativeGP(eqx.Module):
                 how = f"{Outcome(int(solution.outcome)).name.lower()} at {worst:.1g}"
                 wanted = f"exact variances, solved to {tight.rtol:g}"
                 cure = "They are too large. Give the solver more budget or rank, or use sampled variances."
-                warnings.warn(fault("FittedIterativeGP.predict", wanted, how, cure), stacklevel=5)
+                warn(fault("FittedIterativeGP.predict", wanted, how, cure))
             explained = jnp.sum(solution.value * (cross + solution.residual), axis=0)
         return jnp.maximum(prior - explained, 0)
 

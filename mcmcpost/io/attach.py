@@ -5,10 +5,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.checks import Scored, check_agreement, gate, gate_attrs
 from mcmcpost.io.convention import DRAWS, GROUP, check_tree_type, posterior_sites, read_draws, stored_draws, with_trace
@@ -166,9 +166,7 @@ def _of_function(
     batch_size: int,
 ) -> Scored:
     def values(points: np.ndarray) -> np.ndarray:
-        with jax.enable_x64(True):
-            found = jax.jit(lambda rows: jax.lax.map(logdensity_fn, rows, batch_size=batch_size))(jnp.asarray(points))
-            return np.asarray(found, dtype=np.float64)
+        return np.asarray(map_rows(logdensity_fn, points, batch_size=batch_size), np.float64)
 
     trace = make_trace(draws, batch_scores(logdensity_fn, draws, batch_size=batch_size), names)
     return Scored(trace, values, {"jax_version": version("jax")})

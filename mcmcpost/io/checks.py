@@ -1,6 +1,5 @@
 """What is checked at the edge: the score gate, scores against the recorded log density, R-hat and divergences."""
 
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,6 +8,7 @@ from jaxtyping import Float
 
 from mcmcpost._core.errors import fault
 from mcmcpost._core.mcse import rank_rhat
+from mcmcpost._core.warn import warn
 from mcmcpost.io.convention import GROUP, read_trace
 from mcmcpost.io.integrands import constrained_draws, integrand_values
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores
@@ -39,7 +39,7 @@ def gate(trace: Trace, allow_bad_scores: bool = False) -> ScoreCheck:
         cure = "" if check.pattern == "nonfinite" else " allow_bad_scores=True overrides."
         raise ScoreError(check.message + cure)
     if check.verdict == "warn":
-        warnings.warn(check.message, ScoreWarning, stacklevel=3)
+        warn(check.message, ScoreWarning)
     return check
 
 

@@ -1,7 +1,6 @@
 """Ladders that were run elsewhere: one trace for each temperature, or a tree that lacks something."""
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mcmcpost._core.errors import InputError, InputTypeError, fault
-from mcmcpost._core.precision import in_float64
+from mcmcpost._core.warn import warn
 from mcmcpost.evidence import (
     Evaluation,
     LadderWarning,
@@ -100,7 +99,7 @@ def ladder_from_traces(
         values = _stored_values(stored, temperatures)
         findings: list[str] = []
     else:
-        values = in_float64(evaluate_at)(target, draws)
+        values = evaluate_at(target, draws)
         findings = _compare(stored, values)
     ladder = make_ladder(
         temperatures,
@@ -111,7 +110,7 @@ def ladder_from_traces(
         labels if target is None else target.names,
     )
     for finding in findings:
-        warnings.warn(f"{_WHERE}: {finding}. The model's value is used.", LadderWarning, stacklevel=2)
+        warn(f"{_WHERE}: {finding}. The model's value is used.", LadderWarning)
     repeated = repeated_fraction(ladder)
     attrs = {"findings": "; ".join(findings), "repeated_states": float(repeated.mean())}
     sites = None if probed is None else probed.constrain(ladder.draws)

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.convention import element_names
-
-_BATCH = 512
 
 
 class Model(NamedTuple):
@@ -57,9 +56,7 @@ class Model(NamedTuple):
     def constrain(self, draws: Float[np.ndarray, "*lead d"]) -> dict[str, np.ndarray]:
         """Return the constrained and deterministic sites {site: (*lead, ...)} of unconstrained draws."""
         flat = np.asarray(draws, np.float64).reshape(-1, draws.shape[-1])
-        with jax.enable_x64(True):
-            sites = jax.jit(lambda rows: jax.lax.map(self.sites_of, rows, batch_size=_BATCH))(flat)
-            values = {name: np.asarray(value) for name, value in sites.items()}
+        values = map_rows(self.sites_of, flat)
         order = [*self.sites, *(name for name in values if name not in self.sites)]
         return {name: values[name].reshape(*draws.shape[:-1], *values[name].shape[1:]) for name in order}
 
@@ -90,8 +87,7 @@ class Model(NamedTuple):
             free = unconstrain_fn(self.model, self.args, self.kwargs, row)
             return jnp.concatenate([jnp.ravel(free[site]) for site in self.sites])
 
-        with jax.enable_x64(True):
-            draws = np.asarray(jax.jit(lambda rows: jax.lax.map(one, rows, batch_size=_BATCH))(flat))
+        draws = map_rows(one, flat)
         return draws.reshape(*first.shape[:2], -1), self.names
 
 

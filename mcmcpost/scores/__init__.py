@@ -1,7 +1,7 @@
 """Scores: gradients of a log density at stored draws, and the gate that tests them against those draws."""
 
 from mcmcpost.scores.gate import ScoreCheck, ScoreError, ScoreWarning, check_scores
-from mcmcpost.scores.gradients import batch_scores, over_devices
+from mcmcpost.scores.gradients import batch_scores, check_scalar, value_and_score
 from mcmcpost.scores.identities import disagreeing, effective_size
 
 __all__ = [
@@ -9,8 +9,9 @@ __all__ = [
     "ScoreError",
     "ScoreWarning",
     "batch_scores",
+    "check_scalar",
     "check_scores",
     "disagreeing",
     "effective_size",
-    "over_devices",
+    "value_and_score",
 ]

@@ -1,32 +1,29 @@
 """Gradients of a log density at stored draws: compiled once, in batches, over all devices."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
-from tqdm import tqdm
 
 from mcmcpost._core.checks import as_float64
+from mcmcpost._core.devices import BATCH_SIZE, map_rows
 from mcmcpost._core.errors import InputError
-
-_AXIS = "draws"
 
 
 def batch_scores(
     logdensity_fn: Callable[[Array], Array],
     draws: object,
     *,
-    batch_size: int = 512,
+    batch_size: int = BATCH_SIZE,
     progress: bool = False,
 ) -> Float[np.ndarray, "c n d"]:
     """Return the gradient of a log density at every stored draw, in float64.
 
     s = ∇ log p(x). The gradient is compiled once and vectorised over blocks of equal size, each device taking its
-    share. A draw at which log p is NaN or infinite gets a NaN score: automatic differentiation may give a finite
-    gradient there (a masked failure of an ODE solver does), which is wrong.
+    share. A draw at which log p is NaN or infinite gets a NaN score, see `value_and_score`.
 
     Parameters
     ----------
@@ -43,54 +40,57 @@ def batch_scores(
     ------
     ValueError : `draws` is not (chain, draw, d), `batch_size` is below one, or the log density is not a scalar.
     """
-    points = as_float64("batch_scores", "draws", draws, "chain, draw, d")
+    where = "batch_scores"
+    points = as_float64(where, "draws", draws, "chain, draw, d")
     if batch_size < 1:
-        raise InputError("batch_scores", "`batch_size` of at least one", batch_size, "Use 512.")
+        raise InputError(where, "`batch_size` of at least one", batch_size, "Use 512.")
     if points.size == 0:
-        raise InputError("batch_scores", "at least one chain, draw and parameter", points.shape, "Sample first.")
-    flat = points.reshape(-1, points.shape[-1])
+        raise InputError(where, "at least one chain, draw and parameter", points.shape, "Sample first.")
+    check_scalar(where, logdensity_fn, points.shape[-1])
+    scores = map_rows(
+        lambda draw: value_and_score(logdensity_fn, draw).score,
+        points.reshape(-1, points.shape[-1]),
+        batch_size=batch_size,
+        progress="scores" if progress else None,
+    )
+    return scores.reshape(points.shape)
+
+
+def check_scalar(where: str, logdensity_fn: Callable[[Array], Array], d: int) -> None:
+    """Refuse a log density that does not map one draw (d,) to a scalar."""
     with jax.enable_x64(True):
-        _check_scalar(logdensity_fn, flat[0])
-        devices = jax.devices()
-        share = -(-len(flat) // len(devices))
-        steps = -(-share // batch_size)
-        # Blocks of one shape compile once; equal ones leave little to pad.
-        block = len(devices) * -(-share // steps)
-        padded = np.concatenate([flat, np.repeat(flat[-1:], steps * block - len(flat), axis=0)])
-        score_block = _compile(logdensity_fn)
-        # tqdm takes None for "only on a terminal".
-        blocks = tqdm(padded.reshape(steps, block, -1), desc="scores", disable=None if progress else True, leave=False)
-        scores = np.concatenate([np.asarray(score_block(rows)) for rows in blocks])
-    return scores[: len(flat)].reshape(points.shape)
-
-
-def _check_scalar(logdensity_fn: Callable[[Array], Array], draw: Float[np.ndarray, " d"]) -> None:
-    value = jax.eval_shape(logdensity_fn, jax.ShapeDtypeStruct(draw.shape, draw.dtype))
+        value = jax.eval_shape(logdensity_fn, jax.ShapeDtypeStruct((d,), np.float64))
     if getattr(value, "shape", None) != ():
         raise InputError(
-            "batch_scores",
+            where,
             "`logdensity_fn` to map one draw (d,) to a scalar",
             getattr(value, "shape", value),
             "Sum the terms of the log density.",
         )
 
 
-def _compile(
-    logdensity_fn: Callable[[Array], Array],
-) -> Callable[[Float[np.ndarray, "m d"]], Float[Array, "m d"]]:
-    def score(draw: Array) -> Array:
-        value, gradient = jax.value_and_grad(logdensity_fn)(draw)
-        return jnp.where(jnp.isfinite(value), gradient, jnp.nan)
+class ValueAndScore(NamedTuple):
+    """A log density at one draw (d,), and its gradient."""
 
-    compiled = jax.jit(jax.vmap(score))
-    return lambda rows: compiled(over_devices(rows))
+    value: Float[Array, ""]
+    score: Float[Array, " d"]
 
 
-def over_devices(array: Array | np.ndarray) -> Array:
-    """Return an array with its leading axis over all devices; its size must divide by their number."""
-    devices = jax.devices()
-    if len(devices) == 1:
-        return jnp.asarray(array)
-    # An Auto mesh partitions the vmapped function; shard_map would break diffrax's default adjoint.
-    mesh = jax.make_mesh((len(devices),), (_AXIS,), axis_types=(AxisType.Auto,), devices=devices)
-    return jax.device_put(array, NamedSharding(mesh, PartitionSpec(_AXIS)))
+def value_and_score(
+    logdensity_fn: Callable[[Array], Array], draw: Array, *, forward_mode: bool = False
+) -> ValueAndScore:
+    """Return a log density and its gradient at one draw; the gradient is NaN where the value is not finite.
+
+    There automatic differentiation may give a finite gradient, which is wrong: a masked failure of an ODE solver does.
+
+    Parameters
+    ----------
+    logdensity_fn : (d,) → scalar.
+    forward_mode : differentiate in forward mode, d directional derivatives.
+    """
+    if forward_mode:
+        basis = jnp.eye(draw.shape[0], dtype=draw.dtype)
+        value, slope = jax.vmap(lambda unit: jax.jvp(logdensity_fn, (draw,), (unit,)), out_axes=(None, 0))(basis)
+    else:
+        value, slope = jax.value_and_grad(logdensity_fn)(draw)
+    return ValueAndScore(value, jnp.where(jnp.isfinite(value), slope, jnp.nan))

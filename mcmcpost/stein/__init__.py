@@ -6,7 +6,6 @@ from mcmcpost.stein.matrix_valued import (
     Coregionalisation,
     MatrixSteinTile,
     check_covariance,
-    matrix_stein_gram,
     matrix_stein_tile,
 )
 from mcmcpost.stein.polynomial import num_polynomial_features, polynomial_exponents, polynomial_features
@@ -20,7 +19,6 @@ __all__ = [
     "Thinned",
     "check_covariance",
     "kernel_stein_discrepancy",
-    "matrix_stein_gram",
     "matrix_stein_tile",
     "num_polynomial_features",
     "polynomial_exponents",

@@ -1,14 +1,13 @@
 """Matrix-valued Stein kernels: one entry for every pair of tasks, each task with its own target."""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel
-from mcmcpost.stein.first_order import OtherPoints, Points, SteinTile
+from mcmcpost.stein.first_order import SteinTile
 from mcmcpost.stein.second_order import SecondOrderSteinTile
 
 SYMMETRY = 1e-10
@@ -79,28 +78,6 @@ class MatrixSteinTile(eqx.Module):
 def matrix_stein_tile(kernel: Coregionalisation) -> MatrixSteinTile:
     """Return the Stein kernel of `kernel` as a tile function."""
     return MatrixSteinTile(kernel.kernels, jnp.asarray(kernel.covariances), kernel.order)
-
-
-def matrix_stein_gram(
-    kernel: Coregionalisation,
-    X: Points,
-    SX: Points,
-    tasks_x: np.ndarray,
-    Y: OtherPoints,
-    SY: OtherPoints,
-    tasks_y: np.ndarray,
-) -> Float[Array, "n m"]:
-    """Return (K₀(x_i, y_j))_{t_i t'_j}, (n, m), each point with the score of its own task's target.
-
-    With one coefficient a datum that is all a control variate needs (docs/mathematics.md section 2).
-
-    X, SX : (n, d) points with the scores of their own tasks `tasks_x` (n,), labels 0 … t−1; Y, SY, tasks_y : (m, …).
-
-    Source: Sun, Barp and Briol (ICML 2023), Theorem 3.1.
-    """
-    eye = np.eye(kernel.num_tasks)
-    rows, columns = jax.tree.map(jnp.asarray, ((X, SX, eye[tasks_x]), (Y, SY, eye[tasks_y])))
-    return matrix_stein_tile(kernel)(rows, columns)
 
 
 def check_covariance(where: str, matrix: np.ndarray) -> None:

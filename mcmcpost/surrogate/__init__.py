@@ -4,8 +4,8 @@ from mcmcpost.surrogate.designs import (
     AbstractSurrogate,
     EnergyAndGradient,
     FittedSurrogate,
-    PublishedSurrogate,
     SubspaceSurrogate,
+    farthest_points,
 )
 from mcmcpost.surrogate.hmc import SurrogateHMC
 from mcmcpost.surrogate.transitions import SurrogateState
@@ -14,8 +14,8 @@ __all__ = [
     "AbstractSurrogate",
     "EnergyAndGradient",
     "FittedSurrogate",
-    "PublishedSurrogate",
     "SubspaceSurrogate",
     "SurrogateHMC",
     "SurrogateState",
+    "farthest_points",
 ]

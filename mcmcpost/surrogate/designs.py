@@ -329,44 +329,6 @@ class SubspaceSurrogate(AbstractSurrogate):
         )
 
 
-class PublishedSurrogate(AbstractSurrogate):
-    """The surrogate of the paper, to compare with: zero mean, isotropic squared exponential in all d dimensions.
-
-    ⌊√d⌋ points and ℓ² = 0.4 d unless given. The paper trains on the first points a lengthscale apart; these are
-    farthest-point.
-
-    Source: de Roos, Gessner and Hennig (ICML 2021), section 5.3 and appendix F.3.
-    """
-
-    num_training: int | None = eqx.field(static=True, default=None)
-    lengthscale: float | None = eqx.field(static=True, default=None)
-
-    def min_gradients(self, d: int) -> int:
-        return max(2, math.isqrt(d)) if self.num_training is None else self.num_training
-
-    def fit(
-        self, points: Float[Array, "n d"], gradients: Float[Array, "n d"], kept: Float[Array, " n"]
-    ) -> FittedSurrogate:
-        d = points.shape[1]
-        lengthscale = math.sqrt(0.4 * d) if self.lengthscale is None else self.lengthscale
-        chosen = farthest_points(points, kept, self.min_gradients(d))
-        tuned = Tuned(SquaredExponential(lengthscale), jnp.zeros((), points.dtype))
-        process = condition(tuned, points[chosen], gradients[chosen])
-        one, zero = jnp.ones(d, points.dtype), jnp.zeros(d, points.dtype)
-        return FittedSurrogate(
-            zero,
-            one,
-            jnp.zeros((d, d), points.dtype),
-            zero,
-            jnp.diag(process.root),
-            process.root * process.origin,
-            process.points,
-            process.weights,
-            jnp.ones((), points.dtype),
-            process.profile,
-        )
-
-
 def _default_kernel(q: int) -> AbstractKernel:
     """Return a squared exponential of lengthscale √(2q), the distance of two points, and gradients of unit variance."""
     with jax.ensure_compile_time_eval():

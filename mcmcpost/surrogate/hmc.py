@@ -1,6 +1,5 @@
 """Surrogate Hamiltonian Monte Carlo as a kernel of NumPyro."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from mcmcpost._core.errors import InputError, fault
+from mcmcpost._core.warn import warn
 from mcmcpost.surrogate.designs import HELD_OUT, AbstractSurrogate, SubspaceSurrogate, empty_history
 from mcmcpost.surrogate.moves import Target, flat_target
 from mcmcpost.surrogate.transitions import (
@@ -235,7 +235,7 @@ class SurrogateHMC:
             f"num_warmup={num_warmup}",
             "Sampling is by NUTS with true gradients. Use a longer warm-up.",
         )
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warn(message)
         return False
 
     def _start(self, keys: Array, init_params: Any, model_args: tuple, model_kwargs: dict[str, Any]) -> Any:

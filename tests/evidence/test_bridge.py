@@ -99,7 +99,6 @@ def log_gamma_rows(x):
 GAUSSIAN = (normal_rows, np.log(2 * np.pi))
 CASES = {
     "normal proposal": (lambda rng: chain(rng, (4, 100, 2)), *GAUSSIAN, {"symmetric": False}),
-    "one half": (lambda rng: chain(rng, (4, 100, 2)), *GAUSSIAN, {"crossover": False}),
     "AR(.7)": (lambda rng: chain(rng, (4, 250, 2), 0.7), *GAUSSIAN, {}),
     "skewed": (
         lambda rng: np.log(rng.gamma(3.0, size=(4, 100, 2))), log_gamma_rows, np.log(4.0), {"symmetric": False},

@@ -10,7 +10,6 @@ from mcmcpost.kernels import Matern52, Polynomial, SquaredExponential
 from mcmcpost.stein import (
     Coregionalisation,
     check_covariance,
-    matrix_stein_gram,
     matrix_stein_tile,
     second_order_stein_gram,
     stein_gram,
@@ -48,18 +47,30 @@ def values_at(x, tasks):
     return np.sin(x @ np.array([1.0, 0.5]) + tasks) + 0.3 * (x**2).sum(axis=1)
 
 
+def gram(kernel, x, s, tasks, y, sy, others):
+    """Return (K₀(x_i, y_j))_{t_i u_j} by the package's tile function."""
+    eye = np.eye(kernel.num_tasks)
+    rows, columns = (
+        (jnp.asarray(p), jnp.asarray(q), jnp.asarray(eye[t])) for p, q, t in ((x, s, tasks), (y, sy, others))
+    )
+    return np.asarray(matrix_stein_tile(kernel)(rows, columns))
+
+
+def defined_gram(kernel, x, s, tasks):
+    """Return Σ_q (B_q)_{t_i t_j} k₀,q(x_i, x_j) entry by entry, each point with the score of its own task's target."""
+    scalar = [np.asarray(GRAMS[kernel.order](k, jnp.asarray(x), jnp.asarray(s))) for k in kernel.kernels]
+    terms = list(zip(kernel.covariances, scalar, strict=True))
+    entries = [[sum(b[t, u] * k[i, j] for b, k in terms) for j, u in enumerate(tasks)] for i, t in enumerate(tasks)]
+    return np.array(entries)
+
+
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_gram_is_the_definition_entry_by_entry(rng, rows, name, order):
     kernels = KERNELS[name]
     kernel = Coregionalisation(kernels, random_covariances(rng, len(kernels)), order)
     x, s = rows
-    found = np.asarray(matrix_stein_gram(kernel, x, s, TASKS, x, s, TASKS))
-    expected = np.zeros_like(found)
-    scalar = [np.asarray(GRAMS[order](k, jnp.asarray(x), jnp.asarray(s))) for k in kernels]
-    for i, t in enumerate(TASKS):
-        for j, u in enumerate(TASKS):
-            expected[i, j] = sum(b[t, u] * gram[i, j] for b, gram in zip(kernel.covariances, scalar, strict=True))
+    found, expected = gram(kernel, x, s, TASKS, x, s, TASKS), defined_gram(kernel, x, s, TASKS)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10 * np.abs(expected).max())
     np.testing.assert_allclose(found, found.T, atol=1e-10 * np.abs(found).max())
     assert np.linalg.eigvalsh(found)[0] > -1e-10 * np.linalg.eigvalsh(found)[-1]
@@ -73,7 +84,7 @@ def test_other_points_take_the_score_of_the_task_they_are_asked_for(rng, rows, o
     new = rng.normal(size=(5, 2))
     for t in range(T):
         label = np.full(5, t)
-        found = matrix_stein_gram(kernel, new, score(new, label), label, x, s, TASKS)
+        found = gram(kernel, new, score(new, label), label, x, s, TASKS)
         scalar = GRAMS[order](kernel.kernels[0], *(jnp.asarray(a) for a in (new, score(new, label), x, s)))
         np.testing.assert_allclose(found, kernel.covariances[0][t][TASKS] * np.asarray(scalar), rtol=1e-9)
 
@@ -92,10 +103,10 @@ def test_every_function_of_the_space_has_mean_zero_under_its_own_target(rng, row
     for t in range(T):
         at, label = MEANS[t, :dimension] + SCALES[t] * grid, np.full(len(grid), t)
         own = -(at - MEANS[t, :dimension]) / SCALES[t] ** 2
-        g = np.asarray(matrix_stein_gram(kernel, at, own, label, x, s, TASKS)) @ coefficients
+        g = gram(kernel, at, own, label, x, s, TASKS) @ coefficients
         size = np.sqrt(weights @ g**2)
         assert abs(weights @ g) < 1e-9 * size
-        g = np.asarray(matrix_stein_gram(kernel, at, 1.1 * own, label, x, s, TASKS)) @ coefficients
+        g = gram(kernel, at, 1.1 * own, label, x, s, TASKS) @ coefficients
         wrong.append(abs(weights @ g) / size)
     assert min(wrong) > 1e-4  # the check sees a score that is off by a tenth
 
@@ -120,8 +131,8 @@ def test_one_coefficient_a_datum_is_the_paper_s_solution_with_as_many_as_tasks(r
     per_task = np.array(SIZES)[TASKS]
 
     kernel = Coregionalisation((base,), covariance[None])
-    gram = np.asarray(matrix_stein_gram(kernel, x, s, TASKS, x, s, TASKS))
-    coefficients = np.linalg.solve(gram + penalty * np.diag(per_task), y - beta[TASKS])
+    matrix = defined_gram(kernel, x, s, TASKS)
+    coefficients = np.linalg.solve(matrix + penalty * np.diag(per_task), y - beta[TASKS])
 
     every = np.stack([score(x, np.full(n, t)) for t in range(T)], axis=1)
     big = whole_matrix(base, covariance, x, every, x, every)
@@ -134,7 +145,7 @@ def test_one_coefficient_a_datum_is_the_paper_s_solution_with_as_many_as_tasks(r
     paper = np.einsum("ijts,js->it", whole_matrix(base, covariance, new, at_new, x, every), theta.reshape(n, T))
     for t in range(T):
         label = np.full(20, t)
-        ours = np.asarray(matrix_stein_gram(kernel, new, at_new[:, t], label, x, s, TASKS)) @ coefficients
+        ours = gram(kernel, new, at_new[:, t], label, x, s, TASKS) @ coefficients
         np.testing.assert_allclose(ours, paper[:, t], atol=1e-7 * np.abs(paper).max())
 
 
@@ -148,12 +159,12 @@ def test_the_dense_fit_is_the_minimiser_of_the_ridge_objective_with_balanced_tas
     kernel = Coregionalisation(KERNELS["separable"], random_covariances(rng, 1, 2))
     m, nugget = 2 * size, 0.02
     z, s, labels, y = problem.draws[:m], problem.scores[:m], problem.labels[:m], problem.values[:m]
-    gram = np.asarray(matrix_stein_gram(kernel, z, s, labels, z, s, labels))
-    penalty = nugget * gram.diagonal().mean() / size
+    matrix = defined_gram(kernel, z, s, labels)
+    penalty = nugget * matrix.diagonal().mean() / size
     indicators = np.eye(2)[labels]
-    design = np.concatenate([gram, indicators], axis=1)
+    design = np.concatenate([matrix, indicators], axis=1)
     rough = np.zeros((m + 2, m + 2))
-    rough[:m, :m] = gram
+    rough[:m, :m] = matrix
     solution = np.linalg.lstsq(design.T @ design / size + penalty * rough, design.T @ y / size, rcond=None)[0]
 
     arrays = (problem.indicators, problem.values[:, None], problem.counts, problem.held_out, problem.held_out_mask)
