@@ -72,15 +72,18 @@ def moving(draws: Float[np.ndarray, "c n d"]) -> Bool[np.ndarray, " d"]:
     return moves if moves.any() else np.ones_like(moves)
 
 
+def with_coordinates(trace: Trace, kept: Bool[np.ndarray, " d"]) -> Trace:
+    """Return the trace of some coordinates, whose scores are those of the density given the others."""
+    return Trace(trace.draws[..., kept], trace.scores[..., kept], tuple(compress(trace.names, kept)))
+
+
 def without_fixed(trace: Trace) -> Trace:
     """Return the trace of the coordinates that move, whose scores are those of the density given the fixed ones.
 
     Stein's identity fails along a coordinate that is held fixed: E[(x_i − x̄_i) s_i] is zero and not minus one.
     """
     moves = moving(trace.draws)
-    if moves.all():
-        return trace
-    return Trace(trace.draws[..., moves], trace.scores[..., moves], tuple(compress(trace.names, moves)))
+    return trace if moves.all() else with_coordinates(trace, moves)
 
 
 def check_same_order(where: str, labels: Mapping[str, tuple[str, ...] | None]) -> None:

@@ -155,7 +155,7 @@ def joint_expectation(
         failed = _identity_fails(check)
         labels, values = integrand_values(tree, integrands)
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
-        inputs[name] = TaskInput(_trace(tree), labels, values, bad, not failed or allow_bad_scores)
+        inputs[name] = TaskInput(read_trace(tree), labels, values, bad, not failed or allow_bad_scores)
     return in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize, fallback=fallback)
 
 

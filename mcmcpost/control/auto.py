@@ -51,7 +51,7 @@ class Auto(AbstractControlVariate):
         return "Auto()"
 
     def crossfit(self, problem: Problem) -> ControlFit:
-        if problem.num_train < MIN_TRAIN:
+        if problem.folds.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, PlainMean().label)
         best = PlainMean().crossfit(problem)
         lowest = residual_variance(problem, best.control)
@@ -68,7 +68,7 @@ class Auto(AbstractControlVariate):
 
     def candidates(self, problem: Problem) -> list[AbstractControlVariate]:
         """Return the methods worth trying on this problem, from simple to rich."""
-        d, train = problem.draws.shape[1], problem.num_train
+        d, train = problem.draws.shape[1], problem.folds.num_train
         top = MAX_DEGREE.get(d, 3) if self.max_degree is None else self.max_degree
         methods: list[AbstractControlVariate] = []
         degree = 0
@@ -77,7 +77,8 @@ class Auto(AbstractControlVariate):
             methods.append(ZeroVariance(degree, LeastSquares()))
         if degree < top and num_polynomial_features(d, degree + 1) <= min(MAX_FEATURES, 4 * train):
             methods.append(ZeroVariance(degree + 1, Ridge()))
-        base = max((b for b in (1, 2) if b <= top and _fits(d, b, problem.thin(KERNEL_STATES).num_train)), default=0)
+        few = problem.folds.thin(KERNEL_STATES).num_train
+        base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)
         if self.kernel and base:
             methods.append(SemiExact(base, solver=Cholesky(), max_states=KERNEL_STATES))
         return methods

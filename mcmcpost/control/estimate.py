@@ -1,12 +1,13 @@
 """Estimates with honest errors, of expectations and of quantiles: the cross-fitted residual series decides."""
 
 import json
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.stats
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.arrays import copy_of, in_blocks
 from mcmcpost._core.errors import InputError
@@ -14,9 +15,9 @@ from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
 from mcmcpost.control.errors import feature_inflation, tail_inflation, total_error
-from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean
+from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean, columnwise
 from mcmcpost.control.problem import Problem, column_sd, make_problem
-from mcmcpost.trace import Trace, distinct_states
+from mcmcpost.trace import States, Trace, distinct_states
 
 if TYPE_CHECKING:
     import pandas
@@ -188,6 +189,52 @@ def _attrs(estimate: "Estimate") -> dict[str, str | int | float]:
     }
 
 
+class Integrands(NamedTuple):
+    """What is estimated on one trace, and what the data alone say of it.
+
+    names : p labels. values : (c, n, p). states : the distinct states of the trace.
+    finite, varying : (p,) whether an integrand is finite at every draw; whether it is and is not constant.
+    """
+
+    names: tuple[str, ...]
+    values: Float[np.ndarray, "c n p"]
+    states: States
+    finite: Bool[np.ndarray, " p"]
+    varying: Bool[np.ndarray, " p"]
+
+    @property
+    def too_few(self) -> bool:
+        """Whether there are too few distinct states to know anything of the errors."""
+        return len(self.states.counts) < MIN_STATES
+
+    @property
+    def columns(self) -> Int[np.ndarray, " k"]:
+        """The integrands to which a control variate can be fitted."""
+        return np.flatnonzero(self.varying & (not self.too_few))
+
+    @property
+    def fitted_values(self) -> Float[np.ndarray, "c n k"]:
+        """The values of these integrands, without a copy where they are all."""
+        if len(self.columns) == self.values.shape[-1]:
+            return self.values
+        return np.ascontiguousarray(self.values[..., self.columns])
+
+
+def read_integrands(trace: Trace, names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> Integrands:
+    """Return the integrands with the distinct states of their trace."""
+    with np.errstate(invalid="ignore"):
+        low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
+        finite = np.isfinite(low) & np.isfinite(high)
+        return Integrands(names, values, distinct_states(trace), finite, finite & (high > low))
+
+
+class Fitted(NamedTuple):
+    """A control variate of the `columns` of `Integrands`, and the problem that it was fitted to."""
+
+    fit: ControlFit
+    problem: Problem
+
+
 def estimate_expectations(
     trace: Trace,
     names: tuple[str, ...],
@@ -207,152 +254,174 @@ def estimate_expectations(
     values : (c, n, p) integrands at the draws; one with a NaN or infinity is returned as NaN, ``undefined``.
     num_folds : folds of the cross-fitting; about eight by default.
     moments : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
-    bad_scores : mark every result as resting on scores that failed the gate, and believe it all the same.
+    bad_scores : the scores failed the gate. Controlled means are returned all the same, every one marked.
     fallback : return the plain mean where the controlled error is not smaller; otherwise a gain below one is reported.
     """
-    columns = controllable(trace, values)
-    if len(columns):
-        asked = values if len(columns) == values.shape[-1] else np.ascontiguousarray(values[..., columns])
-        problem = make_problem(trace, asked, num_folds=num_folds, moments=moments)
-        part = assemble(
-            names, values, columns, method.crossfit(problem), problem, fallback=fallback, believe=bad_scores
-        )
-    else:
-        part = plain_estimate(names, values)
-    return mark(part, trace, values, bad_scores=bad_scores)
+    integrands = read_integrands(trace, names, values)
+    if not len(integrands.columns):
+        return assemble(integrands, None, bad_scores=bad_scores, fallback=fallback)
+    problem = make_problem(
+        trace, integrands.fitted_values, states=integrands.states, num_folds=num_folds, moments=moments
+    )
+    fitted = Fitted(method.crossfit(problem), problem)
+    return assemble(integrands, fitted, bad_scores=bad_scores, fallback=fallback)
 
 
-def controllable(trace: Trace, values: Float[np.ndarray, "c n p"]) -> np.ndarray:
-    """Return the columns to which a control variate may be fitted: finite, not constant, at four states or more."""
-    if len(distinct_states(trace).counts) < MIN_STATES:
-        return np.zeros(0, int)
-    return np.flatnonzero(_varying(values))
+class Columns(NamedTuple):
+    """What is reported of some integrands: fields of `Estimate` with one entry an integrand.
+
+    used : (k,) whether the control variate is; otherwise the other fields are those of the plain mean.
+    """
+
+    mean: Float[np.ndarray, " k"]
+    mcse: Float[np.ndarray, " k"]
+    gain: Float[np.ndarray, " k"]
+    variance_ratio: Float[np.ndarray, " k"]
+    mean_crossfit: Float[np.ndarray, " k"]
+    status: tuple[Status, ...]
+    method: tuple[str, ...]
+    used: Bool[np.ndarray, " k"]
 
 
-def mark(part: Estimate, trace: Trace, values: Float[np.ndarray, "c n p"], *, bad_scores: bool) -> Estimate:
-    """Return the estimate with the statuses that the data alone decide: undefined, too few draws, bad scores."""
-    finite, varying = np.isfinite(values).all(axis=(0, 1)), _varying(values)
-    few = len(distinct_states(trace).counts) < MIN_STATES
-    status = list(part.status)
-    for j in range(len(status)):
-        if not finite[j]:
-            status[j] = Status.UNDEFINED
-        elif few:
-            status[j] = Status.TOO_FEW_DRAWS
-            part.mcse[j] = part.mcse_plain[j] = part.covariance[j] = part.covariance[:, j] = np.nan
-        elif bad_scores and varying[j]:
-            status[j] = Status.BAD_SCORES
-    return part._replace(status=tuple(status))
+class Plain(NamedTuple):
+    """The plain posterior mean, its Monte Carlo standard error and the posterior standard deviation, (p,) each.
+
+    They are NaN for an integrand that is not finite, and the error is NaN where there are too few states.
+    """
+
+    mean: Float[np.ndarray, " p"]
+    mcse: Float[np.ndarray, " p"]
+    sd: Float[np.ndarray, " p"]
 
 
-def _varying(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
-    """Return which integrands are finite and not constant."""
-    with np.errstate(invalid="ignore"):
-        low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
-        return np.isfinite(low) & np.isfinite(high) & (high > low)
-
-
-def plain_estimate(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> Estimate:
-    """Return plain means; a constant integrand is exact."""
-    p = values.shape[-1]
-    finite = np.isfinite(values).all(axis=(0, 1))
+def plain_means(integrands: Integrands) -> Plain:
+    """Return the plain means; a constant integrand has no error."""
+    values, finite, varying = integrands.values, integrands.finite, integrands.varying
+    chains, draws, p = values.shape
     safe = values if finite.all() else np.where(finite, values, 0.0)
-    constant = ~_varying(safe)
-    mean = np.where(constant, safe[0, 0], safe.mean(axis=(0, 1)))
+    sd = column_sd(safe.reshape(-1, p), ddof=1) if chains * draws > 1 else np.full(p, np.nan)
     nan = np.where(finite, 0.0, np.nan)
-    mcse = np.where(constant, 0.0, mcse_mean(safe)) + nan
-    ones = np.ones(p) + nan
-    many = values.shape[0] * values.shape[1] > 1
-    sd = (column_sd(safe.reshape(-1, p), ddof=1) if many else np.full(p, np.nan)) + nan
-    return Estimate(
-        names=names,
-        mean=mean + nan,
-        mcse=mcse,
-        gain=ones,
-        variance_ratio=ones.copy(),
-        status=tuple(Status.EXACT if c and f else Status.PLAIN for c, f in zip(constant, finite, strict=True)),
-        method=(PlainMean().label,) * p,
-        sd=np.where(constant, 0.0, sd) + nan,
-        mean_plain=mean + nan,
-        mcse_plain=mcse.copy(),
-        mean_crossfit=mean + nan,
-        residuals=copy_of(values),
-        covariance=covariance_of(values, mcse),
-        info={},
+    return Plain(
+        mean=np.where(varying, safe.mean(axis=(0, 1)), safe[0, 0]) + nan,
+        mcse=np.where(varying, mcse_mean(safe), 0.0) + (np.nan if integrands.too_few else nan),
+        sd=np.where(varying, sd, 0.0) + nan,
     )
 
 
 def assemble(
-    names: tuple[str, ...],
-    values: Float[np.ndarray, "c n p"],
-    columns: np.ndarray,
+    integrands: Integrands, fitted: Fitted | None, *, bad_scores: bool = False, fallback: bool = True
+) -> Estimate:
+    """Return the estimate: the control variate where one was fitted and is believed, and the plain mean elsewhere.
+
+    bad_scores, fallback : as in `estimate_expectations`.
+    """
+    plain, values, columns = plain_means(integrands), integrands.values, integrands.columns
+    residuals = copy_of(values)
+    ones = np.where(integrands.finite, 1.0, np.nan)
+    parts = [
+        Columns(
+            mean=plain.mean,
+            mcse=plain.mcse,
+            gain=ones,
+            variance_ratio=ones,
+            mean_crossfit=plain.mean,
+            status=tuple(_plain_status(integrands)),
+            method=(PlainMean().label,) * len(ones),
+            used=np.zeros(len(ones), bool),
+        )
+    ]
+    source = np.arange(len(ones))
+    info: dict[str, Any] = {}
+    if fitted is not None:
+        fit, problem = fitted
+        info = fit.info | {"num_folds": problem.folds.num_folds, "num_states": problem.num_states}
+        source[columns] = len(ones) + np.arange(len(columns))
+        for some in in_blocks(len(columns), values.shape[0] * values.shape[1]):
+            index, own = columns[some], problem.select(some)
+            asked, control = values[..., index], fit.control[problem.inverse, some] * own.scale
+            residual = asked - control.reshape(asked.shape)
+            less = Plain(*(numbers[index] for numbers in plain))
+            part = judge(asked, residual, less, fit.select(some), own, fallback=fallback, believe=bad_scores)
+            residuals[..., index[part.used]] = residual[..., part.used]
+            parts.append(part)
+    found = columnwise(lambda *arrays: np.concatenate(arrays)[source], *parts)
+    marked = integrands.varying & (bad_scores and not integrands.too_few)
+    return Estimate(
+        names=integrands.names,
+        mean=found.mean,
+        mcse=found.mcse,
+        gain=found.gain,
+        variance_ratio=found.variance_ratio,
+        status=tuple(Status.BAD_SCORES if bad else status for bad, status in zip(marked, found.status, strict=True)),
+        method=found.method,
+        sd=plain.sd,
+        mean_plain=plain.mean,
+        mcse_plain=plain.mcse,
+        mean_crossfit=found.mean_crossfit,
+        residuals=residuals,
+        covariance=covariance_of(residuals, found.mcse),
+        info=info,
+    )
+
+
+def _plain_status(integrands: Integrands) -> Iterator[Status]:
+    """Yield the status of the plain mean of each integrand."""
+    for finite, varying in zip(integrands.finite, integrands.varying, strict=True):
+        if not finite:
+            yield Status.UNDEFINED
+        elif integrands.too_few:
+            yield Status.TOO_FEW_DRAWS
+        else:
+            yield Status.PLAIN if varying else Status.EXACT
+
+
+def judge(
+    asked: Float[np.ndarray, "c n k"],
+    residual: Float[np.ndarray, "c n k"],
+    plain: Plain,
     fit: ControlFit,
     problem: Problem,
     *,
-    fallback: bool = True,
-    believe: bool = False,
-) -> Estimate:
-    """Combine a fit of some columns with the plain estimate of all.
-
-    believe : keep a controlled mean that contradicts the plain one, for callers who overrode the score gate.
-    """
-    base = plain_estimate(names, values)
-    facts = fit.info | {"num_folds": len(problem.held_out), "num_states": problem.num_states}
-    status, method = list(base.status), list(base.method)
-    for some in in_blocks(len(columns), values.shape[0] * values.shape[1]):
-        _put(base, status, method, values, columns[some], fit.select(some), problem.select(some), fallback, believe)
-    covariance = covariance_of(base.residuals, base.mcse)
-    return base._replace(status=tuple(status), method=tuple(method), covariance=covariance, info=facts)
-
-
-def _put(
-    out: Estimate,
-    status: list[Status],
-    method: list[str],
-    values: Float[np.ndarray, "c n p"],
-    columns: np.ndarray,
-    fit: ControlFit,
-    problem: Problem,
     fallback: bool,
     believe: bool,
-) -> None:
-    """Put the fit of `columns` into `out`, `status` and `method`, which hold their plain estimates."""
-    control = (fit.control[problem.inverse] * problem.scale).reshape(*values.shape[:2], len(columns))
-    residual = values[..., columns] - control
-    sd, plain = out.sd[columns], out.mcse_plain[columns]
+) -> Columns:
+    """Return what is reported of some integrands, given their values and cross-fitted residuals.
+
+    believe : return a controlled mean that contradicts the plain one, for callers who overrode the score gate.
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
         seen = mcse_mean(residual)
-        size = np.abs(out.mean_plain[columns]) + sd
+        size = np.abs(plain.mean) + plain.sd
         parts = np.maximum(residual.std(axis=(0, 1)), problem.scale * np.maximum(fit.jackknife, fit.doubt))
         exact = np.isfinite(seen) & (parts <= ROUNDING * size)
-        ess = (sd / plain) ** 2
-        inflation = tail_inflation(residual.reshape(-1, len(columns))) * feature_inflation(fit.num_features, ess)
+        ess = (plain.sd / plain.mcse) ** 2
+        inflation = tail_inflation(residual.reshape(-1, len(seen))) * feature_inflation(fit.num_features, ess)
         mcse = np.where(exact, seen, problem.scale * total_error(seen / problem.scale, fit, inflation))
-        usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain) | (not fallback))
-        gain = (plain / mcse) ** 2
-        ratio = values[..., columns].var(axis=(0, 1)) / residual.var(axis=(0, 1))
+        usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain.mcse) | (not fallback))
+        gain = (plain.mcse / mcse) ** 2
+        ratio = asked.var(axis=(0, 1)) / residual.var(axis=(0, 1))
         mean = problem.location + problem.scale * fit.mean
-        slack = plain * np.sqrt(tail_inflation(values[..., columns].reshape(-1, len(columns))))
+        slack = plain.mcse * np.sqrt(tail_inflation(asked.reshape(-1, len(seen))))
         limit = scipy.stats.t.isf(DISAGREEMENT, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
-        contradicted = np.abs(mean - out.mean_plain[columns]) > limit
-    mcse = np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse)
-
-    for k, j in enumerate(columns):
-        if fit.status[k] in (Status.PLAIN, Status.TOO_FEW_DRAWS):
-            status[j] = fit.status[k]
-            continue
-        if not usable[k]:
-            status[j] = Status.PLAIN if np.isfinite(plain[k]) else Status.TOO_FEW_DRAWS
-            continue
-        if contradicted[k] and not believe:
-            status[j] = Status.BAD_SCORES
-            continue
-        status[j] = Status.EXACT if exact[k] and fit.status[k] is not Status.NOT_CONVERGED else fit.status[k]
-        method[j] = fit.method[k]
-        out.mean[j] = mean[k]
-        out.mcse[j], out.gain[j], out.variance_ratio[j] = mcse[k], gain[k], ratio[k]
-        out.mean_crossfit[j] = residual[..., k].mean()
-        out.residuals[..., j] = residual[..., k]
+        believed = believe | ~(np.abs(mean - plain.mean) > limit)
+    fitted = np.array([status not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for status in fit.status])
+    finished = np.array([status is not Status.NOT_CONVERGED for status in fit.status])
+    used = fitted & usable & believed
+    status = np.array(fit.status, dtype=object)
+    status[used & exact & finished] = Status.EXACT
+    status[fitted & ~usable] = Status.PLAIN
+    status[fitted & ~usable & ~np.isfinite(plain.mcse)] = Status.TOO_FEW_DRAWS
+    status[fitted & usable & ~believed] = Status.BAD_SCORES
+    return Columns(
+        mean=np.where(used, mean, plain.mean),
+        mcse=np.where(used, np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse), plain.mcse),
+        gain=np.where(used, gain, 1.0),
+        variance_ratio=np.where(used, ratio, 1.0),
+        mean_crossfit=np.where(used, residual.mean(axis=(0, 1)), plain.mean),
+        status=tuple(status),
+        method=tuple(np.where(used, np.array(fit.method, dtype=object), PlainMean().label)),
+        used=used,
+    )
 
 
 def covariance_of(series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " p"]) -> Float[np.ndarray, "p p"]:

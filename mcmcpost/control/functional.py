@@ -7,14 +7,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from mcmcpost._core.arrays import pad_columns, zeros
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import fold_jackknife, mean_doubt
-from mcmcpost.control.kernel_systems import KernelData, KernelFit, crossfit_dense, crossfit_iterative
+from mcmcpost.control.kernel_systems import KernelFit, crossfit_dense, crossfit_iterative, kernel_data
 from mcmcpost.control.least_squares import Basis, exponents_of_degree, polynomial_basis
-from mcmcpost.control.method import AbstractControlVariate, ControlFit, no_control, scatter_folds
+from mcmcpost.control.method import AbstractControlVariate, ControlFit, no_control
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
 from mcmcpost.hyper import maximise_restricted_likelihood, search_grid
@@ -72,13 +73,17 @@ class Setting(NamedTuple):
 
     def describe(self) -> dict[str, Any]:
         """Return JSON-able facts."""
-        parameters = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(self.kernel)]
         return {
             "kernel": type(self.kernel).__name__,
-            "parameters": parameters,
+            "parameters": kernel_parameters(self.kernel),
             "nugget": self.nugget,
             "integrands": list(self.members),
         }
+
+
+def kernel_parameters(kernel: PyTree) -> list[Any]:
+    """Return the numbers of a kernel, or of a tuple of kernels, as JSON-able scalars and lists, in order."""
+    return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(eqx.filter(kernel, eqx.is_array_like))]
 
 
 def tune(
@@ -231,13 +236,13 @@ def _crossfit(
     problem: Problem, choice: ControlFunctional | SemiExact, degree: int, tuning: REML | GridREML | None
 ) -> ControlFit:
     problem = problem.thin(choice.max_states)
-    if problem.num_train < (MIN_TRAIN if tuning or degree else MIN_GIVEN):
+    if problem.folds.num_train < (MIN_TRAIN if tuning or degree else MIN_GIVEN):
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label)
     basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
     size = basis.design.shape[1]
-    if size > 1 and problem.num_train < DRAWS_PER_FEATURE * size:
+    if size > 1 and problem.folds.num_train < DRAWS_PER_FEATURE * size:
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label, {"num_features": size - 1})
-    fitted = int(problem.everyone_mask.sum())
+    fitted = problem.folds.num_everyone
     thinned = fitted < problem.num_states
     solver = choose_solver(choice, 0 if thinned else fitted, ConjugateGradients())
     settings = tune(problem, basis, choice.kernel, choice.nugget, tuning, solver)
@@ -257,7 +262,7 @@ def _crossfit(
         columns = np.array(setting.members)
         part = problem.select(columns)
         fit = _solve(part, basis.design, setting, solver)
-        control[:, columns] = scatter_folds(part, np.asarray(fit.control))
+        control[:, columns] = part.folds.scatter(np.asarray(fit.control), len(control))
         mean[columns] = np.asarray(fit.mean)[0]
         doubt[columns] = mean_doubt(part, mean[columns], control[:, columns], np.asarray(fit.model_covariance)[:, 0, 0])
         jackknife[columns] = fold_jackknife(np.asarray(fit.fold_means)[:, 0])
@@ -287,13 +292,11 @@ def choose_solver(
 def _solve(part: Problem, design: np.ndarray, setting: Setting, solver: Cholesky | ConjugateGradients) -> KernelFit:
     p = part.values.shape[1]
     values = pad_columns(part.values) if isinstance(solver, Cholesky) else part.values
-    arrays = (design, values, part.counts, part.held_out, part.held_out_mask)
-    data = KernelData((jnp.asarray(part.draws), jnp.asarray(part.scores)), *(jnp.asarray(a) for a in arrays))
+    data = kernel_data((part.draws, part.scores), design, values, part)
     tile, nugget = SteinTile(setting.kernel), jnp.asarray(setting.nugget)
     match solver:
         case Cholesky():
-            folds = (part.train, part.train_mask, part.everyone, part.everyone_mask)
-            fit = crossfit_dense(tile, nugget, data, *(jnp.asarray(a) for a in folds))
+            fit = crossfit_dense(tile, nugget, data)
             return fit._replace(
                 mean=fit.mean[:, :p],
                 control=fit.control[..., :p],

@@ -6,24 +6,24 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.text import json_able
 from mcmcpost.control.estimate import (
     GROUP,
     NUMBERS,
     Estimate,
+    Fitted,
+    Integrands,
     assemble,
-    controllable,
     covariance_of,
-    mark,
-    plain_estimate,
+    read_integrands,
 )
-from mcmcpost.control.method import ControlFit, JointFit
-from mcmcpost.control.problem import Problem, check_dimensions, make_joint_problem, make_problem, same_states
+from mcmcpost.control.problem import make_joint_problem, make_problem
 from mcmcpost.control.trained import TrainedVectorValued
 from mcmcpost.control.vector_valued import VectorValued
-from mcmcpost.trace import Trace
+from mcmcpost.trace import Trace, check_same_order, distinct_states, moving, with_coordinates
 
 if TYPE_CHECKING:
     import xarray
@@ -132,95 +132,139 @@ def estimate_jointly(
 
     Tasks that share draws and scores go through the Kronecker solve of `VectorValued.crossfit`. Integrands that are
     constant or not finite, traces of fewer than four states and traces that failed the gate take no part in the fit and
-    are reported with their status.
+    are reported with their status. A coordinate that no task of the fit moves is left out of the fit.
+
+    Parameters
+    ----------
+    inputs : the tasks by name. method, num_folds, moments, fallback : as in `estimate_expectations`.
 
     Raises
     ------
-    ValueError : tasks of different dimensions; a covariance that does not fit them.
+    ValueError : tasks of different dimensions; a coordinate that is fixed in some of the fitted tasks and moves in
+        others; a covariance that does not fit them.
     """
-    check_dimensions(tuple(inputs), [item.trace for item in inputs.values()])
-    columns = {
-        name: controllable(item.trace, item.values) if item.controlled else np.zeros(0, int)
+    check_dimensions({name: item.trace for name, item in inputs.items()})
+    integrands = {name: read_integrands(item.trace, item.names, item.values) for name, item in inputs.items()}
+    traces = {name: item.trace for name, item in inputs.items() if item.controlled and len(integrands[name].columns)}
+    labels = tuple((name, inputs[name].names[j]) for name in traces for j in integrands[name].columns)
+    found = _fit_tasks(traces, integrands, method, num_folds, moments)
+    estimates = {
+        name: assemble(integrands[name], found.fitted.get(name), bad_scores=item.bad_scores, fallback=fallback)
         for name, item in inputs.items()
     }
-    fitted = [name for name in inputs if len(columns[name])]
-    estimates = {name: plain_estimate(item.names, item.values) for name, item in inputs.items()}
-    labels = tuple((name, inputs[name].names[j]) for name in fitted for j in columns[name])
-    found: dict[str, tuple[ControlFit, Problem]] = {}
-    correlation = task_covariance = np.eye(len(labels))
-    shared = len(fitted) > 0 and all(same_states(inputs[fitted[0]].trace, inputs[name].trace) for name in fitted)
-    if shared:
-        first = inputs[fitted[0]].trace
-        stacked = np.concatenate([inputs[name].values[..., columns[name]] for name in fitted], axis=-1)
-        problem = make_problem(first, stacked, num_folds=num_folds, moments=moments)
+    covariance = _covariance(estimates, inputs, *_common_doubt(estimates, found, integrands), found.correlation)
+    return JointEstimate(estimates, covariance, labels, found.task_covariance)
+
+
+def check_dimensions(traces: Mapping[str, Trace]) -> None:
+    """Refuse tasks that do not live in one space, their parameters in one order."""
+    sizes = {name: trace.draws.shape[-1] for name, trace in traces.items()}
+    if len(set(sizes.values())) > 1:
+        expected = "tasks of one dimension, whose targets live on one unconstrained space"
+        raise InputError("joint_expectation", expected, sizes, "Estimate the others by `expectation`.")
+    check_same_order("joint_expectation", {f"task {name!r}": trace.names for name, trace in traces.items()})
+
+
+def same_states(a: Trace, b: Trace) -> bool:
+    """Return whether two traces are the same draws of the same target."""
+    return np.array_equal(a.draws, b.draws) and np.array_equal(a.scores, b.scores)
+
+
+def moving_in_all(traces: Mapping[str, Trace]) -> Bool[np.ndarray, " d"]:
+    """Return which coordinates move in all tasks, refusing one that moves in some and is fixed in others.
+
+    Stein features along a coordinate do not average to zero in a task that holds it fixed: the score along it is a
+    gradient of the density of one value. Tasks that move it would lose what it explains were it left out of all.
+    """
+    moves = {name: moving(trace.draws) for name, trace in traces.items()}
+    everywhere = np.logical_and.reduce(list(moves.values()))
+    somewhere = np.logical_or.reduce(list(moves.values()))
+    if (everywhere != somewhere).any():
+        place = int(np.argmax(everywhere != somewhere))
+        fixed, free = ([name for name, own in moves.items() if own[place] == moved] for moved in (False, True))
+        raise InputError(
+            "joint_expectation",
+            "each parameter to move in every task or in none",
+            f"{traces[fixed[0]].names[place]!r}, fixed in task {fixed[0]!r} and not in task {free[0]!r}",
+            "Estimate one of these tasks by `expectation`, which leaves its fixed parameters out.",
+        )
+    return everywhere
+
+
+class TaskFits(NamedTuple):
+    """The control variates of the tasks that were fitted.
+
+    fitted : by the name of the task.
+    correlation : (t, t) of the errors that the common fit makes; None where nothing is known of them, for tasks of the
+        same draws, whose residuals show their correlation.
+    task_covariance : (t, t) B.
+    """
+
+    fitted: dict[str, Fitted]
+    correlation: Float[np.ndarray, "t t"] | None
+    task_covariance: Float[np.ndarray, "t t"]
+
+
+def _fit_tasks(
+    traces: dict[str, Trace],
+    integrands: Mapping[str, Integrands],
+    method: VectorValued | TrainedVectorValued,
+    num_folds: int | None,
+    moments: tuple[Any, Any] | None,
+) -> TaskFits:
+    """Fit the tasks of `traces`, of which there may be none, by the coordinates that move."""
+    if not traces:
+        return TaskFits({}, None, np.eye(0))
+    states = [integrands[name].states for name in traces]
+    values = [integrands[name].fitted_values for name in traces]
+    moves = moving_in_all(traces)
+    if not moves.all():
+        traces = {name: with_coordinates(trace, moves) for name, trace in traces.items()}
+        states = [distinct_states(trace) for trace in traces.values()]
+        if moments is not None:
+            mean, sd = (np.broadcast_to(moment, moves.shape)[moves] for moment in moments)
+            moments = (mean, sd)
+    first, *others = traces.values()
+    if all(same_states(first, other) for other in others):
+        problem = make_problem(
+            first, np.concatenate(values, axis=-1), states=states[0], num_folds=num_folds, moments=moments
+        )
         whole = method.crossfit(problem)
-        task_covariance = np.asarray(whole.info.get("task_covariance", task_covariance))
-        ends = np.cumsum([len(columns[name]) for name in fitted])
-        for name, own in zip(fitted, np.split(np.arange(len(labels)), ends[:-1]), strict=True):
-            found[name] = _columns(whole, own), problem.select(own)
-    elif fitted:
-        joint = make_joint_problem(
-            [inputs[name].trace for name in fitted],
-            [inputs[name].values[..., columns[name]] for name in fitted],
-            num_folds=num_folds,
-            moments=moments,
-        )
-        fit: JointFit = method.crossfit_joint(joint)
-        correlation, task_covariance = fit.model_correlation, fit.task_covariance
-        found = dict(zip(fitted, zip(fit.fits, joint.problems, strict=True), strict=True))
-    for name, (own_fit, problem) in found.items():
-        item = inputs[name]
-        estimates[name] = assemble(
-            item.names, item.values, columns[name], own_fit, problem, fallback=fallback, believe=item.bad_scores
-        )
-    estimates = {
-        name: mark(part, inputs[name].trace, inputs[name].values, bad_scores=inputs[name].bad_scores)
-        for name, part in estimates.items()
-    }
-    traces = {name: item.trace for name, item in inputs.items()}
-    index, doubts = ([], []) if shared else _common_doubt(estimates, found, columns)
-    covariance = _covariance(estimates, traces, np.array(index, int), np.array(doubts), correlation)
-    return JointEstimate(estimates, covariance, labels, task_covariance)
-
-
-def _columns(fit: ControlFit, columns: np.ndarray) -> ControlFit:
-    """Return the fit of some integrands."""
-    return ControlFit(
-        mean=fit.mean[columns],
-        control=fit.control[:, columns],
-        doubt=fit.doubt[columns],
-        jackknife=fit.jackknife[columns],
-        num_features=fit.num_features[columns],
-        status=tuple(fit.status[j] for j in columns),
-        method=tuple(fit.method[j] for j in columns),
-        info=fit.info,
-    )
+        ends = np.cumsum([part.shape[-1] for part in values])
+        columns = [slice(end - part.shape[-1], end) for end, part in zip(ends, values, strict=True)]
+        parts = [Fitted(whole.select(own), problem.select(own)) for own in columns]
+        between = np.asarray(whole.info.get("task_covariance", np.eye(ends[-1])))
+        return TaskFits(dict(zip(traces, parts, strict=True)), None, between)
+    joint = make_joint_problem(list(traces.values()), values, states=states, num_folds=num_folds, moments=moments)
+    fit = method.crossfit_joint(joint)
+    parts = [Fitted(own, problem) for own, problem in zip(fit.fits, joint.problems, strict=True)]
+    return TaskFits(dict(zip(traces, parts, strict=True)), fit.model_correlation, fit.task_covariance)
 
 
 def _common_doubt(
-    estimates: Mapping[str, Estimate],
-    found: Mapping[str, tuple[ControlFit, Problem]],
-    columns: Mapping[str, np.ndarray],
-) -> tuple[list[int], list[float]]:
+    estimates: Mapping[str, Estimate], found: TaskFits, integrands: Mapping[str, Integrands]
+) -> tuple[Int[np.ndarray, " t"], Float[np.ndarray, " t"]]:
     """Return where each fitted task stands among all P and its doubt, in its units; zero where it was fitted alone."""
-    rows, doubts, start = [], [], 0
+    rows: list[int] = []
+    doubts: list[float] = []
+    start = 0
     for name, part in estimates.items():
-        if name in found:
-            fit, problem = found[name]
-            for k, j in enumerate(columns[name]):
+        if found.correlation is not None and name in found.fitted:
+            fit, problem = found.fitted[name]
+            for k, j in enumerate(integrands[name].columns):
                 together = part.method[j] == fit.method[k] and not fit.method[k].endswith("alone")
                 doubts.append(min(float(fit.doubt[k] * problem.scale[k]), float(part.mcse[j])) if together else 0.0)
                 rows.append(start + int(j))
         start += len(part.names)
-    return rows, doubts
+    return np.array(rows, int), np.array(doubts)
 
 
 def _covariance(
     estimates: Mapping[str, Estimate],
-    traces: Mapping[str, Trace],
-    index: np.ndarray,
-    doubts: np.ndarray,
-    correlation: Float[np.ndarray, "t t"],
+    inputs: Mapping[str, TaskInput],
+    index: Int[np.ndarray, " t"],
+    doubts: Float[np.ndarray, " t"],
+    correlation: Float[np.ndarray, "t t"] | None,
 ) -> Float[np.ndarray, "p p"]:
     """Return the covariance of the common doubts plus that of the rest, by residuals of the same draws."""
     owner = np.repeat(np.arange(len(estimates)), [len(part.names) for part in estimates.values()])
@@ -229,11 +273,11 @@ def _covariance(
     common[index] = doubts
     rest = np.sqrt(np.maximum(mcse**2 - common**2, 0.0))
     total = np.zeros((len(mcse), len(mcse)))
-    if len(index):
+    if correlation is not None:
         total[np.ix_(index, index)] = np.outer(doubts, doubts) * correlation
     names, left = list(estimates), list(range(len(estimates)))
     while left:
-        same = [k for k in left if same_states(traces[names[left[0]]], traces[names[k]])]
+        same = [k for k in left if same_states(inputs[names[left[0]]].trace, inputs[names[k]].trace)]
         left = [k for k in left if k not in same]
         at = np.concatenate([np.flatnonzero(owner == k) for k in same])
         residuals = np.concatenate([estimates[names[k]].residuals for k in same], axis=-1)

@@ -5,10 +5,12 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from mcmcpost._core.arrays import is_large
+from mcmcpost.control.problem import Folds, JointProblem, Problem
 from mcmcpost.linops import Tile, TileOperator, device_mesh, pivoted_cholesky, tile_diagonal, tile_gram
 from mcmcpost.linsolve import (
     ConjugateGradients,
@@ -46,37 +48,39 @@ class KernelData(NamedTuple):
     rows : pytree of (m, ...) arrays that the Stein tile takes, for example (draws, scores).
     basis : (m, q) the unpenalised part, its first columns the constants; zero on padding.
     values : (m, p). counts : (m,) copies of each state, zero on padding.
-    held_out, held_out_mask : (k, b) rows of each fold and which of them are real.
+    folds : the rows that are held out in turn.
     """
 
     rows: PyTree
     basis: Float[Array, "m q"]
     values: Float[Array, "m p"]
     counts: Float[Array, " m"]
-    held_out: Int[Array, "k b"]
-    held_out_mask: Bool[Array, "k b"]
+    folds: Folds
+
+
+def kernel_data(
+    rows: PyTree, basis: Float[np.ndarray, "m q"], values: Float[np.ndarray, "m p"], problem: Problem | JointProblem
+) -> KernelData:
+    """Return the kernel system of some integrands (m, p) of a problem, with its counts and folds, as JAX arrays."""
+    return KernelData(
+        rows=jax.tree.map(jnp.asarray, rows),
+        basis=jnp.asarray(basis),
+        values=jnp.asarray(values),
+        counts=jnp.asarray(problem.counts),
+        folds=jax.tree.map(jnp.asarray, problem.folds),
+    )
 
 
 @eqx.filter_jit
-def crossfit_dense(
-    tile: Tile,
-    nugget: Float[Array, ""],
-    data: KernelData,
-    train: Int[Array, "k t"],
-    train_mask: Bool[Array, "k t"],
-    everyone: Int[Array, " a"],
-    everyone_mask: Bool[Array, " a"],
-    *,
-    num_constants: int = 1,
-) -> KernelFit:
-    """Fit A = K₀/mean(diag K₀) + η·diag(1/n_i) on the rows `everyone` and on `train` for each fold.
+def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, num_constants: int = 1) -> KernelFit:
+    """Fit A = K₀/mean(diag K₀) + η·diag(1/n_i) on the rows of each fit of the folds.
 
     Oates, Girolami and Chopin (2017, doi:10.1111/rssb.12185) with the constant unpenalised; South et al. (2022) with
     the polynomial basis unpenalised; docs/mathematics.md section 2. Folds are refitted, one after the other, rather
     than downdated from A⁻¹: it costs less for fewer than a dozen folds, and a downdate loses the digits that a small
     nugget leaves.
     """
-    c = num_constants
+    c, folds = num_constants, data.folds
     scale = mean_diagonal(tile, data.rows, data.counts)
 
     def fit(index: Int[Array, " t"], mask: Bool[Array, " t"]) -> tuple[LeastSquaresSolution, Array, Array]:
@@ -95,8 +99,9 @@ def crossfit_dense(
         control = across + data.basis[out, c:] @ solution.coefficients[c:]
         return control * out_mask[:, None], solution.coefficients[:c], used
 
-    whole, size, used = fit(everyone, everyone_mask)
-    control, means, nuggets = jax.lax.map(leave_out, (data.held_out, data.held_out_mask, train, train_mask))
+    whole, size, used = fit(jnp.asarray(folds.everyone), jnp.asarray(folds.everyone_mask))
+    parts = (folds.held_out, folds.held_out_mask, folds.train, folds.train_mask)
+    control, means, nuggets = jax.lax.map(leave_out, parts)
     return KernelFit(
         mean=whole.coefficients[:c],
         control=control,
@@ -249,10 +254,11 @@ def crossfit_iterative(
     says that the solve was not finished.
     """
     basis, values, c = data.basis, data.values, num_constants
-    (m, size), folds = basis.shape, data.held_out.shape[0]
+    held_out, held_out_mask = jnp.asarray(data.folds.held_out), jnp.asarray(data.folds.held_out_mask)
+    (m, size), folds = basis.shape, held_out.shape[0]
     outside = jnp.ones((folds, m), basis.dtype)
-    inside = data.held_out_mask.astype(basis.dtype)
-    outside = outside.at[jnp.arange(folds)[:, None], data.held_out].multiply(1.0 - inside)
+    inside = held_out_mask.astype(basis.dtype)
+    outside = outside.at[jnp.arange(folds)[:, None], held_out].multiply(1.0 - inside)
     masks = jnp.concatenate([jnp.ones((1, m), basis.dtype), outside]).T
     system = _masked_system(tile, nugget, data.rows, data.counts, masks, solver.rank)
     solved, steps, converged = system.solve(jnp.concatenate([basis, values], axis=1), solver, basis, c)
@@ -275,7 +281,7 @@ def crossfit_iterative(
     covariance = jnp.where(jnp.diagonal(covariance)[:, None] > 0, covariance, 0.0)
     return KernelFit(
         mean=gammas[0, :c],
-        control=jax.vmap(at_held_out)(fitted, gammas[1:], data.held_out, data.held_out_mask),
+        control=jax.vmap(at_held_out)(fitted, gammas[1:], held_out, held_out_mask),
         fold_means=gammas[1:, :c],
         model_covariance=amplitude(values, duals[0], freedom)[:, None, None] * covariance[None],
         nugget=nugget,

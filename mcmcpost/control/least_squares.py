@@ -12,8 +12,7 @@ from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._core.arrays import in_blocks, is_large, zeros
-from mcmcpost.control.method import scatter_folds
-from mcmcpost.control.problem import Problem
+from mcmcpost.control.problem import Folds, Problem
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 
 GCV_INFLATION = 1.4
@@ -112,8 +111,7 @@ def fit_linear(
     penalty: Float[Array, " q"],
     values: Float[Array, "m p"],
     counts: Float[Array, " m"],
-    held_out: Int[Array, "k b"],
-    mask: Bool[Array, "k b"],
+    folds: Folds,
 ) -> LinearFit:
     """Minimise Σ nᵢ(fᵢ − xᵢᵀθ)² + Σ penaltyⱼθⱼ² and leave out each fold exactly.
 
@@ -125,7 +123,7 @@ def fit_linear(
     design : (m, q), first column the constant.
     penalty : (q,), zero for the constant.
     counts : (m,) weights nᵢ; zero for padding.
-    held_out, mask : (k, b) rows of each fold.
+    folds : of which only the rows held out matter.
     """
     root = jnp.sqrt(counts)[:, None]
     rows = design.shape[0]
@@ -152,7 +150,7 @@ def fit_linear(
         root_f = jnp.where(real, root[index, 0], 1.0)[:, None]
         return values[index] - delta / root_f - intercept[None, :], intercept
 
-    control, fold_means = jax.lax.map(leave_out, (held_out, mask))
+    control, fold_means = jax.lax.map(leave_out, (folds.held_out, folds.held_out_mask))
     return LinearFit(mean, control, fold_means)
 
 
@@ -208,7 +206,7 @@ def lasso_crossfit(
     features = basis.design[:, 1:]
     features = (features - problem.counts @ features / total) * root
     target = problem.values * root
-    blocks = [problem.held_out[k][problem.held_out_mask[k]] for k in range(len(problem.held_out))]
+    blocks = [out for out, _ in problem.folds.rows()]
     grams = np.stack([features[b].T @ features[b] for b in blocks])
     moments = np.stack([features[b].T @ target[b] for b in blocks])
     energies = np.stack([(target[b] ** 2).sum(axis=0) for b in blocks])
@@ -291,12 +289,9 @@ def _select(theta: Float[np.ndarray, " q"], num_train: int) -> np.ndarray:
 def _refit(problem: Problem, basis: Basis, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     design = basis.design * np.concatenate([[True], chosen])
     penalty = np.concatenate([[0.0], np.where(chosen, 0.0, 1.0)])
-    fit = fit_linear(
-        *(jnp.asarray(a) for a in (design, penalty, problem.values, problem.counts)),
-        jnp.asarray(problem.held_out),
-        jnp.asarray(problem.held_out_mask),
-    )
-    return np.asarray(fit.mean), scatter_folds(problem, np.asarray(fit.control)), np.asarray(fit.fold_means)
+    fit = fit_linear(design, penalty, problem.values, problem.counts, problem.folds)
+    control = problem.folds.scatter(np.asarray(fit.control), len(problem.values))
+    return np.asarray(fit.mean), control, np.asarray(fit.fold_means)
 
 
 PIVOT_TOLERANCE = 1e-10
@@ -320,7 +315,7 @@ class BlockFit(NamedTuple):
 def has_large_design(problem: Problem, size: int) -> bool:
     """Return whether a design of `size` columns is large, and larger than one Gram matrix for each fold."""
     rows = len(problem.counts)
-    return is_large(rows * size) and len(problem.held_out) * size < rows
+    return is_large(rows * size) and problem.folds.num_folds * size < rows
 
 
 def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> BlockFit:
@@ -330,7 +325,7 @@ def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> BlockF
     of the Gram matrix of unit columns times 1e-16, where `fit_linear` has its square root: a few digits fewer. Time is
     O(m q² + k q³), memory O(k q²) beside the problem's own arrays.
     """
-    k, p = len(problem.held_out), problem.values.shape[1]
+    k, p = problem.folds.num_folds, problem.values.shape[1]
     size = len(exponents) + 1
     gram, cross = np.zeros((k, size, size)), np.zeros((k, size, p))
     for fold, index in _blocks(problem, size):
@@ -359,10 +354,9 @@ def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> BlockF
 
 def _blocks(problem: Problem, size: int) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
     """Yield each fold and some of its states, a block of the design at a time."""
-    for fold, (rows, mask) in enumerate(zip(problem.held_out, problem.held_out_mask, strict=True)):
-        real = rows[mask]
-        for some in in_blocks(len(real), size):
-            yield fold, real[some]
+    for fold, (rows, _) in enumerate(problem.folds.rows()):
+        for some in in_blocks(len(rows), size):
+            yield fold, rows[some]
 
 
 def _rows(problem: Problem, exponents: np.ndarray, index: np.ndarray) -> Float[np.ndarray, "b q"]:

@@ -1,11 +1,12 @@
 """The face of a control variate: a frozen choice that is cross-fitted to a problem."""
 
 import abc
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.status import Status
 from mcmcpost.control.problem import Problem
@@ -36,17 +37,26 @@ class ControlFit(NamedTuple):
     method: tuple[str, ...]
     info: dict[str, Any]
 
-    def select(self, columns: slice) -> "ControlFit":
+    def select(self, columns: np.ndarray | slice) -> "ControlFit":
         """Return the fit restricted to some integrands; `info` stays that of all."""
-        return self._replace(
-            mean=self.mean[columns],
-            control=self.control[:, columns],
-            doubt=self.doubt[columns],
-            jackknife=self.jackknife[columns],
-            num_features=self.num_features[columns],
-            status=self.status[columns],
-            method=self.method[columns],
-        )
+        return columnwise(lambda a: a[..., columns], self)
+
+
+def columnwise[Columns: tuple](operation: Callable[..., np.ndarray], *records: Columns) -> Columns:
+    """Return a record like the first whose fields are an operation on those of all records, field by field.
+
+    The fields are arrays whose last axis is the integrands, and tuples of one entry an integrand, on which the
+    operation acts as on an array. A field `info`, which is a dict, is kept from the first record.
+    """
+    fields: list[Any] = []
+    for parts in zip(*records, strict=True):
+        if isinstance(parts[0], dict):
+            fields.append(parts[0])
+        elif isinstance(parts[0], tuple):
+            fields.append(tuple(operation(*(np.array(part, dtype=object) for part in parts))))
+        else:
+            fields.append(operation(*parts))
+    return type(records[0])(*fields)
 
 
 class AbstractControlVariate(eqx.Module):
@@ -89,40 +99,14 @@ def no_control(problem: Problem, status: Status, label: str, info: dict[str, Any
     )
 
 
-def merge_fits(old: ControlFit, new: ControlFit, take: np.ndarray) -> ControlFit:
-    """Return `old` with the columns `take` (p,) from `new`; facts of neither."""
-    return ControlFit(
-        mean=np.where(take, new.mean, old.mean),
-        control=np.where(take[None, :], new.control, old.control),
-        doubt=np.where(take, new.doubt, old.doubt),
-        jackknife=np.where(take, new.jackknife, old.jackknife),
-        num_features=np.where(take, new.num_features, old.num_features),
-        status=tuple(b if t else a for t, a, b in zip(take, old.status, new.status, strict=True)),
-        method=tuple(b if t else a for t, a, b in zip(take, old.method, new.method, strict=True)),
-        info={},
-    )
+def merge_fits(old: ControlFit, new: ControlFit, take: Bool[np.ndarray, " p"]) -> ControlFit:
+    """Return `old` with the columns `take` from `new`, and without `info`."""
+    return columnwise(lambda a, b: np.where(take, b, a), old, new)._replace(info={})
 
 
-def concatenate_fits(fits: tuple[ControlFit, ...]) -> ControlFit:
-    """Return the fit of all columns of fits to one problem."""
-    return ControlFit(
-        mean=np.concatenate([fit.mean for fit in fits]),
-        control=np.concatenate([fit.control for fit in fits], axis=1),
-        doubt=np.concatenate([fit.doubt for fit in fits]),
-        jackknife=np.concatenate([fit.jackknife for fit in fits]),
-        num_features=np.concatenate([fit.num_features for fit in fits]),
-        status=sum((fit.status for fit in fits), ()),
-        method=sum((fit.method for fit in fits), ()),
-        info=fits[0].info,
-    )
-
-
-def scatter_folds(problem: Problem, parts: Float[np.ndarray, "k b p"]) -> Float[np.ndarray, "m p"]:
-    """Return per-state rows from per-fold rows."""
-    out = np.zeros_like(problem.values)
-    mask = problem.held_out_mask
-    out[problem.held_out[mask]] = np.asarray(parts)[mask]
-    return out
+def concatenate_fits(fits: Sequence[ControlFit]) -> ControlFit:
+    """Return the fit of all integrands of several fits to one problem, with the `info` of the first."""
+    return columnwise(lambda *parts: np.concatenate(parts, axis=-1), *fits)
 
 
 class JointFit(NamedTuple):

@@ -9,16 +9,91 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost._core.arrays import in_blocks, zeros
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean
-from mcmcpost.trace import Trace, check_same_order, distinct_states
+from mcmcpost.trace import States, Trace, distinct_states
 
 PAD = 64
-"""States are padded to a multiple of this with rows of count zero: traces of nearly one size share a program."""
+"""Rows are padded to a multiple of this with rows of count zero: traces of nearly one size share a compiled program."""
 
 
 MIN_FOLDS = 8
+"""Folds of the cross-fitting by default, where the chains allow as many."""
 
 
 MIN_BLOCK = 50
+"""Draws that a fold has at least in each chain, unless the caller asks for more folds."""
+
+
+class Folds(NamedTuple):
+    """The rows of a problem that are held out in turn, and those that each fit sees, padded to arrays.
+
+    held_out, held_out_mask : (k, b) rows of each fold, and which entries are real.
+    train, train_mask : (k, t) rows on which the fit without each fold is made; likewise.
+    everyone, everyone_mask : (a,) rows on which the fit on all folds is made; likewise.
+    """
+
+    held_out: Int[np.ndarray, "k b"]
+    held_out_mask: Bool[np.ndarray, "k b"]
+    train: Int[np.ndarray, "k t"]
+    train_mask: Bool[np.ndarray, "k t"]
+    everyone: Int[np.ndarray, " a"]
+    everyone_mask: Bool[np.ndarray, " a"]
+
+    @classmethod
+    def from_labels(cls, labels: Int[np.ndarray, " m"]) -> "Folds":
+        """Return the folds 0, …, k − 1 of rows with these labels; a row of label −1 is padding."""
+        real = labels >= 0
+        numbers = range(labels.max() + 1)
+        held_out, held_out_mask = ragged([np.flatnonzero(labels == k) for k in numbers])
+        train, train_mask = ragged([np.flatnonzero(real & (labels != k)) for k in numbers])
+        everyone, everyone_mask = ragged([np.flatnonzero(real)])
+        return cls(held_out, held_out_mask, train, train_mask, everyone[0], everyone_mask[0])
+
+    @property
+    def num_folds(self) -> int:
+        return len(self.held_out)
+
+    @property
+    def num_train(self) -> int:
+        """The smallest number of rows on which a fit without a fold is made."""
+        return int(self.train_mask.sum(axis=1).min())
+
+    @property
+    def num_everyone(self) -> int:
+        """The number of rows on which the fit on all folds is made."""
+        return int(self.everyone_mask.sum())
+
+    @property
+    def labels(self) -> Int[np.ndarray, " m"]:
+        """The fold of each row, without padding, which stands after all rows."""
+        labels = np.empty(self.held_out_mask.sum(), int)
+        labels[self.held_out[self.held_out_mask]] = np.repeat(np.arange(self.num_folds), self.held_out_mask.sum(axis=1))
+        return labels
+
+    def rows(self) -> list[tuple[Int[np.ndarray, " b"], Int[np.ndarray, " t"]]]:
+        """Return, for each fold, the rows that are held out and those of the fit without it."""
+        return [
+            (out[out_mask], inside[mask])
+            for out, out_mask, inside, mask in zip(
+                self.held_out, self.held_out_mask, self.train, self.train_mask, strict=True
+            )
+        ]
+
+    def thin(self, max_rows: int | None) -> "Folds":
+        """Return folds whose fits see at most `max_rows` evenly spaced rows; every row is still held out once."""
+        rows = self.everyone[self.everyone_mask]
+        if max_rows is None or len(rows) <= max_rows:
+            return self
+        kept = np.zeros(len(self.labels), bool)
+        kept[rows[np.linspace(0, len(rows) - 1, max_rows).astype(int)]] = True
+        train, train_mask = ragged([inside[kept[inside]] for _, inside in self.rows()])
+        everyone, everyone_mask = ragged([np.flatnonzero(kept)])
+        return self._replace(train=train, train_mask=train_mask, everyone=everyone[0], everyone_mask=everyone_mask[0])
+
+    def scatter(self, parts: Float[np.ndarray, "k b *p"], num_rows: int) -> Float[np.ndarray, "m *p"]:
+        """Return held-out values by row, from values by fold; zero on padding."""
+        scattered = np.zeros((num_rows, *parts.shape[2:]))
+        scattered[self.held_out[self.held_out_mask]] = parts[self.held_out_mask]
+        return scattered
 
 
 class Problem(NamedTuple):
@@ -27,9 +102,8 @@ class Problem(NamedTuple):
     draws, scores : (m, d) in standard coordinates z = L⁻¹(x−μ), Lᵀs; zero on padding.
     values : (m, p) integrands, mean over the copies of a state, centred and of unit standard deviation.
     counts : (m,) copies of each state, zero on padding.
-    held_out : (k, b) rows of each fold; held_out_mask : which of them are real.
-    train : (k, t) rows outside each fold; train_mask likewise.
-    everyone : (a,) rows of the fit on all states; everyone_mask likewise.
+    chains : (m,) the chain in which each state was first visited, zero on padding; the states of a chain are in order.
+    folds : the rows that are held out in turn.
     location, scale : (p,) such that integrand = location + scale·values.
     inverse : (c·n,) the row of each draw.
     num_states : rows that are not padding.
@@ -39,21 +113,12 @@ class Problem(NamedTuple):
     scores: Float[np.ndarray, "m d"]
     values: Float[np.ndarray, "m p"]
     counts: Float[np.ndarray, " m"]
-    held_out: Int[np.ndarray, "k b"]
-    held_out_mask: Bool[np.ndarray, "k b"]
-    train: Int[np.ndarray, "k t"]
-    train_mask: Bool[np.ndarray, "k t"]
-    everyone: Int[np.ndarray, " a"]
-    everyone_mask: Bool[np.ndarray, " a"]
+    chains: Int[np.ndarray, " m"]
+    folds: Folds
     location: Float[np.ndarray, " p"]
     scale: Float[np.ndarray, " p"]
     inverse: Int[np.ndarray, " n"]
     num_states: int
-
-    @property
-    def num_train(self) -> int:
-        """The smallest number of states outside a fold."""
-        return int(self.train_mask.sum(axis=1).min())
 
     def select(self, columns: np.ndarray | slice) -> "Problem":
         """Return the problem restricted to some integrands."""
@@ -61,21 +126,14 @@ class Problem(NamedTuple):
 
     def thin(self, max_states: int | None) -> "Problem":
         """Return the problem with fits on at most `max_states` evenly spaced states; every state is still held out."""
-        if max_states is None or self.num_states <= max_states:
-            return self
-        kept = np.zeros(len(self.counts), bool)
-        kept[np.linspace(0, self.num_states - 1, max_states).astype(int)] = True
-        train, train_mask = ragged(
-            [rows[mask & kept[rows]] for rows, mask in zip(self.train, self.train_mask, strict=True)]
-        )
-        everyone, everyone_mask = ragged([np.flatnonzero(kept)])
-        return self._replace(train=train, train_mask=train_mask, everyone=everyone[0], everyone_mask=everyone_mask[0])
+        return self._replace(folds=self.folds.thin(max_states))
 
 
 def make_problem(
     trace: Trace,
     values: Float[np.ndarray, "c n p"],
     *,
+    states: States | None = None,
     num_folds: int | None = None,
     moments: tuple[Any, Any] | None = None,
     coordinates: tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]] | None = None,
@@ -83,10 +141,17 @@ def make_problem(
     """Return the regression problem of `values` on `trace`.
 
     A repeated state is kept once with its count (docs/mathematics.md section 2, duplicates). Folds are contiguous
-    blocks within chains, never independent draws. Values must be finite. `coordinates` are those of
-    `standard_coordinates`, by default of this trace's own draws and `moments`.
+    blocks within chains, never independent draws.
+
+    Parameters
+    ----------
+    values : (c, n, p), finite.
+    states : the distinct states of `trace`, where the caller has them already.
+    num_folds, moments : see `draw_folds` and `standard_coordinates`.
+    coordinates : what `standard_coordinates` returns; by default for the draws of this trace and `moments`.
     """
-    states = distinct_states(trace)
+    if states is None:
+        states = distinct_states(trace)
     m = len(states.counts)
     flat = values.reshape(-1, values.shape[-1])
     means = flat
@@ -106,21 +171,14 @@ def make_problem(
 
     first_visit = np.full(m, -1)
     first_visit[states.inverse[::-1]] = np.arange(len(flat))[::-1]
-    fold = _occupied(draw_folds(values.shape[0], values.shape[1], num_folds)[first_visit])
-    held_out, held_out_mask = ragged([np.flatnonzero(fold == k) for k in range(fold.max() + 1)])
-    train, train_mask = ragged([np.flatnonzero(fold != k) for k in range(fold.max() + 1)])
-    everyone, everyone_mask = ragged([np.arange(m)])
+    labels = draw_folds(values.shape[0], values.shape[1], num_folds)[first_visit]
     return Problem(
         draws=z,
         scores=s,
         values=f,
         counts=pad_rows(states.counts.astype(float)),
-        held_out=held_out,
-        held_out_mask=held_out_mask,
-        train=train,
-        train_mask=train_mask,
-        everyone=everyone[0],
-        everyone_mask=everyone_mask[0],
+        chains=pad_rows(first_visit // values.shape[1]),
+        folds=Folds.from_labels(_occupied(labels)),
         location=location,
         scale=scale,
         inverse=states.inverse,
@@ -233,7 +291,8 @@ class JointProblem(NamedTuple):
     draws, scores : (m, d) rows of all tasks, zero on padding; a trace with several integrands has a copy for each.
     values : (m,) of unit scale within a task. counts : (m,) copies of each state, zero on padding.
     labels : (m,) the task of each row, zero on padding.
-    held_out, held_out_mask, train, train_mask, everyone, everyone_mask : rows as in `Problem`.
+    chains : (m,) the chain of each row within its trace, as in `Problem`.
+    folds : the rows that are held out in turn, in all tasks at once.
     starts : (T + 1,) row offsets of the tasks.
     """
 
@@ -244,12 +303,8 @@ class JointProblem(NamedTuple):
     values: Float[np.ndarray, " m"]
     counts: Float[np.ndarray, " m"]
     labels: Int[np.ndarray, " m"]
-    held_out: Int[np.ndarray, "k b"]
-    held_out_mask: Bool[np.ndarray, "k b"]
-    train: Int[np.ndarray, "k t"]
-    train_mask: Bool[np.ndarray, "k t"]
-    everyone: Int[np.ndarray, " a"]
-    everyone_mask: Bool[np.ndarray, " a"]
+    chains: Int[np.ndarray, " m"]
+    folds: Folds
     starts: Int[np.ndarray, " t"]
 
     @property
@@ -279,6 +334,7 @@ def make_joint_problem(
     traces: Sequence[Trace],
     values: Sequence[Float[np.ndarray, "_ _ _"]],
     *,
+    states: Sequence[States | None] | None = None,
     num_folds: int | None = None,
     moments: tuple[Any, Any] | None = None,
 ) -> JointProblem:
@@ -293,8 +349,8 @@ def make_joint_problem(
     pooled = np.concatenate([trace.draws.reshape(-1, trace.draws.shape[-1]) for trace in traces])
     coordinates = standard_coordinates(pooled[None], moments)
     problems = tuple(
-        make_problem(trace, value, num_folds=num_folds, coordinates=coordinates)
-        for trace, value in zip(traces, values, strict=True)
+        make_problem(trace, value, states=own, num_folds=num_folds, coordinates=coordinates)
+        for trace, value, own in zip(traces, values, states or [None] * len(traces), strict=True)
     )
     return join(problems)
 
@@ -308,32 +364,17 @@ def join(problems: tuple[Problem, ...]) -> JointProblem:
     def stack(name: str) -> np.ndarray:
         return pad_rows(np.concatenate([getattr(problems[i], name)[: problems[i].num_states] for i, _ in tasks]))
 
-    labels = pad_rows(np.repeat(np.arange(len(tasks)), sizes))
-    values = np.concatenate([problems[i].values[: problems[i].num_states, j] for i, j in tasks])
-    fold = np.full(len(labels), -1)
-    for t, (i, _) in enumerate(tasks):
-        problem = problems[i]
-        for k, (rows, mask) in enumerate(zip(problem.held_out, problem.held_out_mask, strict=True)):
-            fold[starts[t] + rows[mask]] = k
-    num_folds = fold.max() + 1
-    real = fold >= 0
-    held_out, held_out_mask = ragged([np.flatnonzero(fold == k) for k in range(num_folds)])
-    train, train_mask = ragged([np.flatnonzero(real & (fold != k)) for k in range(num_folds)])
-    everyone, everyone_mask = ragged([np.flatnonzero(real)])
+    fold = np.concatenate([problems[i].folds.labels for i, _ in tasks])
     return JointProblem(
         problems=problems,
         tasks=tasks,
         draws=stack("draws"),
         scores=stack("scores"),
-        values=pad_rows(values),
+        values=pad_rows(np.concatenate([problems[i].values[: problems[i].num_states, j] for i, j in tasks])),
         counts=stack("counts"),
-        labels=labels,
-        held_out=held_out,
-        held_out_mask=held_out_mask,
-        train=train,
-        train_mask=train_mask,
-        everyone=everyone[0],
-        everyone_mask=everyone_mask[0],
+        labels=pad_rows(np.repeat(np.arange(len(tasks)), sizes)),
+        chains=stack("chains"),
+        folds=Folds.from_labels(fold),
         starts=starts,
     )
 
@@ -346,17 +387,3 @@ def default_folds(trace: Trace) -> int:
     independent = not np.isfinite(ess).all() or np.median(ess) * INDEPENDENT >= chains * draws
     blocks = draws if independent else max(1 if chains > 1 else 2, draws // MIN_BLOCK)
     return max(2, min(MIN_FOLDS, chains * blocks))
-
-
-def same_states(a: Trace, b: Trace) -> bool:
-    """Return whether two traces are the same draws of the same target."""
-    return np.array_equal(a.draws, b.draws) and np.array_equal(a.scores, b.scores)
-
-
-def check_dimensions(names: Sequence[str], traces: Sequence[Trace]) -> None:
-    """Raise a `ValueError` unless all tasks live in one space, their parameters in one order."""
-    sizes = {name: trace.draws.shape[-1] for name, trace in zip(names, traces, strict=True)}
-    if len(set(sizes.values())) > 1:
-        expected = "tasks of one dimension, whose targets live on one unconstrained space"
-        raise InputError("joint_expectation", expected, sizes, "Estimate the others by `expectation`.")
-    check_same_order("joint_expectation", {f"task {n!r}": trace.names for n, trace in zip(names, traces, strict=True)})

@@ -65,7 +65,7 @@ def make_schedule(
     num_tasks: int,
     batch_size: int,
     block: int | None = 1,
-    chains: Int[np.ndarray, " m"] | None = None,
+    runs: Int[np.ndarray, " m"] | None = None,
 ) -> Schedule:
     """Cut the rows into units and lay out the steps of an epoch.
 
@@ -74,29 +74,34 @@ def make_schedule(
 
     Parameters
     ----------
-    tasks : (m,) labels 0, …, T − 1; rows of one chain of one task are in draw order.
+    tasks : (m,) labels 0, …, T − 1; rows of one run of one task are in draw order.
     batch_size : rows in a step, at least T; with blocks, at least one block of each task is taken all the same.
-    block : rows of a unit; None for ⌊√n⌋, n the length of the shortest chain. Rows that do not fill a block are left
-        out at the start of their chain.
-    chains : (m,) labels; None where each task is one chain.
+    block : rows of a unit; None for ⌊√n⌋, n the length of a task's longest run in the task where that is shortest.
+        Rows that do not fill a block are left out at the start of their run.
+    runs : (m,) labels of the stretches of consecutive draws of one chain; None where each task is one run.
 
     Raises
     ------
     ValueError
-        if a label is out of range, `batch_size` is below T, or a chain is shorter than `block`.
+        if a label is out of range, `batch_size` is below T, or no run of a task is as long as `block`.
     """
     sizes = task_sizes("Stochastic", tasks, num_tasks)
     if batch_size < num_tasks:
         cure = "A mini-batch holds at least one draw of each task."
         raise InputError("Stochastic", f"`batch_size` of at least {num_tasks} tasks", batch_size, cure)
-    labels = np.zeros_like(tasks) if chains is None else np.asarray(chains)
-    runs = [np.flatnonzero((tasks == t) & (labels == c)) for t, c in np.unique(np.stack([tasks, labels], 1), axis=0)]
-    shortest = min(len(run) for run in runs)
-    length = max(int(np.sqrt(shortest)), 1) if block is None else block
-    if length > shortest:
-        cure = "Use a shorter block: a block must not straddle two chains."
-        raise InputError("ChainVariance", f"`block` of at most {shortest}, the shortest chain", length, cure)
-    units = np.concatenate([run[len(run) % length :].reshape(-1, length) for run in runs])
+    labels = np.zeros_like(tasks) if runs is None else np.asarray(runs)
+    pairs, member = np.unique(np.stack([tasks, labels], 1), axis=0, return_inverse=True)
+    stretches = np.split(np.argsort(member.ravel(), kind="stable"), np.cumsum(np.bincount(member.ravel()))[:-1])
+    longest = np.zeros(num_tasks, int)
+    np.maximum.at(longest, pairs[:, 0], [len(stretch) for stretch in stretches])
+    length = max(int(np.sqrt(longest.min())), 1) if block is None else block
+    if length > longest.min():
+        expected = (
+            f"`block` of at most {longest.min()}, the longest run of consecutive draws of task {longest.argmin()}"
+        )
+        cure = "Use a shorter block: it must not straddle two chains or the draws that a fold holds out."
+        raise InputError("ChainVariance", expected, length, cure)
+    units = np.concatenate([stretch[len(stretch) % length :].reshape(-1, length) for stretch in stretches])
     owner = np.asarray(tasks)[units[:, 0]]
     sizes = np.bincount(owner, minlength=num_tasks)
     counts = proportional_counts(sizes, max(num_tasks, batch_size // length))
@@ -150,7 +155,7 @@ class ChainVariance(eqx.Module):
     zero whatever g is, so it cannot be minimised. Only m/ℓ block means are fitted, so a flexible family needs a larger
     penalty than with `MeanSquare`.
 
-    block : ℓ, a few autocorrelation times; None for ⌊√n⌋, n the length of the shortest chain.
+    block : ℓ, a few autocorrelation times; None for ⌊√n⌋, n the number of consecutive draws on which a fit is made.
     """
 
     block: int | None = None
@@ -225,26 +230,24 @@ def fit_stochastic(
     choice: Stochastic,
     *,
     key: PRNGKeyArray,
-    chains: Int[np.ndarray, " m"] | None = None,
-    beta: Float[Array | np.ndarray, " t"] | None = None,
+    runs: Int[np.ndarray, " m"] | None = None,
 ) -> StochasticFit:
     """Minimise Σ_t mean_j (f_t(x_tj) − g_t(x_tj) − β_t)² + λ‖θ‖² (+ ‖B‖²_F) by Adam on mini-batches.
 
-    Starts from `control` as it is; its constructors start at g = 0. Everything random, that is the order of the draws,
-    comes from `key`.
+    Training starts from `control` as it is, which is g = 0 for a new one, and from the task means as constants β.
+    Everything random, that is the order of the draws, comes from `key`.
 
     Parameters
     ----------
     control : the family, with B given or free; `choice.learn_covariance` frees it.
-    rows : m draws of all tasks, those of one chain of one task in draw order.
+    rows : m draws of all tasks, those of one run of one task in draw order.
     values : (m,) integrand of each row's task, of unit scale.
-    chains : (m,) chain labels, which `ChainVariance` needs where a task has several chains.
-    beta : (T,) first constants; the task means when None. A fit's `control` and `beta` are its warm start.
+    runs : (m,) labels of the stretches of consecutive draws, which `ChainVariance` needs; see `make_schedule`.
 
     Raises
     ------
     ValueError
-        if a task has no rows, `batch_size` is below the number of tasks, or a chain is shorter than a block.
+        if a task has no rows, `batch_size` is below the number of tasks, or no run of a task is as long as a block.
 
     Source: Sun, Barp and Briol, Vector-Valued Control Variates (ICML 2023), Algorithms 1 and 2, Appendix A.2.
     """
@@ -255,7 +258,7 @@ def fit_stochastic(
         num_tasks=control.num_tasks,
         batch_size=choice.batch_size,
         block=objective.block,
-        chains=None if chains is None else np.asarray(chains),
+        runs=runs,
     )
     if choice.learn_covariance:
         control = control.release_covariance()
@@ -264,7 +267,7 @@ def fit_stochastic(
     shapes = eqx.filter_eval_shape(control.features, data)
     cached = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) <= CACHE_ENTRIES
     penalty, rate = jnp.asarray(choice.penalty, f.dtype), jnp.asarray(choice.learning_rate, f.dtype)
-    first = _task_means(f, jnp.asarray(tasks), control.num_tasks) if beta is None else jnp.asarray(beta, f.dtype)
+    first = _task_means(f, jnp.asarray(tasks), control.num_tasks)
     trained, constants, loss, history = _train(
         control, first, data, f, schedule, penalty, rate, key, num_epochs=choice.num_epochs, cached=cached
     )
@@ -366,7 +369,7 @@ class KernelFamily(eqx.Module):
     kernel: AbstractKernel
     covariance: Any = None
 
-    def start(self, rows: TaskRows, num_tasks: int, *, key: PRNGKeyArray) -> AbstractTaskControl:  # noqa: ARG002
+    def start(self, rows: TaskRows, num_tasks: int) -> AbstractTaskControl:
         return KernelTasks.start(self.kernel, rows, _covariance(self.covariance, num_tasks))
 
 
@@ -379,7 +382,7 @@ class PolynomialFamily(eqx.Module):
     degree: int = 2
     covariance: Any = None
 
-    def start(self, rows: TaskRows, num_tasks: int, *, key: PRNGKeyArray) -> AbstractTaskControl:  # noqa: ARG002
+    def start(self, rows: TaskRows, num_tasks: int) -> AbstractTaskControl:
         return PolynomialTasks.start(rows, _covariance(self.covariance, num_tasks), degree=self.degree)
 
 
@@ -414,16 +417,15 @@ class TrainedVectorValued(AbstractControlVariate):
         """Train on all rows but each fold's in turn, and on all rows."""
         training = self.training or Stochastic()
         t = joint.num_tasks
-        if int(joint.train_mask.sum(axis=1).min()) < MIN_TRAIN:
+        if joint.folds.num_train < MIN_TRAIN:
             few = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
             return JointFit(few, np.eye(t), np.eye(t))
-        keys = jax.random.split(self.key, len(joint.held_out) + 1)
-        whole = self._train(joint, joint.everyone[joint.everyone_mask], training, keys[0])
+        keys = jax.random.split(self.key, joint.folds.num_folds + 1)
+        whole = self._train(joint, joint.folds.everyone[joint.folds.everyone_mask], training, keys[0])
         control = np.zeros(len(joint.values))
         betas, finite, settled = [], bool(whole.finite), bool(whole.converged)
-        for k, key in enumerate(keys[1:]):
-            fit = self._train(joint, joint.train[k][joint.train_mask[k]], training, key)
-            out = joint.held_out[k][joint.held_out_mask[k]]
+        for (out, inside), key in zip(joint.folds.rows(), keys[1:], strict=True):
+            fit = self._train(joint, inside, training, key)
             control[out] = np.asarray(fit.control(_rows(joint, out)))
             betas.append(np.asarray(fit.beta))
             finite, settled = finite and bool(fit.finite), settled and bool(fit.converged)
@@ -455,13 +457,19 @@ class TrainedVectorValued(AbstractControlVariate):
         start = (
             self.family.start(joint.num_tasks, joint.draws.shape[1], key=first)
             if isinstance(self.family, NeuralNetwork)
-            else self.family.start(rows, joint.num_tasks, key=first)
+            else self.family.start(rows, joint.num_tasks)
         )
-        return fit_stochastic(start, rows, joint.values[index], training, key=order)
+        return fit_stochastic(start, rows, joint.values[index], training, key=order, runs=runs_of(joint, index))
 
 
 def _rows(joint: JointProblem, index: np.ndarray) -> TaskRows:
     return TaskRows(jnp.asarray(joint.draws[index]), jnp.asarray(joint.scores[index]), jnp.asarray(joint.labels[index]))
+
+
+def runs_of(joint: JointProblem, index: Int[np.ndarray, " r"]) -> Int[np.ndarray, " r"]:
+    """Return labels of the stretches of some rows, in order, that are consecutive rows of one chain of one task."""
+    breaks = (np.diff(index) != 1) | (np.diff(joint.chains[index]) != 0) | (np.diff(joint.labels[index]) != 0)
+    return np.concatenate([[0], np.cumsum(breaks)])
 
 
 def _covariance(given: Any, num_tasks: int) -> FixedCovariance:

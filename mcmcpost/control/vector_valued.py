@@ -19,9 +19,17 @@ from mcmcpost.control.functional import (
     ControlFunctional,
     GridREML,
     SemiExact,
+    kernel_parameters,
     tune,
 )
-from mcmcpost.control.kernel_systems import KernelData, KernelFit, crossfit_dense, crossfit_iterative, mean_diagonal
+from mcmcpost.control.kernel_systems import (
+    KernelData,
+    KernelFit,
+    crossfit_dense,
+    crossfit_iterative,
+    kernel_data,
+    mean_diagonal,
+)
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.method import (
     AbstractControlVariate,
@@ -30,7 +38,6 @@ from mcmcpost.control.method import (
     concatenate_fits,
     merge_fits,
     no_control,
-    scatter_folds,
 )
 from mcmcpost.control.problem import JointProblem, Problem, join
 from mcmcpost.control.task_tuning import ConvexTaskCovariance, TaskModel, TaskREML, floored, tune_tasks
@@ -64,6 +71,7 @@ def crossfit_kronecker(
     KernelFit with p = 1: mean (t, 1), control (k, b, t), fold_means (k, t, 1), model_covariance (1, t, t).
     """
     real = (data.counts > 0).astype(data.values.dtype)
+    held_out, held_out_mask = data.folds.held_out, data.folds.held_out_mask
     root = jnp.sqrt(data.counts)
     gram = tile_gram(tile, data.rows) / mean_diagonal(tile, data.rows, data.counts)
     weighted = gram * root[:, None] * root[None, :]
@@ -92,19 +100,19 @@ def crossfit_kronecker(
             rule = inverse @ along.T
             return error * keep, gamma - rule @ error
 
-        errors, gammas = jax.lax.map(leave_out, (data.held_out, data.held_out_mask))
+        errors, gammas = jax.lax.map(leave_out, (held_out, held_out_mask))
         return gamma, errors, gammas[:, 0], energy, (inverse @ inverse.T)[0, 0]
 
     gamma, errors, means, energy, factor = jax.lax.map(lambda pair: solve(*pair), (between, rotated.T))
-    held = root[data.held_out]
-    safe = jnp.where(data.held_out_mask & (held > 0), held, 1.0)
+    held = root[held_out]
+    safe = jnp.where(held_out_mask & (held > 0), held, 1.0)
     residual = jnp.einsum("tkb,st->kbs", errors, mixing) / safe[:, :, None]
     fold_means = means.T @ mixing.T
-    control = data.values[data.held_out] - residual - fold_means[:, None, :]
+    control = data.values[held_out] - residual - fold_means[:, None, :]
     amplitude = jnp.maximum(energy, 0.0) * factor
     return KernelFit(
         mean=(mixing @ gamma[:, 0])[:, None],
-        control=jnp.where(data.held_out_mask[:, :, None], control, 0.0),
+        control=jnp.where(held_out_mask[:, :, None], control, 0.0),
         fold_means=fold_means[:, :, None],
         model_covariance=((mixing * amplitude[None, :]) @ mixing.T)[None],
         nugget=nugget,
@@ -224,11 +232,11 @@ class VectorValued(AbstractControlVariate):
         if several or second_order or isinstance(self.tuning, ConvexTaskCovariance):
             copies = tuple(problem.select(np.array([j])) for j in range(problem.values.shape[1]))
             return concatenate_fits(self.crossfit_joint(join(copies)).fits)
-        if problem.num_train < MIN_TRAIN:
+        if problem.folds.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
         basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], self.degree))
         size = basis.design.shape[1]
-        if problem.num_train < DRAWS_PER_FEATURE * size:
+        if problem.folds.num_train < DRAWS_PER_FEATURE * size:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label, {"num_features": size - 1})
         if problem.num_states > DENSE_LIMIT or isinstance(self.solver, ConjugateGradients):
             fit = self._each_alone().crossfit(problem)
@@ -237,7 +245,7 @@ class VectorValued(AbstractControlVariate):
         tuning = GridREML(max_groups=1) if given is None else None
         (setting,) = tune(problem, basis, given, self.nugget, tuning, Cholesky())
         tile = SteinTile(setting.kernel) if self._order == 1 else SecondOrderSteinTile(setting.kernel)
-        data = _data((problem.draws, problem.scores), basis.design, problem.values, problem)
+        data = kernel_data((problem.draws, problem.scores), basis.design, problem.values, problem)
         nugget = jnp.asarray(setting.nugget)
         between = self._covariance_given(problem.values.shape[1])
         if between is None:
@@ -282,8 +290,7 @@ class VectorValued(AbstractControlVariate):
     def _fit_tasks(self, joint: JointProblem, *, alone: bool) -> JointFit:
         num_tasks = joint.num_tasks
         design, features = _joint_design(joint, self.degree)
-        smallest = int(joint.train_mask.sum(axis=1).min())
-        if smallest < max(MIN_TRAIN if self._tunes else MIN_GIVEN, features + 2):
+        if joint.folds.num_train < max(MIN_TRAIN if self._tunes else MIN_GIVEN, features + 2):
             few = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
             return JointFit(few, np.eye(num_tasks), np.eye(num_tasks))
         fixed = None if alone else self._covariance_given(num_tasks)
@@ -291,21 +298,22 @@ class VectorValued(AbstractControlVariate):
         kernel, nugget = tune_tasks(joint, design, model)
         tile = matrix_stein_tile(kernel)
         rows = (joint.draws, joint.scores, joint.indicators)
-        data = _data(rows, design, joint.values[:, None], joint)
-        solver = self.solver or (Cholesky() if len(joint.everyone) <= MAX_ROWS else ConjugateGradients(rank=JOINT_RANK))
+        data = kernel_data(rows, design, joint.values[:, None], joint)
+        solver = self.solver or (
+            Cholesky() if len(joint.folds.everyone) <= MAX_ROWS else ConjugateGradients(rank=JOINT_RANK)
+        )
         if isinstance(solver, ConjugateGradients) and self.nugget is None:
             nugget = max(nugget, MIN_JOINT_NUGGET if solver.rank >= JOINT_RANK else MIN_ITERATIVE_NUGGET)
         level = jnp.asarray(nugget)
         if isinstance(solver, Cholesky):
-            folds = (joint.train, joint.train_mask, joint.everyone, joint.everyone_mask)
-            fit = crossfit_dense(tile, level, data, *(jnp.asarray(a) for a in folds), num_constants=num_tasks)
+            fit = crossfit_dense(tile, level, data, num_constants=num_tasks)
         else:
             fit = crossfit_iterative(tile, level, solver, data, num_constants=num_tasks)
         between = np.asarray(kernel.covariances).sum(axis=0)
         doubted = np.asarray(fit.model_covariance)[0]
         info = {
             "kernels": [type(k).__name__ for k in kernel.kernels],
-            "parameters": [np.asarray(leaf).tolist() for k in kernel.kernels for leaf in _leaves(k)],
+            "parameters": kernel_parameters(kernel.kernels),
             "task_covariance": between.tolist(),
             "nugget": nugget,
             "nugget_used": float(fit.nugget),
@@ -313,9 +321,7 @@ class VectorValued(AbstractControlVariate):
             "solver": type(solver).__name__,
             "degree": self.degree,
         }
-        control = np.zeros(len(joint.values))
-        mask = joint.held_out_mask
-        control[joint.held_out[mask]] = np.asarray(fit.control)[mask][:, 0]
+        control = joint.folds.scatter(np.asarray(fit.control)[:, :, 0], len(joint.values))
         fits = []
         for problem, mine, part in joint.by_problem(control):
             one = ControlFit(
@@ -356,15 +362,6 @@ class VectorValued(AbstractControlVariate):
         return Status.NUGGET_RAISED if asked else Status.CONTROLLED
 
 
-def _data(rows: tuple, design: np.ndarray, values: np.ndarray, folds: Problem | JointProblem) -> KernelData:
-    arrays = (design, values, folds.counts, folds.held_out, folds.held_out_mask)
-    return KernelData(tuple(jnp.asarray(a) for a in rows), *(jnp.asarray(a) for a in arrays))
-
-
-def _leaves(kernel: AbstractKernel) -> list:
-    return [leaf for leaf in eqx.filter(kernel, eqx.is_inexact_array_like).__dict__.values() if leaf is not None]
-
-
 def _joint_design(joint: JointProblem, degree: int) -> tuple[Float[np.ndarray, "m q"], int]:
     """Return task indicators followed by each task's own polynomial features, and how many those are per task."""
     columns = [joint.indicators]
@@ -384,7 +381,7 @@ def _control_fit(
 ) -> ControlFit:
     """Return the fit of integrands that share their draws; those that came out as NaN are not controlled."""
     mean = np.asarray(fit.mean)[:, 0]
-    control = scatter_folds(problem, np.asarray(fit.control))
+    control = problem.folds.scatter(np.asarray(fit.control), len(problem.values))
     model = np.diagonal(np.asarray(fit.model_covariance)[0])
     status = Status.CONTROLLED if bool(fit.converged) else Status.NOT_CONVERGED
     return ControlFit(

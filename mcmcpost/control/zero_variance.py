@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from mcmcpost._core.errors import InputError
@@ -22,7 +21,7 @@ from mcmcpost.control.least_squares import (
     polynomial_basis,
     ridge_strengths,
 )
-from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, no_control, scatter_folds
+from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, no_control
 from mcmcpost.control.problem import Problem
 
 DRAWS_PER_FEATURE = 3.0
@@ -75,7 +74,7 @@ class ZeroVariance(AbstractControlVariate):
         return f"ZeroVariance(degree={self.degree})"
 
     def crossfit(self, problem: Problem) -> ControlFit:
-        if problem.num_train < MIN_TRAIN:
+        if problem.folds.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
         fit = self._fit(problem)
         if self.degree < GAP_DEGREE:
@@ -88,7 +87,7 @@ class ZeroVariance(AbstractControlVariate):
     def _fit(self, problem: Problem) -> ControlFit:
         exponents = exponents_of_degree(problem.draws.shape[1], self.degree, self.max_interaction)
         most = len(exponents) + 1
-        enough = problem.num_train >= DRAWS_PER_FEATURE * most
+        enough = problem.folds.num_train >= DRAWS_PER_FEATURE * most
         if isinstance(self.penalty, LeastSquares | None) and enough and has_large_design(problem, most):
             fit = fit_by_blocks(problem, exponents)
             info = self._info(LeastSquares(), fit.num_features, fit.num_dropped)
@@ -97,16 +96,16 @@ class ZeroVariance(AbstractControlVariate):
         size = basis.design.shape[1]
         penalty = self.penalty
         if penalty is None:
-            penalty = LeastSquares() if problem.num_train >= DRAWS_PER_FEATURE * size else Ridge()
+            penalty = LeastSquares() if problem.folds.num_train >= DRAWS_PER_FEATURE * size else Ridge()
         info = self._info(penalty, size - 1, basis.num_dropped)
         status = Status.REGULARISED
         match penalty:
             case LeastSquares():
-                if problem.num_train <= size:
+                if problem.folds.num_train <= size:
                     raise InputError(
                         "ZeroVariance",
                         f"more than {size} distinct training draws for {size - 1} features without a penalty",
-                        problem.num_train,
+                        problem.folds.num_train,
                         "Use penalty=Ridge(), a lower degree, or more draws.",
                     )
                 parts = _crossfit(problem, basis, np.zeros(problem.values.shape[1]))
@@ -149,18 +148,14 @@ def _crossfit(problem: Problem, basis: Basis, penalties: np.ndarray) -> _Parts:
     """Cross-fit with one penalty per integrand; integrands that share a penalty share the factorisation."""
     mean = np.empty(problem.values.shape[1])
     control = np.empty_like(problem.values)
-    fold_means = np.empty((len(problem.held_out), problem.values.shape[1]))
+    fold_means = np.empty((problem.folds.num_folds, problem.values.shape[1]))
     for level in np.unique(penalties):
         columns = np.flatnonzero(penalties == level)
         part = problem.select(columns)
         weights = np.full(basis.design.shape[1], level)
         weights[0] = 0.0
-        fit = fit_linear(
-            *(jnp.asarray(a) for a in (basis.design, weights, part.values, part.counts)),
-            jnp.asarray(part.held_out),
-            jnp.asarray(part.held_out_mask),
-        )
+        fit = fit_linear(basis.design, weights, part.values, part.counts, part.folds)
         mean[columns] = np.asarray(fit.mean)
-        control[:, columns] = scatter_folds(part, np.asarray(fit.control))
+        control[:, columns] = part.folds.scatter(np.asarray(fit.control), len(control))
         fold_means[:, columns] = np.asarray(fit.fold_means)
     return mean, control, fold_means

@@ -1,12 +1,15 @@
 """`joint_expectation` on trees: names, covariance, files, bad input, calibration."""
 
+import json
+
+import jax
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
 import mcmcpost as mp
 from mcmcpost.control import TaskInput, estimate_jointly
-from mcmcpost.kernels import SquaredExponential
+from mcmcpost.kernels import Matern52, Scaled, SquaredExponential, Sum
 from mcmcpost.trace import make_trace
 
 KERNEL = SquaredExponential(2.0)
@@ -112,6 +115,56 @@ def test_the_tree_of_a_joint_estimate_survives_a_file(tasks, draws, tmp_path):
     for name, variable in tree["control_variates"].data_vars.items():
         np.testing.assert_array_equal(loaded["control_variates"][name].values, variable.values)
     assert list(loaded.children) == list(tree.children)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own draws", "shared draws"])
+@pytest.mark.parametrize("kernel", [Sum(KERNEL, Matern52(3.0)), Scaled(2.0, KERNEL)], ids=["Sum", "Scaled"])
+def test_what_was_fitted_survives_a_file_for_kernels_made_of_kernels(tasks, kernel, shared, tmp_path):
+    method = mp.VectorValued(kernel, np.array([[1.0, 0.7], [0.7, 1.2]]), 1e-2, guard=False)
+    if shared:
+        tasks = {"high": tasks["high"], "low": (tasks["high"][0], tasks["high"][1] ** 2)}
+    found = mp.joint_expectation(tasks, method)
+    loaded = mp.load_tree(mp.save_tree(found.to_datatree(), tmp_path / "joint.nc"))
+    for group, name in (("control_variates", "high"), ("task_0", "high"), ("task_1", "low")):
+        info = json.loads(loaded[group].attrs["info"])
+        assert info == found[name].info
+        flat = [float(value) for value in jax.tree.leaves(info["parameters"])]
+        assert flat == [float(value) for value in jax.tree.leaves(kernel)]
+
+
+def rewritten(trace, fixed):
+    """Return draws with a coordinate held fixed, which says nothing of the others, and their scores."""
+    draws, scores = trace.copy(), -trace
+    draws[..., fixed], scores[..., fixed] = 0.5, -0.5
+    return mp.from_arrays(draws, scores)
+
+
+def test_a_parameter_that_no_task_moves_is_left_out(draws, rng):
+    a, b = draws
+    wide = [np.concatenate([x[..., :1], np.full((*x.shape[:2], 1), 3.0), x[..., 1:]], axis=-1) for x in draws]
+    slopes = [np.where(np.arange(3) == 1, rng.normal(), -x) for x in wide]
+    values = (smooth(a), 2 * smooth(b))
+    moments = (np.array([0.1, 7.0, 0.0]), np.array([1.0, 0.1, 2.0]))
+    for known, kept in ((None, None), (moments, tuple(moment[[0, 2]] for moment in moments))):
+        fixed = {n: (mp.from_arrays(x, s), f) for n, x, s, f in zip("ab", wide, slopes, values, strict=True)}
+        plain = {n: (mp.from_arrays(x, -x), f) for n, x, f in zip("ab", draws, values, strict=True)}
+        found = mp.joint_expectation(fixed, METHOD, standardize=known)
+        expected = mp.joint_expectation(plain, METHOD, standardize=kept)
+        for name in "ab":
+            np.testing.assert_allclose(found[name].mean, expected[name].mean, rtol=1e-9)
+        np.testing.assert_allclose(found.covariance, expected.covariance, rtol=1e-9)
+
+
+def test_a_parameter_that_some_tasks_hold_fixed_is_refused(draws):
+    """Each task moves one parameter, and not the same: as many, so that only their names tell them apart."""
+    a, b = draws
+    tasks = {"a": (rewritten(a, 0), a[..., 1]), "b": (rewritten(b, 1), b[..., 0])}
+    words = r"move in every task or in none.*'x\[0\]', fixed in task 'a' and not in task 'b'"
+    with pytest.raises(mp.InputError, match=words):
+        mp.joint_expectation(tasks, METHOD)
+    constant = {"a": tasks["a"], "b": (tasks["b"][0], np.ones(b.shape[:2]))}
+    alone = mp.VectorValued(KERNEL, nugget=1e-2)
+    assert mp.joint_expectation(constant, alone)["b"].status == (mp.Status.EXACT,)  # it takes no part in the fit
 
 
 def test_one_trace_in_all_tasks_is_the_expectation_of_its_integrands(draws):

@@ -8,7 +8,7 @@ from control_cases import estimate, gaussian_trace
 
 from mcmcpost._core.status import Status
 from mcmcpost.control import REML, ControlFunctional, GridREML, SemiExact, make_problem, solve_stein_weights
-from mcmcpost.control.kernel_systems import KernelData, cross_product, crossfit_dense, crossfit_iterative
+from mcmcpost.control.kernel_systems import cross_product, crossfit_dense, crossfit_iterative, kernel_data
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.kernels import InverseMultiquadric, Matern32, SquaredExponential
 from mcmcpost.linsolve import ConjugateGradients
@@ -39,32 +39,26 @@ def definition(problem, design, rows, out):
     return gamma[0], gram[np.ix_(out, rows)] @ dual + design[out][:, 1:] @ gamma[1:]
 
 
-def kernel_data(problem, design):
-    arrays = (design, problem.values, problem.counts, problem.held_out, problem.held_out_mask)
-    rows = (jnp.asarray(problem.draws), jnp.asarray(problem.scores))
-    return KernelData(rows, *(jnp.asarray(a) for a in arrays))
+def system(problem, design):
+    return kernel_data((problem.draws, problem.scores), design, problem.values, problem)
 
 
 @pytest.mark.parametrize("degree", [0, 2])
 def test_the_dense_fit_and_its_folds_are_the_definition(problem, degree):
     design = polynomial_basis(problem, exponents_of_degree(2, degree)).design
-    rows = [jnp.asarray(a) for a in (problem.train, problem.train_mask, problem.everyone, problem.everyone_mask)]
-    fit = crossfit_dense(SteinTile(KERNEL), jnp.asarray(NUGGET), kernel_data(problem, design), *rows)
+    fit = crossfit_dense(SteinTile(KERNEL), jnp.asarray(NUGGET), system(problem, design))
     everyone = np.arange(problem.num_states)
     np.testing.assert_allclose(fit.mean[0], definition(problem, design, everyone, everyone)[0], rtol=1e-7)
-    for k in range(len(problem.held_out)):
-        out = problem.held_out[k][problem.held_out_mask[k]]
-        train = problem.train[k][problem.train_mask[k]]
+    for k, (out, train) in enumerate(problem.folds.rows()):
         expected = definition(problem, design, train, out)[1]
-        np.testing.assert_allclose(fit.control[k][problem.held_out_mask[k]], expected, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(fit.control[k][problem.folds.held_out_mask[k]], expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("degree", [0, 1])
 def test_the_matrix_free_fit_is_the_dense_one(problem, degree):
     design = polynomial_basis(problem, exponents_of_degree(2, degree)).design
-    rows = [jnp.asarray(a) for a in (problem.train, problem.train_mask, problem.everyone, problem.everyone_mask)]
-    data = kernel_data(problem, design)
-    dense = crossfit_dense(SteinTile(KERNEL), jnp.asarray(NUGGET), data, *rows)
+    data = system(problem, design)
+    dense = crossfit_dense(SteinTile(KERNEL), jnp.asarray(NUGGET), data)
     solver = ConjugateGradients(rtol=1e-11, budget=400, rank=30)
     free = crossfit_iterative(SteinTile(KERNEL), jnp.asarray(NUGGET), solver, data)
     assert bool(free.converged)
@@ -76,7 +70,7 @@ def test_the_matrix_free_fit_never_forms_the_matrix(rng):
     trace = gaussian_trace(rng, (4, 512, 2))
     problem = make_problem(trace, trace.draws)
     design = polynomial_basis(problem, exponents_of_degree(2, 0)).design
-    data = kernel_data(problem, design)
+    data = system(problem, design)
     solver = ConjugateGradients(rtol=1e-3, budget=5, rank=20)
     jaxpr = jax.make_jaxpr(lambda a: crossfit_iterative(SteinTile(KERNEL), jnp.asarray(1e-3), solver, a))(data)
 

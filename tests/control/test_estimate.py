@@ -177,10 +177,9 @@ class InSample(AbstractControlVariate):
 
     def crossfit(self, problem: Problem) -> ControlFit:
         everything = np.arange(problem.num_states)[None, :]
-        seen = problem._replace(
-            train=np.broadcast_to(everything, (len(problem.held_out), problem.num_states)),
-            train_mask=np.ones((len(problem.held_out), problem.num_states), bool),
-        )
+        shape = (problem.folds.num_folds, problem.num_states)
+        folds = problem.folds._replace(train=np.broadcast_to(everything, shape), train_mask=np.ones(shape, bool))
+        seen = problem._replace(folds=folds)
         return SemiExact(2, mcmcpost.control.functional.SquaredExponential(0.7), 1e-2).crossfit(seen)
 
 

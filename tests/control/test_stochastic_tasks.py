@@ -5,9 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from task_cases import draw_rows, integrand, means_by_quadrature, variance_ratio
+from task_cases import MEANS, SCALES, draw_rows, integrand, means_by_quadrature, variance_ratio
 
-from mcmcpost.control import trained as _stochastic
+from mcmcpost.control import PolynomialFamily, TrainedVectorValued, trained as _stochastic
+from mcmcpost.control.problem import make_joint_problem
 from mcmcpost.control.task_families import CholeskyCovariance, FixedCovariance, KernelTasks, PolynomialTasks
 from mcmcpost.control.trained import (
     ChainVariance,
@@ -19,6 +20,8 @@ from mcmcpost.control.trained import (
     unit_weights,
 )
 from mcmcpost.kernels import SquaredExponential
+from mcmcpost.stein import polynomial_exponents
+from mcmcpost.trace import make_trace
 
 RELATED = np.array([[1.0, 0.8], [0.8, 1.2]])
 FULL = 10_000
@@ -136,6 +139,46 @@ def test_the_kernel_family_is_the_separable_sum(rng):
     np.testing.assert_allclose(control(at) * control.scale, slow, rtol=1e-10)
 
 
+def test_the_polynomial_family_is_the_mixed_langevin_operator(rng):
+    rows = draw_rows(rng, (5, 4))
+    control = quadratic_tasks(rows)
+    theta = rng.normal(size=control.coefficients.shape)
+    control = eqx.tree_at(lambda c: c.coefficients, control, jnp.asarray(theta))
+
+    def langevin(function, x, s):
+        return jnp.trace(jax.hessian(function)(x)) + jax.grad(function)(x) @ s
+
+    slow = np.zeros(9)
+    for i, power in enumerate(polynomial_exponents(2, 2)):
+        points = zip(*map(jnp.asarray, rows[:2]), strict=True)
+        each = np.array([langevin(lambda x, a=power: jnp.prod(x**a), *point) for point in points])
+        along = each / np.sqrt(np.mean(each**2))
+        slow += along * (RELATED[rows.tasks] @ theta[i])
+    np.testing.assert_allclose(control(rows), slow, rtol=1e-10)
+
+
+def test_a_quadratic_integrand_is_in_the_span_of_the_polynomial_family(rng):
+    """Its residual is then its expectation: E x₀² − E x₀x₁ + 2 E x₁ + t E x₀ of task t."""
+    rows = draw_rows(rng, (20, 20))
+    x = rows.draws
+    f = x[:, 0] ** 2 - x[:, 0] * x[:, 1] + 2 * x[:, 1] + rows.tasks * x[:, 0]
+    control = PolynomialTasks.start(rows, FixedCovariance(np.eye(2)), degree=2)
+    design = np.concatenate([separable_design(control, rows), np.eye(2)[rows.tasks]], axis=1)
+    solution, _, rank, _ = np.linalg.lstsq(design, f)
+    np.testing.assert_allclose(design @ solution, f, atol=1e-10)
+    assert rank == design.shape[1]
+    (m0, m1), size = MEANS[1], SCALES[1] ** 2
+    np.testing.assert_allclose(solution[-2:], [1.0, m0**2 + size - m0 * m1 + 2 * m1 + m0], atol=1e-9)
+
+
+def test_a_task_of_one_draw_borrows_from_the_other(rng, key):
+    rows = draw_rows(rng, (60, 1))
+    control = PolynomialTasks.start(rows, FixedCovariance(np.ones((2, 2))), degree=1)
+    choice = Stochastic(num_epochs=500, batch_size=FULL, learning_rate=0.02, penalty=1e-6)
+    fit = fit_stochastic(control, rows, integrand(rows), choice, key=key)
+    assert (variance_ratio(fit.control, rng) > 2).all()
+
+
 @pytest.mark.parametrize("learn", [False, True], ids=["algorithm 2", "algorithm 1"])
 def test_variance_falls_on_fresh_draws(learn, rng, key):
     rows = draw_rows(rng, (120, 80))
@@ -163,14 +206,13 @@ def test_what_is_given_is_not_trained(rng, key):
     assert np.abs(fit.control.coefficients).max() > 0
 
 
-def test_a_fit_is_its_own_warm_start(rng, key):
+def test_training_starts_from_the_control_variate_that_is_given(rng, key):
     rows = draw_rows(rng, SIZES)
     f = integrand(rows)
     fit = fit_stochastic(kernel_tasks(rows), rows, f, SHORT, key=key)
     still = Stochastic(num_epochs=20, learning_rate=1e-12)
-    again = fit_stochastic(fit.control, rows, f, still, key=key, beta=fit.beta)
-    np.testing.assert_allclose(again.loss, fit.loss, rtol=1e-6)
-    np.testing.assert_allclose(again.beta, fit.beta, atol=1e-6)
+    again = fit_stochastic(fit.control, rows, f, still, key=key)
+    np.testing.assert_allclose(again.control.coefficients, fit.control.coefficients, atol=1e-9)
     assert bool(again.converged)
 
 
@@ -254,20 +296,57 @@ def test_a_short_task_starts_again_without_a_repeat_in_a_step(key):
     assert set(epoch.ravel()) == set(range(30))
 
 
-def test_blocks_are_contiguous_and_straddle_no_chain(rng):
+def test_blocks_are_contiguous_and_straddle_no_run(rng):
     tasks = np.repeat([0, 0, 1, 1], (13, 12, 9, 11))
     chains = np.repeat([0, 1, 0, 1], (13, 12, 9, 11))
-    schedule = make_schedule(tasks, num_tasks=2, batch_size=20, block=4, chains=chains)
+    schedule = make_schedule(tasks, num_tasks=2, batch_size=20, block=4, runs=chains)
     units = np.asarray(schedule.units)
     assert (np.diff(units, axis=1) == 1).all()
     assert (tasks[units] == np.asarray(schedule.tasks)[:, None]).all()
     assert (chains[units] == chains[units[:, :1]]).all()
     assert len(units) == 3 + 3 + 2 + 2
     assert tuple(np.asarray(schedule.counts)) == (3, 2)
-    assert make_schedule(tasks, num_tasks=2, batch_size=20, block=None, chains=chains).units.shape[1] == 3
+    assert make_schedule(tasks, num_tasks=2, batch_size=20, block=None, runs=chains).units.shape[1] == 3
     shuffled = rng.permutation(len(tasks))
-    mixed = make_schedule(tasks[shuffled], num_tasks=2, batch_size=20, block=4, chains=chains[shuffled])
+    mixed = make_schedule(tasks[shuffled], num_tasks=2, batch_size=20, block=4, runs=chains[shuffled])
     assert (chains[shuffled][mixed.units] == chains[shuffled][mixed.units[:, :1]]).all()
+
+
+def test_a_run_that_is_shorter_than_a_block_is_left_out_where_the_task_has_a_longer_one():
+    tasks, runs = np.repeat([0, 0, 1], (3, 9, 8)), np.repeat([0, 1, 2], (3, 9, 8))
+    units = np.asarray(make_schedule(tasks, num_tasks=2, batch_size=20, block=4, runs=runs).units)
+    np.testing.assert_array_equal(units.ravel(), [*range(4, 12), *range(12, 20)])
+
+
+def caught_schedules(monkeypatch):
+    caught = []
+
+    def spy(*arguments, **options):
+        caught.append((arguments, options, make_schedule(*arguments, **options)))
+        return caught[-1][-1]
+
+    monkeypatch.setattr(_stochastic, "make_schedule", spy)
+    return caught
+
+
+@pytest.mark.parametrize("block", [None, 10])
+def test_blocks_of_a_crossfitted_method_straddle_no_chain_and_no_held_out_draws(block, rng, key, monkeypatch):
+    """Two chains of 60 draws a task, eight folds: without a fold its chain is two runs, or one that is shorter."""
+    draws = rng.normal(size=(2, 2, 60, 1))
+    draws[0, 0, 31] = draws[0, 0, 30]  # a repeated state is one row, and no gap
+    traces = [make_trace(x, -x) for x in draws]
+    joint = make_joint_problem(traces, [np.cos(x) for x in draws], num_folds=8)
+    training = Stochastic(num_epochs=1, batch_size=40, objective=ChainVariance(block))
+    caught = caught_schedules(monkeypatch)
+    TrainedVectorValued(PolynomialFamily(1), key=key, training=training).crossfit_joint(joint)
+    fits = [joint.folds.everyone[joint.folds.everyone_mask], *(inside for _, inside in joint.folds.rows())]
+    assert len(caught) == len(fits) == 9
+    for index, (_, _, schedule) in zip(fits, caught, strict=True):
+        rows = index[np.asarray(schedule.units)]
+        assert rows.shape[1] > 1
+        assert (np.diff(rows, axis=1) == 1).all()
+        assert (joint.chains[rows] == joint.chains[rows[:, :1]]).all()
+        assert (joint.labels[rows] == joint.labels[rows[:, :1]]).all()
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from normal_task_cases import KERNEL, RELATED, normal_task, related_tasks, smoot
 
 from mcmcpost.control import PlainMean, TaskREML, VectorValued, estimate_jointly
 from mcmcpost.control.errors import judged_variance
-from mcmcpost.control.kernel_systems import crossfit_dense
+from mcmcpost.control.kernel_systems import crossfit_dense, kernel_data
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.problem import join, make_joint_problem, make_problem
-from mcmcpost.control.vector_valued import SCALAR_MARGIN, _data, _joint_design, crossfit_kronecker, shared_covariance
+from mcmcpost.control.vector_valued import SCALAR_MARGIN, _joint_design, crossfit_kronecker, shared_covariance
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.linsolve import ConjugateGradients
 from mcmcpost.stein import Coregionalisation, SteinTile, matrix_stein_tile, stein_gram
@@ -32,7 +32,7 @@ def shared(rng):
 
 def kronecker_data(problem, degree):
     basis = polynomial_basis(problem, exponents_of_degree(2, degree)).design
-    return _data((problem.draws, problem.scores), basis, problem.values, problem)
+    return kernel_data((problem.draws, problem.scores), basis, problem.values, problem)
 
 
 def halves(covariance, order=1):
@@ -44,12 +44,10 @@ def kronecker_and_dense(problem, kernel, terms, nugget, degree):
     joint = join(tuple(problem.select(np.array([j])) for j in range(problem.values.shape[1])))
     design, _ = _joint_design(joint, degree)
     rows = (joint.draws, joint.scores, joint.indicators)
-    folds = (joint.train, joint.train_mask, joint.everyone, joint.everyone_mask)
     dense = crossfit_dense(
         matrix_stein_tile(terms),
         jnp.asarray(nugget),
-        _data(rows, design, joint.values[:, None], joint),
-        *(jnp.asarray(a) for a in folds),
+        kernel_data(rows, design, joint.values[:, None], joint),
         num_constants=joint.num_tasks,
     )
     tile, data = SteinTile(kernel), kronecker_data(problem, degree)
@@ -66,8 +64,9 @@ def test_the_kronecker_fit_is_the_dense_one(shared, degree, terms):
     np.testing.assert_allclose(fast.mean, dense.mean, atol=1e-8)
     np.testing.assert_allclose(fast.fold_means[:, :, 0], dense.fold_means[:, :, 0], atol=1e-7)
     scattered = np.zeros(len(joint.values))
-    scattered[joint.held_out[joint.held_out_mask]] = np.asarray(dense.control)[joint.held_out_mask][:, 0]
-    for k, (rows, mask) in enumerate(zip(shared.held_out, shared.held_out_mask, strict=True)):
+    held_out, mask = joint.folds.held_out, joint.folds.held_out_mask
+    scattered[held_out[mask]] = np.asarray(dense.control)[mask][:, 0]
+    for k, (rows, mask) in enumerate(zip(shared.folds.held_out, shared.folds.held_out_mask, strict=True)):
         for t in range(2):
             expected = scattered[joint.rows_of(t)][rows[mask]]
             np.testing.assert_allclose(fast.control[k][mask, t], expected, atol=1e-7)
@@ -128,8 +127,7 @@ def test_three_unbalanced_tasks_are_the_definition(rng):
         return beta, inverse @ (y - h @ beta)
 
     np.testing.assert_allclose([part.mean[0] for part in fit.fits], solve(np.arange(m))[0], atol=1e-8)
-    for rows, mask in zip(joint.held_out, joint.held_out_mask, strict=True):
-        out = rows[mask]
+    for out, _ in joint.folds.rows():
         train = np.setdiff1d(np.arange(m), out)
         assert set(labels[out]) == {0, 1, 2}  # fold k is left out of every task at once
         expected = (gram / gram.diagonal().mean())[np.ix_(out, train)] @ solve(train)[1]

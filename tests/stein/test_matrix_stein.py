@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mcmcpost.control.kernel_systems import KernelData, crossfit_dense
+from mcmcpost.control.kernel_systems import crossfit_dense, kernel_data
 from mcmcpost.control.problem import make_joint_problem
 from mcmcpost.kernels import Matern52, Polynomial, SquaredExponential
 from mcmcpost.stein import (
@@ -167,16 +167,9 @@ def test_the_dense_fit_is_the_minimiser_of_the_ridge_objective_with_balanced_tas
     rough[:m, :m] = matrix
     solution = np.linalg.lstsq(design.T @ design / size + penalty * rough, design.T @ y / size, rcond=None)[0]
 
-    arrays = (problem.indicators, problem.values[:, None], problem.counts, problem.held_out, problem.held_out_mask)
-    points = tuple(jnp.asarray(a) for a in (problem.draws, problem.scores, problem.indicators))
-    folds = (problem.train, problem.train_mask, problem.everyone, problem.everyone_mask)
-    fit = crossfit_dense(
-        matrix_stein_tile(kernel),
-        jnp.asarray(nugget),
-        KernelData(points, *(jnp.asarray(a) for a in arrays)),
-        *(jnp.asarray(a) for a in folds),
-        num_constants=2,
-    )
+    points = (problem.draws, problem.scores, problem.indicators)
+    data = kernel_data(points, problem.indicators, problem.values[:, None], problem)
+    fit = crossfit_dense(matrix_stein_tile(kernel), jnp.asarray(nugget), data, num_constants=2)
     np.testing.assert_allclose(fit.mean[:, 0], solution[m:], atol=1e-7)
 
 
