@@ -133,7 +133,11 @@ def is_ladder(tree: "xarray.DataTree") -> bool:
 
 def posterior_rung(tree: "xarray.DataTree") -> "xarray.DataTree":
     """Return the trace of a ladder's last rung, the posterior: its score is the sum of the two gradients."""
-    ladder = read_ladder(tree)
+    return last_rung(tree, read_ladder(tree))
+
+
+def last_rung(tree: "xarray.DataTree", ladder: Ladder) -> "xarray.DataTree":
+    """Return the trace of the last rung of `tree`, which was read as `ladder`."""
     scores = ladder.gradient_log_likelihood[:, :, -1] + ladder.gradient_log_prior[:, :, -1]
     last = {
         name: node.to_dataset().isel({TEMPERATURE: -1}, missing_dims="ignore").drop_vars(TEMPERATURE, errors="ignore")
