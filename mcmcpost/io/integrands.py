@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from mcmcpost._core.arrays import zeros
 from mcmcpost._core.errors import InputError, InputTypeError
-from mcmcpost.io.convention import GROUP, as_chain_draw, check_tree_type, element_names
+from mcmcpost.io.convention import GROUP, as_chain_draw, check_tree_type, coordinate_labels, element_names, oriented
 
 if TYPE_CHECKING:
     import xarray
@@ -109,7 +109,7 @@ def posterior_variables(tree: "xarray.DataTree") -> PosteriorVariables:
     """Return the variables of the posterior group of `tree`."""
     variables = {str(name): variable for name, variable in _posterior(tree).data_vars.items()}
     usable = {
-        name: _chain_draw_first(variable)
+        name: oriented("integrands", variable)
         for name, variable in variables.items()
         if variable.dtype.kind in "fiub" and {"chain", "draw"} <= set(variable.dims)
     }
@@ -140,32 +140,16 @@ def _variable(tree: "xarray.DataTree", name: str) -> "xarray.DataArray":
         raise InputError(
             "integrands", "a variable of the posterior group", name, f"It has {', '.join(map(str, variables))}."
         )
-    return _chain_draw_first(variables[name])
-
-
-def _chain_draw_first(variable: "xarray.DataArray") -> "xarray.DataArray":
-    if not {"chain", "draw"} <= set(variable.dims):
-        raise InputError(
-            "integrands",
-            f"`{variable.name}` with dims chain and draw",
-            tuple(map(str, variable.dims)),
-            "Name the variables that have both.",
-        )
-    return variable.transpose("chain", "draw", ...)
+    return oriented("integrands", variables[name])
 
 
 def _of_variable(variable: "xarray.DataArray") -> Integrands:
-    labels = tuple(_axis_labels(variable, str(dim)) for dim in variable.dims[2:])
+    dims = [str(dim) for dim in variable.dims[2:]]
+    labels = tuple(coordinate_labels(variable, dim) or tuple(map(str, range(variable.sizes[dim]))) for dim in dims)
     names = element_names(str(variable.name), variable.shape[2:], labels)
     return Integrands(
         tuple(names), _numeric(str(variable.name), variable.values, (variable.shape[0], variable.shape[1]))
     )
-
-
-def _axis_labels(variable: "xarray.DataArray", dim: str) -> tuple[str, ...]:
-    if dim in variable.coords and variable[dim].dtype.kind in "OUST":
-        return tuple(str(label) for label in variable[dim].values)
-    return tuple(map(str, range(variable.sizes[dim])))
 
 
 def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draws: tuple[int, int]) -> list[Integrands]:
