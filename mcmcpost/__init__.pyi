@@ -30,16 +30,18 @@ from .api.evidence import (
     log_evidence as log_evidence,
 )
 from .api.expectation import (
-    METHODS as METHODS,
     expectation as expectation,
     joint_expectation as joint_expectation,
-    kernel_stein_discrepancy as kernel_stein_discrepancy,
     quantile as quantile,
-    stein_thinning as stein_thinning,
-    stein_weights as stein_weights,
     summary as summary,
 )
+from .api.question import METHODS as METHODS
 from .api.report import html_report as html_report
+from .api.weights import (
+    kernel_stein_discrepancy as kernel_stein_discrepancy,
+    stein_thinning as stein_thinning,
+    stein_weights as stein_weights,
+)
 from .control import (
     REML as REML,
     Auto as Auto,

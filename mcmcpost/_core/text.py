@@ -3,8 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
-
 
 def one_line(message: object) -> str:
     """Return the message on one line."""
@@ -39,9 +37,9 @@ def digits_of(value: float, error: float) -> str:
 
 def json_able(value: Any) -> Any:
     """Return plain lists, dicts and numbers, None for NaN and infinities."""
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [json_able(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): json_able(item) for key, item in value.items()}
-    plain = value.item() if isinstance(value, np.generic) else value
+    plain = value.tolist() if hasattr(value, "tolist") else value  # an array or a number of NumPy
+    if isinstance(plain, (list, tuple)):
+        return [json_able(item) for item in plain]
+    if isinstance(plain, dict):
+        return {str(key): json_able(item) for key, item in plain.items()}
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain

@@ -8,7 +8,7 @@ import jax
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.warn import warn
-from mcmcpost.api.expectation import resolve_method
+from mcmcpost.api.question import resolve_method
 from mcmcpost.control import AbstractControlVariate
 from mcmcpost.evidence import (
     Evidence,
@@ -109,11 +109,9 @@ def log_evidence(
     ScoreWarning : the gradients are not those of the stored draws: no control variate is used.
     EvidenceWarning : rungs were left out or have not converged, or methods disagree by more than four joint errors.
     """
-    choice = None if method is None else resolve_method(method)
-    ladder = read_ladder(tree)
-    evidence = in_float64(_estimate)(
-        ladder,
-        choice,
+    return evidence_of(
+        read_ladder(tree),
+        None if method is None else resolve_method(method),
         path=path,
         degree=degree,
         num_nodes=num_nodes,
@@ -122,6 +120,11 @@ def log_evidence(
         fallback=fallback,
         allow_bad_scores=allow_bad_scores,
     )
+
+
+def evidence_of(ladder: Ladder, method: AbstractControlVariate | None = None, **options: Any) -> Evidence:
+    """Return the log evidence of a ladder that was read; `options` are those of `estimate_log_evidence`."""
+    evidence = in_float64(_estimate)(ladder, method, **options)
     for text in (*evidence.complaints, *disagreements(evidence)):
         warn(f"log_evidence: {text}", EvidenceWarning)
     return evidence

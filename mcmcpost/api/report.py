@@ -2,15 +2,23 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.versions import versions
-from mcmcpost.api.evidence import log_evidence
-from mcmcpost.api.expectation import estimate_prepared, prepare
+from mcmcpost.api.evidence import evidence_of
+from mcmcpost.api.expectation import answer
+from mcmcpost.api.question import pose
 from mcmcpost.control import AbstractControlVariate, JointEstimate
 from mcmcpost.evidence import Evidence, disagreements
-from mcmcpost.io import check_convergence, is_ladder, posterior_rung, read_trace
+from mcmcpost.io import (
+    PosteriorVariables,
+    check_convergence,
+    is_ladder,
+    last_rung,
+    posterior_variables,
+    read_ladder,
+)
 from mcmcpost.report import Contents, EvidencePart, PosteriorPart, check_destination, render, write_html
 
 if TYPE_CHECKING:
@@ -62,52 +70,81 @@ def html_report(
     ScoreError, ValueError, TypeError : as in `expectation`.
     """
     place = None if path is None else check_destination(path, overwrite)
+    subject = None if tree is None else read_subject(tree, evidence, allow_bad_scores)
     contents = gather(
-        tree, integrands, method, evidence=evidence, joint=joint, title=title, asked=asked, command=command,
-        allow_bad_scores=allow_bad_scores, **options,
-    )  # fmt: skip
+        subject,
+        integrands,
+        method,
+        evidence=evidence if subject is None else subject.evidence,
+        joint=joint,
+        title=title,
+        asked=asked,
+        command=command,
+        allow_bad_scores=allow_bad_scores,
+        **options,
+    )
     text = render(contents)
     if place is not None:
         write_html(text, place, overwrite)
     return text
 
 
+class Subject(NamedTuple):
+    """What a report is about: the trace of one target, its variables, and an evidence where there is one.
+
+    note : what the trace is, where it is not the tree that was given.
+    """
+
+    tree: "xarray.DataTree"
+    variables: PosteriorVariables
+    evidence: Evidence | None
+    note: str | None
+
+
+def read_subject(tree: "xarray.DataTree", evidence: Evidence | None, allow_bad_scores: bool) -> Subject:
+    """Return a trace as it is; of a ladder the last rung and, where none is given, the evidence."""
+    if not is_ladder(tree):
+        return Subject(tree, posterior_variables(tree), evidence, None)
+    ladder = read_ladder(tree)
+    if evidence is None:
+        evidence = evidence_of(ladder, allow_bad_scores=allow_bad_scores)
+    rung = last_rung(tree, ladder)
+    return Subject(rung, posterior_variables(rung), evidence, "the last rung of a ladder of power posteriors")
+
+
 def gather(
-    tree: "xarray.DataTree | None",
-    integrands: Any = None,
-    method: str | AbstractControlVariate = "auto",
+    subject: Subject | None,
+    integrands: Any,
+    method: str | AbstractControlVariate,
     *,
-    evidence: Evidence | None = None,
+    evidence: Evidence | None,
+    title: str,
+    asked: Mapping[str, str] | None,
+    command: str | None,
+    allow_bad_scores: bool,
     joint: JointEstimate | None = None,
-    title: str = "Report",
-    asked: Mapping[str, str] | None = None,
-    command: str | None = None,
-    allow_bad_scores: bool = False,
     **options: Any,
 ) -> Contents:
     """Compute what a report shows; arguments as in `html_report`."""
-    if tree is None and evidence is None and joint is None:
+    if subject is None and evidence is None and joint is None:
         raise InputError("html_report", "a trace, an evidence or a joint estimate", "none", "Pass one.")
     lines = dict(asked or {})
     notices: list[str] = []
     posterior = None
-    if tree is not None:
-        if is_ladder(tree):
-            evidence = log_evidence(tree, allow_bad_scores=allow_bad_scores) if evidence is None else evidence
-            lines["Trace"] = "the last rung of a ladder of power posteriors"
-            tree = posterior_rung(tree)
-        question = prepare(tree, integrands, method, allow_bad_scores)
-        estimate = estimate_prepared(question, **options)
-        convergence = check_convergence(tree)
-        trace = read_trace(tree)  # the question leaves out parameters that never move
+    if subject is not None:
+        lines |= {} if subject.note is None else {"Trace": subject.note}
+        question = pose(subject.tree, integrands, method, allow_bad_scores)
+        estimate = answer(question, **options)
+        convergence = check_convergence(subject.tree, subject.variables)
+        trace, check = question.gated
         chains, draws, d = trace.draws.shape
         lines |= {
             "Method": method if isinstance(method, str) else repr(method),
             "Draws": f"{chains} chains of {draws} draws, {d} unconstrained parameters",
             "Expectations": ", ".join(question.names),
         }
-        notices += [text for text in (convergence.complaint, question.check.message) if text]
-        posterior = PosteriorPart(estimate, question.values, question.check, trace.names, convergence.divergences)
+        notices += [text for text in (convergence.complaint, check.message) if text]
+        posterior = PosteriorPart(estimate, question.values, check, trace.names, convergence.divergences)
     if evidence is not None:
         notices += [f"Evidence: {text}" for text in (*evidence.complaints, *disagreements(evidence))]
     if joint is not None:
@@ -117,7 +154,7 @@ def gather(
         title=title,
         notices=tuple(notices),
         asked=lines,
-        provenance=_provenance(tree, command),
+        provenance=_provenance(None if subject is None else subject.tree, command),
         posterior=posterior,
         evidence=found,
         joint=joint,

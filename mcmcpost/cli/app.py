@@ -8,20 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.text import one_line
-from mcmcpost.cli.edge import cache_directory, is_user_error, model_file_fault
-
-if TYPE_CHECKING:
-    import pandas
-    import xarray
-
-    from mcmcpost.control import Estimate
-
+from mcmcpost.cli.edge import cache_directory, is_user_error, model_file_fault, say
+from mcmcpost.cli.options import LADDER, POSTERIOR, check_distinct, check_output, settings_of
 
 app = typer.Typer(
     help="What happens after MCMC: Stein control variates with honest errors.",
@@ -52,16 +45,18 @@ class PathName(StrEnum):
     RUNGS = "rungs"
 
 
-Warmup = Annotated[int | None, typer.Option(help="Adaptation draws per chain [default: 500].", min=1)]
+Warmup = Annotated[
+    int | None, typer.Option(help=f"Adaptation draws per chain [default: {POSTERIOR['warmup']}].", min=1)
+]
 
 
-Draws = Annotated[int | None, typer.Option(help="Draws per chain to keep [default: 1000].", min=1)]
+Draws = Annotated[int | None, typer.Option(help=f"Draws per chain to keep [default: {POSTERIOR['draws']}].", min=1)]
 
 
-Chains = Annotated[int | None, typer.Option(help="Number of chains [default: 4].", min=1)]
+Chains = Annotated[int | None, typer.Option(help=f"Number of chains [default: {POSTERIOR['chains']}].", min=1)]
 
 
-Seed = Annotated[int | None, typer.Option(help="Seed of the sampler [default: 0].", min=0)]
+Seed = Annotated[int | None, typer.Option(help=f"Seed of the sampler [default: {POSTERIOR['seed']}].", min=0)]
 
 
 Options = Annotated[
@@ -74,6 +69,12 @@ Expect = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=EXPRESSION", help="Add an expectation, as 'p=alpha > 0.5'. Repeatable."),
 ]
+
+
+Method = Annotated[MethodName, typer.Option(help="Control variate.")]
+
+
+AllowBadScores = Annotated[bool, typer.Option(help="Go on where the scores fail the gate.")]
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -96,7 +97,7 @@ def main() -> None:
         message = model_file_fault(error) or (str(error) if is_user_error(error) else None)
         if os.environ.get("MCMCPOST_DEBUG") or message is None:
             raise
-        print(f"mcmcpost: error: {one_line(message)}", file=sys.stderr)
+        say("error", message)
         sys.exit(2)
 
 
@@ -135,15 +136,19 @@ def sample(
     with _program():
         import mcmcpost
         from mcmcpost.cli.source import sample_model
+        from mcmcpost.io import check_convergence, posterior_variables
 
-        _check_output(output)
-        tree = sample_model(model, warmup, draws, chains, seed, option)
-        convergence = _report_convergence(tree)
+        check_output(output)
+        given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
+        tree = sample_model(model, settings_of(given, POSTERIOR), option)
+        convergence = check_convergence(tree, posterior_variables(tree))
+        if convergence.complaint:
+            say("warning", convergence.complaint)
         mcmcpost.save_tree(tree, output)
         shape = tree["posterior"].sizes
         if as_json:
             facts = {"path": str(output), "chains": shape["chain"], "draws": shape["draw"]}
-            _print_json(facts | convergence)
+            _print_json(facts | {"max_rhat": convergence.max_rhat, "divergences": convergence.divergences})
         else:
             print(f"{output}: {shape['chain']} chains of {shape['draw']} draws")
 
@@ -153,13 +158,13 @@ def reduce(
     source: Annotated[Path, typer.Argument(metavar="TRACE_OR_MODEL", help="A trace (.nc, .zarr) or a model file.")],
     output: Output = None,
     expect: Expect = None,
-    method: Annotated[MethodName, typer.Option(help="Control variate.")] = MethodName.AUTO,
+    method: Method = MethodName.AUTO,
     quantile: Annotated[
         list[float] | None, typer.Option(help="Add this quantile of every quantity. Repeatable.")
     ] = None,
     model: ModelOf = None,
     as_json: AsJson = False,
-    allow_bad_scores: Annotated[bool, typer.Option(help="Go on where the scores fail the gate.")] = False,
+    allow_bad_scores: AllowBadScores = False,
     warmup: Warmup = None,
     draws: Draws = None,
     chains: Chains = None,
@@ -169,34 +174,23 @@ def reduce(
     """Print the posterior expectations of a trace, or of a model file sampled first, with smaller errors."""
     with _program():
         import mcmcpost
-        from mcmcpost.cli.expressions import parse_expression
-        from mcmcpost.cli.quantities import named_scalars
-        from mcmcpost.cli.source import load_trace, sample_model
+        from mcmcpost.api.expectation import check_probabilities
+        from mcmcpost.cli.expressions import parse_expressions
+        from mcmcpost.cli.reduce import estimates_text, reduce_tree, tree_with
+        from mcmcpost.cli.source import open_source
 
-        expressions = dict(map(parse_expression, _distinct(expect or [])))
-        probabilities = _probabilities(quantile or [])
+        expressions = parse_expressions(expect or [])
+        probabilities = check_probabilities(quantile) if quantile else None
+        check_output(output)
+        given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
+        tree = open_source(source, model, given, option, allow_bad_scores=allow_bad_scores)
+        estimates = reduce_tree(tree, expressions, probabilities, method.value, allow_bad_scores)
         if output is not None:
-            _check_output(output)
-        if source.suffix == ".py":
-            if model is not None:
-                raise InputError(f"--model: expected a trace, got the model file {source}. Leave --model out.")
-            tree = sample_model(source, warmup, draws, chains, seed, option, allow_bad_scores=allow_bad_scores)
-        elif any(value is not None for value in (warmup, draws, chains, seed)):
-            raise InputError(
-                f"reduce: sampling options belong to a model file, got the trace {source}. Leave them out."
-            )
+            mcmcpost.save_tree(tree_with(tree, estimates), output)
+        if as_json:
+            _print_json({"quantities": [q for e in estimates for q in e.to_json_dict()["quantities"]]})
         else:
-            tree = load_trace(source, model, option, allow_bad_scores=allow_bad_scores)
-        _report_convergence(tree)
-        values = named_scalars(tree, expressions)
-        estimates = [mcmcpost.expectation(tree, values, method=method.value, allow_bad_scores=allow_bad_scores)]
-        if probabilities:
-            estimates.append(
-                mcmcpost.quantile(tree, probabilities, values, method=method.value, allow_bad_scores=allow_bad_scores)
-            )
-        if output is not None:
-            mcmcpost.save_tree(_with_results(tree, estimates), output)
-        _print_estimates(estimates, as_json)
+            print(estimates_text(estimates))
 
 
 @app.command()
@@ -205,7 +199,9 @@ def evidence(
         list[Path], typer.Argument(metavar="LADDER_OR_MODEL...", help="Ladders (.nc, .zarr) or model files.")
     ],
     output: Output = None,
-    rungs: Annotated[int | None, typer.Option(help="Rungs of the ladder (i/(n−1))^5 [default: 16].", min=2)] = None,
+    rungs: Annotated[
+        int | None, typer.Option(help=f"Rungs of the ladder (i/(n−1))^5 [default: {LADDER['rungs']}].", min=2)
+    ] = None,
     exchange: Annotated[
         int | None, typer.Option(help="Iterations between swaps of neighbouring rungs [default: none].", min=1)
     ] = None,
@@ -214,9 +210,11 @@ def evidence(
         MethodName | None, typer.Option(help="Control variate of the rungs one by one [default: chosen].")
     ] = None,
     as_json: AsJson = False,
-    allow_bad_scores: Annotated[bool, typer.Option(help="Go on where the scores fail the gate.")] = False,
+    allow_bad_scores: AllowBadScores = False,
     warmup: Warmup = None,
-    draws: Annotated[int | None, typer.Option(help="Draws per chain and rung to keep [default: 500].", min=1)] = None,
+    draws: Annotated[
+        int | None, typer.Option(help=f"Draws per chain and rung to keep [default: {LADDER['draws']}].", min=1)
+    ] = None,
     chains: Chains = None,
     seed: Seed = None,
     option: Options = None,
@@ -224,32 +222,23 @@ def evidence(
     """Print the log evidence of a ladder, or of a model file sampled first; of several, compare them."""
     with _program():
         import mcmcpost
-        from mcmcpost.cli.evidence import comparison_text, evidence_text, sample_ladder_of
+        from mcmcpost.cli.evidence import comparison_text, evidence_text, open_ladder
 
-        settings = {
+        check_output(output)
+        if output is not None and len(sources) > 1:
+            raise InputError(f"--output: expected one source, got {len(sources)}. Write them one by one.")
+        check_distinct("evidence", list(map(str, sources)), "sources")
+        given = {
             "rungs": rungs, "warmup": warmup, "draws": draws, "chains": chains, "seed": seed, "exchange": exchange
         }  # fmt: skip
-        if output is not None:
-            if len(sources) > 1:
-                raise InputError(f"--output: expected one source, got {len(sources)}. Write them one by one.")
-            _check_output(output)
-        names = [str(source) for source in sources]
-        if len(set(names)) < len(names):
-            raise InputError(f"evidence: expected distinct sources, got {names}. Name each once.")
         found = {}
-        for name, source in zip(names, sources, strict=True):
-            if source.suffix == ".py":
-                tree = sample_ladder_of(source, settings, option or [])
-            elif any(value is not None for value in (*settings.values(), option)):
-                raise InputError(
-                    f"evidence: sampling options belong to a model file, got the ladder {source}. Leave them out."
-                )
-            else:
-                tree = mcmcpost.load_tree(source)
+        for source in sources:
+            tree = open_ladder(source, given, option)
             choice = None if method is None else method.value
-            found[name] = mcmcpost.log_evidence(tree, choice, path=path.value, allow_bad_scores=allow_bad_scores)
+            estimate = mcmcpost.log_evidence(tree, choice, path=path.value, allow_bad_scores=allow_bad_scores)
+            found[str(source)] = estimate
             if output is not None:
-                mcmcpost.save_tree(found[name].to_datatree(tree), output)
+                mcmcpost.save_tree(estimate.to_datatree(tree), output)
         comparison = mcmcpost.compare_evidence(found) if len(found) > 1 else None
         if as_json:
             records = [{"source": name} | e.to_json_dict() for name, e in found.items()]
@@ -265,23 +254,22 @@ def report(
     trace: Annotated[Path, typer.Argument(help="A trace with scores, or a ladder (.nc, .zarr).")],
     output: Annotated[Path, typer.Option("--output", "-o", help="New file, .html.")],
     expect: Expect = None,
-    method: Annotated[MethodName, typer.Option(help="Control variate.")] = MethodName.AUTO,
+    method: Method = MethodName.AUTO,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
     model: ModelOf = None,
     option: Options = None,
     as_json: AsJson = False,
-    allow_bad_scores: Annotated[bool, typer.Option(help="Go on where the scores fail the gate.")] = False,
+    allow_bad_scores: AllowBadScores = False,
 ) -> None:
     """Write one self-contained HTML file about a trace: estimates, errors, scores, convergence."""
     with _program():
-        from mcmcpost.cli.expressions import parse_expression
+        from mcmcpost.cli.expressions import parse_expressions
         from mcmcpost.cli.report import report_facts, report_line
 
-        expressions = dict(map(parse_expression, _distinct(expect or [])))
         facts = report_facts(
             trace,
             output,
-            expressions,
+            parse_expressions(expect or []),
             method.value,
             model=model,
             options=option,
@@ -322,84 +310,8 @@ def _program() -> Iterator[None]:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"mcmcpost: warning: {one_line(message)}", file=sys.stderr)
-
-
-def _check_output(path: Path) -> None:
-    """Refuse before the work what could not be written after it."""
-    from mcmcpost._core.checks import check_writable
-
-    if path.suffix.lower() not in (".nc", ".zarr"):
-        raise InputError(f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the format.")
-    if path.exists():
-        raise FileExistsError(f"--output: expected a new file, got {path}, which exists. Nothing is overwritten.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"--output: expected an existing folder, got {path.parent}. Make it first.")
-    check_writable("--output", path.parent)
-
-
-def _distinct(expect: list[str]) -> list[str]:
-    names = [text.partition("=")[0].strip() for text in expect]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise InputError(f"--expect: expected distinct names, got {repeated} twice. Rename one.")
-    return expect
-
-
-def _probabilities(quantile: list[float]) -> list[float]:
-    if not all(0 < p < 1 for p in quantile):
-        raise InputError(
-            f"--quantile: expected numbers between 0 and 1, got {quantile}. A percentage is divided by 100."
-        )
-    return quantile
-
-
-def _report_convergence(tree: "xarray.DataTree") -> dict[str, Any]:
-    from mcmcpost.io.checks import check_convergence
-
-    convergence = check_convergence(tree)
-    if convergence.complaint:
-        print(f"mcmcpost: warning: {convergence.complaint}", file=sys.stderr)
-    return {"max_rhat": convergence.max_rhat, "divergences": convergence.divergences}
-
-
-def _with_results(tree: "xarray.DataTree", estimates: "list[Estimate]") -> "xarray.DataTree":
-
-    result = estimates[0].to_datatree(tree)
-    for more in estimates[1:]:
-        result["control_variates_quantiles"] = more.to_datatree()["control_variates"]
-    return result
-
-
-def _print_estimates(estimates: "list[Estimate]", as_json: bool) -> None:
-    import pandas
-
-    if as_json:
-        _print_json({"quantities": [q for e in estimates for q in e.to_json_dict()["quantities"]]})
-    else:
-        print(_format(pandas.concat([estimate.to_dataframe() for estimate in estimates])).to_string())
+    say("warning", message)
 
 
 def _print_json(facts: dict[str, Any]) -> None:
     print(json.dumps({k: None if v != v else v for k, v in facts.items()}, indent=2, allow_nan=False))
-
-
-def _format(table: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Return `table` as text: every mean to the digits that its error supports."""
-    import pandas
-
-    from mcmcpost._core.text import digits_of, significant
-
-    return pandas.DataFrame(
-        {
-            "mean": list(map(digits_of, table["mean"], table["mcse"])),
-            "sd": [significant(x, 3) for x in table["sd"]],
-            "mcse": [significant(x, 2) for x in table["mcse"]],
-            "mean_cv": list(map(digits_of, table["mean_cv"], table["mcse_cv"])),
-            "mcse_cv": [significant(x, 2) for x in table["mcse_cv"]],
-            "gain": [significant(x, 3) for x in table["gain"]],
-            "method": list(map(str, table["method"])),
-            "status": list(map(str, table["status"])),
-        },
-        index=pandas.Index(list(table.index)),
-    )

@@ -1,8 +1,12 @@
-"""The edge of the program: whose error it is, and where the compilation cache lies."""
+"""The edge of the program: whose error it is, how it is said, and where the compilation cache lies."""
 
 import ast
 import os
+import sys
 from pathlib import Path
+
+from mcmcpost._core.errors import InputError, InputTypeError, MissingPackageError, fault
+from mcmcpost._core.text import one_line
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -11,10 +15,13 @@ MODULE_PREFIX = "_mcmcpost_model_"
 """How `mcmcpost.cli.model_file`, too heavy to import for ``--help``, names the modules of model files."""
 
 
+def say(kind: str, message: object) -> None:
+    """Print an error or a warning as one line on stderr."""
+    print(f"mcmcpost: {kind}: {one_line(message)}", file=sys.stderr)
+
+
 def is_user_error(error: BaseException) -> bool:
     """Whether `error` is about what the user gave; one that NumPy or JAX raised keeps its traceback."""
-    from mcmcpost._core.errors import InputError, InputTypeError, MissingPackageError
-
     return isinstance(error, (InputError, InputTypeError, MissingPackageError, OSError))
 
 
@@ -23,8 +30,6 @@ def model_file_fault(error: BaseException) -> str | None:
 
     One that the file raises itself is in its author's words.
     """
-    from mcmcpost._core.errors import fault
-
     trace, place = error.__traceback__, None
     while trace is not None:
         if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(MODULE_PREFIX):

@@ -5,9 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
+import mcmcpost
 from mcmcpost._core.text import digits_of, significant
+from mcmcpost.cli.model_file import load_model_file, parse_options
+from mcmcpost.cli.options import LADDER, is_model_file, refuse_sampling, settings_of
 
 if TYPE_CHECKING:
     import pandas
@@ -19,39 +23,40 @@ if TYPE_CHECKING:
 POWER = 5.0
 
 
-def sample_ladder_of(path: Path, settings: Mapping[str, int | None], options: list[str]) -> "xarray.DataTree":
+def open_ladder(source: Path, given: Mapping[str, int | None], options: list[str] | None) -> "xarray.DataTree":
+    """Sample the power posteriors of a model file, or load a ladder, which takes no sampling options."""
+    if is_model_file(source):
+        return sample_ladder(source, settings_of(given, LADDER), options)
+    refuse_sampling("evidence", source, "ladder", {**given, "option": options or None})
+    return mcmcpost.load_tree(source)
+
+
+def sample_ladder(path: Path, settings: Mapping[str, int], options: list[str] | None) -> "xarray.DataTree":
     """Sample the power posteriors of a model file.
 
-    settings : rungs, warmup, draws, chains, seed and exchange, None for the default.
+    settings : those of `LADDER`, and `exchange` where rungs are swapped.
     """
-    import jax
-
-    import mcmcpost
-    from mcmcpost.cli.model_file import load_model_file, parse_options
-
-    model_file = load_model_file(path)
-    given = {key: value for key, value in settings.items() if value is not None}
-    args, kwargs = model_file.arguments(parse_options(options))
+    model_file, chosen = load_model_file(path), parse_options(options or [])
+    args, kwargs = model_file.arguments(chosen)
     tree = mcmcpost.sample_power_posteriors(
         model_file.model,
         args,
         kwargs,
-        temperatures=mcmcpost.power_ladder(given.get("rungs", 16), POWER),
-        key=jax.random.key(given.get("seed", 0)),
-        num_warmup=given.get("warmup", 500),
-        num_samples=given.get("draws", 500),
-        num_chains=given.get("chains", 4),
-        init=model_file.start(parse_options(options)),
-        exchange=given.get("exchange"),
+        temperatures=mcmcpost.power_ladder(settings["rungs"], POWER),
+        key=jax.random.key(settings["seed"]),
+        num_warmup=settings["warmup"],
+        num_samples=settings["draws"],
+        num_chains=settings["chains"],
+        init=model_file.start(chosen),
+        exchange=settings.get("exchange"),
         progress=sys.stderr.isatty(),
     )
-    tree.attrs |= {"model_file": path.name, "seed": given.get("seed", 0)}
+    tree.attrs |= {"model_file": path.name, "seed": settings["seed"]}
     return tree
 
 
 def evidence_text(name: str, evidence: "Evidence") -> str:
     """Return the estimate, every method on the same draws, and the rungs."""
-
     missed = evidence.discretisation_error
     head = (
         f"{name}: log evidence {digits_of(evidence.value, evidence.error)} ± {significant(evidence.mcse, 2)} (Monte"
@@ -81,7 +86,6 @@ def _rungs(rungs: "pandas.DataFrame") -> "pandas.DataFrame":
 
 def comparison_text(comparison: "EvidenceComparison") -> str:
     """Return one line per model, best first."""
-
     table = comparison.to_dataframe()
     errors = {"log_evidence": "error", "log_bayes_factor": "log_bayes_factor_error", "probability": "probability_error"}
     shown: dict[str, Any] = {}

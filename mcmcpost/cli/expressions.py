@@ -18,12 +18,13 @@ import ast
 import operator
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from mcmcpost._core.errors import InputError
+from mcmcpost.cli.options import check_distinct
 
 type Values = Mapping[str, np.ndarray]
 
@@ -221,6 +222,13 @@ def parse_expression(text: str) -> tuple[str, Expression]:
     if not separator or not _NAME.fullmatch(name) or body.startswith("=") or not body:
         raise InputError("Expression", "NAME=EXPRESSION", repr(text), 'For example --expect "ratio=a / b".')
     return name, compile_expression(body)
+
+
+def parse_expressions(texts: Sequence[str]) -> dict[str, Expression]:
+    """Return the checked expressions of ``["name=expression", ...]`` by name, each name once."""
+    named = [parse_expression(text) for text in texts]
+    check_distinct("--expect", [name for name, _ in named], "names")
+    return dict(named)
 
 
 def compile_expression(text: str) -> Expression:

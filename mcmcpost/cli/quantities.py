@@ -8,10 +8,11 @@ import numpy as np
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
+from mcmcpost.cli.edge import say
 from mcmcpost.cli.expressions import Expression, evaluate_expressions
 from mcmcpost.cli.model_file import ModelFile
+from mcmcpost.io import PosteriorVariables, posterior_variables
 from mcmcpost.io.convention import element_names
-from mcmcpost.io.integrands import constrained_draws, integrand_values
 from mcmcpost.io.numpyro_model import Model
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def with_quantities(tree: "xarray.DataTree", model_file: ModelFile) -> "xarray.D
     if model_file.quantities is None:
         return tree.copy()
     posterior = tree["posterior"]
-    values = evaluate_quantities(model_file, constrained_draws(tree))
+    values = evaluate_quantities(model_file, posterior_variables(tree).draws())
     dims = ("chain", "draw")
     variables = {
         name: ((*dims, *(f"{name}_dim_{i}" for i in range(array.ndim - 2))), array) for name, array in values.items()
@@ -83,24 +84,35 @@ def evaluate_quantities(model_file: ModelFile, posterior: Mapping[str, np.ndarra
     return {name: array.reshape(*lead, *array.shape[1:]) for name, array in zip(names, arrays, strict=True)}
 
 
-def named_scalars(tree: "xarray.DataTree", expressions: Mapping[str, str | Expression]) -> dict[str, np.ndarray]:
+def named_scalars(
+    tree: "xarray.DataTree", variables: PosteriorVariables, expressions: Mapping[str, str | Expression]
+) -> dict[str, np.ndarray]:
     """Return every scalar of the posterior, every stored quantity and every expression of them, {name: (c, n)}.
+
+    Parameters
+    ----------
+    variables : those of the posterior group of `tree`. Their scalars are views of the tree's own arrays.
 
     Raises
     ------
     ValueError
         Two of them share a name, or an expression names what there is not.
     """
-    draws, stored = constrained_draws(tree), _stored(tree)
+    draws, stored = variables.draws(), _stored(tree)
     scalars: dict[str, np.ndarray] = {}
-    for name in draws:  # one by one, which makes them views of the tree's own arrays
-        part = integrand_values(tree, name)
-        _add(scalars, part.names, np.moveaxis(part.values, -1, 0))
+    for names, values in variables.elements():
+        _add(scalars, names, np.moveaxis(values, -1, 0))
     for arrays in (stored, evaluate_expressions({**draws, **stored}, expressions)):
         for name, array in arrays.items():
             parts = [array[(..., *i)] for i in np.ndindex(array.shape[2:])]
             _add(scalars, element_names(name, array.shape[2:]), parts)
     return scalars
+
+
+def say_left_out(variables: PosteriorVariables) -> None:
+    """Warn of the variables that nothing can be computed of."""
+    if variables.left_out:
+        say("warning", f"left out {', '.join(variables.left_out)}: not a number for every chain and draw")
 
 
 def _add(scalars: dict[str, np.ndarray], names: Sequence[str], arrays: Iterable[np.ndarray]) -> None:

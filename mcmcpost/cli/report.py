@@ -4,22 +4,26 @@ import shlex
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from mcmcpost._core.errors import InputError
+import mcmcpost
 from mcmcpost._core.status import WITHOUT_GAIN
-from mcmcpost._core.text import number_of_quantities, one_line, significant
-
-if TYPE_CHECKING:
-    from mcmcpost.cli.expressions import Expression
+from mcmcpost._core.text import number_of_quantities, significant
+from mcmcpost.api.report import gather, read_subject
+from mcmcpost.cli.edge import say
+from mcmcpost.cli.expressions import Expression
+from mcmcpost.cli.options import refuse_model_file
+from mcmcpost.cli.quantities import named_scalars, say_left_out
+from mcmcpost.cli.source import load_trace
+from mcmcpost.report import check_destination, render, write_html
 
 
 def report_facts(
     trace: Path,
     output: Path,
-    expressions: "dict[str, Expression]",
+    expressions: dict[str, Expression],
     method: str,
     *,
     model: Path | None,
@@ -28,32 +32,26 @@ def report_facts(
     allow_bad_scores: bool,
 ) -> dict[str, Any]:
     """Write the report of a stored trace or ladder and return its summary, JSON-able."""
-    import mcmcpost
-    from mcmcpost.api.report import gather
-    from mcmcpost.cli.quantities import named_scalars
-    from mcmcpost.cli.source import load_trace
-    from mcmcpost.io import is_ladder, posterior_rung
-    from mcmcpost.report import check_destination, render, write_html
-
     place = check_destination(output, overwrite)
-    if trace.suffix == ".py":
-        cure = f"Sample it first: mcmcpost sample {trace} -o trace.nc."
-        raise InputError(f"report: expected a trace (.nc, .zarr), got the model file {trace}. {cure}")
+    refuse_model_file("report", trace)
     tree = load_trace(trace, model, options, allow_bad_scores=allow_bad_scores)
     with warnings.catch_warnings():
         for told in (mcmcpost.ScoreWarning, mcmcpost.EvidenceWarning):
             warnings.simplefilter("ignore", told)  # the notices say the same, and more
+        subject = read_subject(tree, None, allow_bad_scores)
+        say_left_out(subject.variables)
         contents = gather(
-            tree,
-            named_scalars(posterior_rung(tree) if is_ladder(tree) else tree, expressions),
+            subject,
+            named_scalars(subject.tree, subject.variables, expressions),
             method,
+            evidence=subject.evidence,
             title=f"Report on {trace.name}",
             asked={"File": str(trace)} | ({} if model is None else {"Model": str(model)}),
             command=shlex.join(["mcmcpost", *sys.argv[1:]]),
             allow_bad_scores=allow_bad_scores,
         )
     for text in contents.notices:
-        print(f"mcmcpost: warning: {one_line(text)}", file=sys.stderr)
+        say("warning", text)
     write_html(render(contents), place, overwrite)
     assert contents.posterior is not None  # a trace was given
     estimate, check = contents.posterior.estimate, contents.posterior.check

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-from numpyro.infer import MCMC, NUTS
-from numpyro.infer.util import unconstrain_fn
 
+import mcmcpost
 from mcmcpost._core.errors import InputError, fault
-from mcmcpost.cli.model_file import ModelFile
-from mcmcpost.cli.quantities import check_quantities
+from mcmcpost.cli.model_file import ModelFile, load_model_file, parse_options
+from mcmcpost.cli.options import POSTERIOR, is_model_file, refuse_sampling, settings_of
+from mcmcpost.cli.quantities import check_quantities, with_quantities
 from mcmcpost.io.numpyro_model import Model, probe_model
 
 if TYPE_CHECKING:
     import xarray
+    from numpyro.infer import MCMC
 
 
 EXTRA_FIELDS = ("z_grad", "potential_energy", "num_steps", "diverging")
@@ -30,12 +31,12 @@ def sample_posterior(
     model_file: ModelFile,
     *,
     key: jax.Array,
-    num_warmup: int = 500,
-    num_samples: int = 1000,
-    num_chains: int = 4,
+    num_warmup: int = POSTERIOR["warmup"],
+    num_samples: int = POSTERIOR["draws"],
+    num_chains: int = POSTERIOR["chains"],
     options: Mapping[str, object] | None = None,
     progress: bool = False,
-) -> MCMC:
+) -> "MCMC":
     """Run NUTS with a dense mass matrix on a model file and return NumPyro's `MCMC`, scores kept.
 
     Chains are vectorised: they move in lockstep, so one program serves a CPU or a GPU. They start within `JITTER` of
@@ -60,6 +61,8 @@ def sample_posterior(
     numpyro.infer.MCMC
         With ``z_grad`` (the gradient of the potential: score = −z_grad) among its extra fields.
     """
+    from numpyro.infer import MCMC, NUTS
+
     for name, value in (("num_warmup", num_warmup), ("num_samples", num_samples), ("num_chains", num_chains)):
         if value < 1:
             raise InputError("sample_posterior", f"`{name}` of at least 1", value, "Ask for more.")
@@ -101,6 +104,8 @@ def _starts(
     options: Mapping[str, object] | None,
 ) -> dict[str, jax.Array] | None:
     """Return unconstrained starts, (c, ...) per site, or None if the file has no ``init``."""
+    from numpyro.infer.util import unconstrain_fn
+
     values = model_file.start(options)
     if values is None:
         return None
@@ -122,35 +127,42 @@ def _starts(
     return {name: x + JITTER * jax.random.normal(keys[name], x.shape, x.dtype) for name, x in starts.items()}
 
 
-def sample_model(
-    path: Path,
-    warmup: int | None,
-    draws: int | None,
-    chains: int | None,
-    seed: int | None,
+def open_source(
+    source: Path,
+    model: Path | None,
+    given: Mapping[str, int | None],
     options: list[str] | None,
     *,
-    allow_bad_scores: bool = False,
+    allow_bad_scores: bool,
 ) -> "xarray.DataTree":
-    """Sample a model file with NUTS, scores kept; None is the default of each setting."""
-    import jax
+    """Sample a model file, or load a trace, which takes no sampling options.
 
-    import mcmcpost
-    from mcmcpost.cli.model_file import load_model_file, parse_options
-    from mcmcpost.cli.quantities import with_quantities
+    model : model file of a trace. given : sampling settings, None where the default is meant.
+    """
+    if not is_model_file(source):
+        refuse_sampling("reduce", source, "trace", given)
+        return load_trace(source, model, options, allow_bad_scores=allow_bad_scores)
+    if model is not None:
+        raise InputError(f"--model: expected a trace, got the model file {source}. Leave --model out.")
+    return sample_model(source, settings_of(given, POSTERIOR), options, allow_bad_scores=allow_bad_scores)
 
+
+def sample_model(
+    path: Path, settings: Mapping[str, int], options: list[str] | None, *, allow_bad_scores: bool = False
+) -> "xarray.DataTree":
+    """Sample a model file with NUTS, scores kept; the settings are those of `POSTERIOR`."""
     model_file = load_model_file(path)
     mcmc = sample_posterior(
         model_file,
-        key=jax.random.key(seed or 0),
-        num_warmup=warmup or 500,
-        num_samples=draws or 1000,
-        num_chains=chains or 4,
+        key=jax.random.key(settings["seed"]),
+        num_warmup=settings["warmup"],
+        num_samples=settings["draws"],
+        num_chains=settings["chains"],
         options=parse_options(options or []),
         progress=sys.stderr.isatty(),
     )
     tree = with_quantities(mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores), model_file)
-    tree.attrs |= {"model_file": path.name, "seed": seed or 0, "num_warmup": warmup or 500}
+    tree.attrs |= {"model_file": path.name, "seed": settings["seed"], "num_warmup": settings["warmup"]}
     return tree
 
 
@@ -158,30 +170,14 @@ def load_trace(
     path: Path, model: Path | None, options: list[str] | None, *, allow_bad_scores: bool = False
 ) -> "xarray.DataTree":
     """Load a trace; with a model file, compute its scores and quantities from that."""
-    import mcmcpost
-    from mcmcpost.cli.model_file import load_model_file, parse_options
-    from mcmcpost.cli.quantities import with_quantities
-
     if model is None:
         if options:
             raise InputError(f"--option: expected a model file, got the trace {path} alone. Add --model FILE.py.")
-        return _loaded(path)
+        return mcmcpost.load_tree(path)
     model_file = load_model_file(model)
     args, kwargs = model_file.arguments(parse_options(options or []))
-    scored = mcmcpost.attach_scores(_loaded(path), model_file.model, *args, allow_bad_scores=allow_bad_scores, **kwargs)
+    tree = mcmcpost.load_tree(path)
+    scored = mcmcpost.attach_scores(tree, model_file.model, *args, allow_bad_scores=allow_bad_scores, **kwargs)
     scored = with_quantities(scored, model_file)
     scored.attrs |= {"model_file": model.name}
     return scored
-
-
-def _loaded(path: Path) -> "xarray.DataTree":
-    """Load a trace and say which of its variables nothing can be computed of."""
-    import mcmcpost
-    from mcmcpost.io.integrands import unusable_variables
-
-    tree = mcmcpost.load_tree(path)
-    unusable = unusable_variables(tree) if "posterior" in tree.children else []
-    if unusable:
-        text = f"left out {', '.join(unusable)}: not a number for every chain and draw"
-        print(f"mcmcpost: warning: {text}", file=sys.stderr)
-    return tree

@@ -1,21 +1,20 @@
 """Trees in, trees out: the only layer that knows xarray and ArviZ."""
 
 from mcmcpost.io.arrays import from_arrays
-from mcmcpost.io.attach import Target, attach_scores, read_target
+from mcmcpost.io.attach import attach_scores, read_target
 from mcmcpost.io.blackjax import from_blackjax
 from mcmcpost.io.checks import check_convergence, check_tree, gate
 from mcmcpost.io.convention import read_trace
 from mcmcpost.io.files import load_tree, save_tree
-from mcmcpost.io.integrands import Integrands, integrand_values
+from mcmcpost.io.integrands import PosteriorVariables, integrand_values, posterior_variables
 from mcmcpost.io.ladder_traces import ladder_from_traces
-from mcmcpost.io.ladder_trees import is_ladder, ladder_to_datatree, posterior_rung, read_ladder
+from mcmcpost.io.ladder_trees import is_ladder, ladder_to_datatree, last_rung, posterior_rung, read_ladder
 from mcmcpost.io.numpyro import from_numpyro
 from mcmcpost.io.power_posteriors import adaptive_ladder, add_rungs, sample_power_posteriors, tempered_target
 from mcmcpost.io.stan import from_cmdstan
 
 __all__ = [
-    "Integrands",
-    "Target",
+    "PosteriorVariables",
     "adaptive_ladder",
     "add_rungs",
     "attach_scores",
@@ -30,8 +29,10 @@ __all__ = [
     "is_ladder",
     "ladder_from_traces",
     "ladder_to_datatree",
+    "last_rung",
     "load_tree",
     "posterior_rung",
+    "posterior_variables",
     "read_ladder",
     "read_target",
     "read_trace",

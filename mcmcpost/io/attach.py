@@ -11,7 +11,16 @@ from jaxtyping import Array, Float
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.checks import Scored, check_agreement, gate, gate_attrs
-from mcmcpost.io.convention import DRAWS, GROUP, check_tree_type, posterior_sites, read_draws, stored_draws, with_trace
+from mcmcpost.io.convention import (
+    DRAWS,
+    GROUP,
+    check_tree_type,
+    coordinate_labels,
+    element_names,
+    oriented,
+    posterior_sites,
+    with_trace,
+)
 from mcmcpost.io.numpyro_model import probe_model
 from mcmcpost.io.power_posteriors import check_evidence_exists
 from mcmcpost.io.pymc import pymc_scores
@@ -45,19 +54,19 @@ def read_target(
     otherwise the latent sites are transformed.
     """
     check_tree_type(where, tree)
-    stored = GROUP in tree.children and DRAWS in tree.children[GROUP].data_vars
-    if not stored and "posterior" not in tree.children:
+    stored = _stored_draws(where, tree)
+    if stored is None and "posterior" not in tree.children:
         groups = ", ".join(map(str, tree.children)) or "no group"
         raise InputError(where, "a posterior group or unconstrained draws", groups, "Load a trace.")
     if model is not None and logdensity_fn is None:
         probed = probe_model(where, model, args, kwargs)
         check_evidence_exists(probed)
-        if stored and read_draws(tree)[1] == probed.names:
-            return Target(read_draws(tree)[0], probed.names, probed.logdensity)
-        draws, names = probed.unconstrain(posterior_sites(tree))
+        if stored is not None and stored[1] == probed.names:
+            return Target(*stored, probed.logdensity)
+        draws, names = probed.unconstrain(posterior_sites(where, tree))
         return Target(draws, names, probed.logdensity)
     if logdensity_fn is not None and not (model or args or kwargs):
-        draws, labels = stored_draws(tree)
+        draws, labels = stored or _posterior_as_draws(where, tree)
         return Target(draws, labels, logdensity_fn)
     raise InputError(
         where,
@@ -65,6 +74,23 @@ def read_target(
         "neither" if logdensity_fn is None else "both",
         f"Call {where}(tree, model, *args, key=key) or {where}(tree, logdensity_fn=f, key=key).",
     )
+
+
+def _stored_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None] | None:
+    """Return the stored unconstrained draws (c, n, d) and their labels, None where there are none."""
+    if GROUP not in tree.children or DRAWS not in tree.children[GROUP].data_vars:
+        return None
+    draws = oriented(where, tree.children[GROUP].to_dataset()[DRAWS], rank=3)
+    return draws.values, coordinate_labels(draws)
+
+
+def _posterior_as_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the posterior group as unconstrained draws (c, n, d), and their labels."""
+    sites = posterior_sites(where, tree)
+    names = tuple(name for key, value in sites.items() for name in element_names(key, value.shape[2:]))
+    if not names:
+        raise InputError(where, "variables with dims chain and draw", "none in the posterior group", "Load a trace.")
+    return np.concatenate([v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64), names
 
 
 _WHERE = "attach_scores"
@@ -114,7 +140,9 @@ def attach_scores(
     if model is not None and logdensity_fn is None:
         scored = _of_model(tree, model, args, kwargs, batch_size)
     elif logdensity_fn is not None and not (model or args or kwargs):
-        scored = _of_function(*stored_draws(tree), logdensity_fn, batch_size)
+        scored = _of_function(
+            *(_stored_draws(_WHERE, tree) or _posterior_as_draws(_WHERE, tree)), logdensity_fn, batch_size
+        )
     else:
         raise InputError(
             _WHERE,
@@ -154,7 +182,7 @@ def _of_program(
     tree: "xarray.DataTree", model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch_size: int
 ) -> Scored:
     probed = probe_model(_WHERE, model, args, kwargs)
-    draws, names = probed.unconstrain(posterior_sites(tree))
+    draws, names = probed.unconstrain(posterior_sites(_WHERE, tree))
     scored = _of_function(draws, names, probed.logdensity, batch_size)
     return scored._replace(versions={"numpyro_version": version("numpyro")} | scored.versions)
 

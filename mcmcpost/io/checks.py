@@ -10,7 +10,7 @@ from mcmcpost._core.errors import fault
 from mcmcpost._core.mcse import rank_rhat
 from mcmcpost._core.warn import warn
 from mcmcpost.io.convention import GROUP, read_trace
-from mcmcpost.io.integrands import constrained_draws, integrand_values
+from mcmcpost.io.integrands import PosteriorVariables
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores
 from mcmcpost.trace import Trace
 
@@ -76,15 +76,22 @@ class Convergence(NamedTuple):
         return f"{' and '.join(parts)}: the chains have not converged, do not trust the table" if parts else None
 
 
-def check_convergence(tree: "xarray.DataTree") -> Convergence:
-    """Return the convergence diagnostics of `tree`; R-hat is NaN for one chain, or where nothing varies."""
-    variables = integrand_values(tree, list(constrained_draws(tree)))
-    with np.errstate(all="ignore"):
-        rhat = rank_rhat(variables.values)
-    worst = int(np.argmax(np.where(np.isnan(rhat), -np.inf, rhat)))
-    stats = tree.children.get("sample_stats")
+def check_convergence(tree: "xarray.DataTree", variables: PosteriorVariables) -> Convergence:
+    """Return the convergence diagnostics of `tree`, whose posterior has these `variables`.
+
+    R-hat is NaN, and `worst` empty, for one chain or where nothing varies.
+    """
+    names: list[str] = []
+    rhat: list[float] = []
+    for part in variables.elements():
+        names += part.names
+        with np.errstate(all="ignore"):
+            rhat += rank_rhat(part.values).tolist()
+    known = {name: value for name, value in zip(names, rhat, strict=True) if not np.isnan(value)}
+    worst = max(known, key=known.__getitem__, default="")
+    stats = tree.children.get(GROUP)
     diverging = 0 if stats is None or "diverging" not in stats else int(np.asarray(stats["diverging"].values).sum())
-    return Convergence(float(rhat[worst]), variables.names[worst], diverging)
+    return Convergence(known.get(worst, float("nan")), worst, diverging)
 
 
 RECORDED = ("lp", "logp")

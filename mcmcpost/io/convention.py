@@ -71,11 +71,11 @@ def read_trace(tree: "xarray.DataTree") -> Trace:
     variables = tree.children[GROUP].to_dataset()
     for attrs in (variables.attrs, variables[SCORES].attrs):
         _check_declared(attrs)
-    draws, scores = (_chain_draw_first(variables[name]) for name in (DRAWS, SCORES))
+    draws, scores = (oriented("read_trace", variables[name], rank=3) for name in (DRAWS, SCORES))
     _check_aligned(tree, scores)
-    names = _labels(draws, scores)
-    check_same_order("read_trace", {DRAWS: _labels(draws), SCORES: _labels(scores)})
-    return make_trace(draws.values, scores.values, names, copy=False)
+    labels = {DRAWS: coordinate_labels(draws), SCORES: coordinate_labels(scores)}
+    check_same_order("read_trace", labels)
+    return make_trace(draws.values, scores.values, labels[DRAWS] or labels[SCORES], copy=False)
 
 
 def _missing(tree: "xarray.DataTree", name: str) -> str:
@@ -139,27 +139,25 @@ def check_tree_type(where: str, tree: object) -> None:
         )
 
 
-def read_draws(tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Return the stored unconstrained draws (c, n, d) and their labels, None without any."""
-    draws = _chain_draw_first(tree.children[GROUP].to_dataset()[DRAWS])
-    return draws.values, _labels(draws)
-
-
 def _check_declared(attrs: Mapping[Any, Any]) -> None:
     for name, value in ATTRS.items():
         if attrs.get(name, value) != value:
             raise InputError("read_trace", f"attribute {name}={value!r}", repr(attrs[name]), _CURES[name])
 
 
-def _chain_draw_first(variable: "xarray.DataArray") -> "xarray.DataArray":
-    if variable.ndim != 3 or not {"chain", "draw"} <= set(variable.dims):
+def oriented(
+    where: str, variable: "xarray.DataArray", dims: tuple[str, ...] = ("chain", "draw"), *, rank: int | None = None
+) -> "xarray.DataArray":
+    """Return a variable with `dims` first; refuse one without them or, where `rank` is given, of another rank."""
+    if not set(dims) <= set(variable.dims) or rank not in (None, variable.ndim):
+        wanted = dims if rank is None else (*dims, PARAMETER)[:rank]
         raise InputError(
-            "read_trace",
-            f"`{variable.name}` with dims chain, draw and {PARAMETER}",
+            where,
+            f"`{variable.name}` with dims {', '.join(wanted[:-1])} and {wanted[-1]}",
             tuple(map(str, variable.dims)),
-            "Rename the dims of the sampler to chain and draw.",
+            f"Rename its dims, or name variables that have {' and '.join(dims)}.",
         )
-    return variable.transpose("chain", "draw", ...)
+    return variable.transpose(*dims, ...)
 
 
 def _check_aligned(tree: "xarray.DataTree", scores: "xarray.DataArray") -> None:
@@ -181,11 +179,11 @@ def _check_aligned(tree: "xarray.DataTree", scores: "xarray.DataArray") -> None:
             )
 
 
-def _labels(*variables: "xarray.DataArray") -> tuple[str, ...] | None:
-    for variable in variables:
-        dim = variable.dims[-1]
-        if dim in variable.coords and variable[dim].dtype.kind in "OUST":
-            return tuple(str(label) for label in variable[dim].values)
+def coordinate_labels(variable: "xarray.DataArray", dim: str | None = None) -> tuple[str, ...] | None:
+    """Return the labels along a dim, by default the last; None where its coordinate holds no text."""
+    dim = str(variable.dims[-1]) if dim is None else dim
+    if dim in variable.coords and variable[dim].dtype.kind in "OUST":
+        return tuple(str(label) for label in variable[dim].values)
     return None
 
 
@@ -225,25 +223,12 @@ def with_trace(tree: "xarray.DataTree", trace: Trace, attrs: dict[str, str]) -> 
     return new
 
 
-def posterior_sites(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
+def posterior_sites(where: str, tree: "xarray.DataTree") -> dict[str, np.ndarray]:
     """Return the variables (chain, draw, ...) of the posterior group."""
     if "posterior" not in tree.children:
-        raise InputError("attach_scores", "a posterior group", ", ".join(tree.children) or "no group", "Load a trace.")
+        raise InputError(where, "a posterior group", ", ".join(tree.children) or "no group", "Load a trace.")
     return {
         str(name): variable.transpose("chain", "draw", ...).values
         for name, variable in tree.children["posterior"].to_dataset().data_vars.items()
         if {"chain", "draw"} <= set(variable.dims)
     }
-
-
-def stored_draws(tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Return unconstrained draws (c, n, d) and labels: the stored ones, else the posterior group as it is."""
-    if GROUP in tree.children and DRAWS in tree.children[GROUP].data_vars:
-        return read_draws(tree)
-    sites = posterior_sites(tree)
-    names = tuple(name for key, value in sites.items() for name in element_names(key, value.shape[2:]))
-    if not names:
-        raise InputError(
-            "attach_scores", "variables with dims chain and draw", "none in the posterior group", "Load a trace."
-        )
-    return np.concatenate([v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64), names

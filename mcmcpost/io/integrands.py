@@ -1,7 +1,7 @@
 """Values of the integrands at every draw: variables, arrays or functions of one constrained draw."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from mcmcpost._core.arrays import zeros
 from mcmcpost._core.errors import InputError, InputTypeError
-from mcmcpost.io.convention import GROUP, as_chain_draw, check_tree_type, element_names
+from mcmcpost.io.convention import GROUP, as_chain_draw, check_tree_type, coordinate_labels, element_names, oriented
 
 if TYPE_CHECKING:
     import xarray
@@ -68,7 +68,7 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     elif isinstance(integrands, (list, tuple)) and all(isinstance(name, str) for name in integrands):
         parts = [_of_variable(_variable(tree, name)) for name in integrands]
     elif isinstance(integrands, Mapping):
-        parts = [_of_entry(tree, str(name), entry, chains_draws) for name, entry in integrands.items()]
+        parts = _of_entries(tree, integrands, chains_draws)
     else:
         parts = [_of_array("f", integrands, chains_draws)]
     if not parts:
@@ -86,20 +86,34 @@ def _side_by_side(parts: list[Float[np.ndarray, "c n _"]]) -> Float[np.ndarray, 
     return np.concatenate(parts, axis=-1, out=zeros((*parts[0].shape[:2], width)))
 
 
-def constrained_draws(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
-    """Return the usable variables of the posterior group as arrays (c, n, ...), see `unusable_variables`."""
-    unusable = unusable_variables(tree)
-    variables = _posterior(tree).data_vars
-    return {str(name): _chain_draw_first(v).values for name, v in variables.items() if name not in unusable}
+class PosteriorVariables(NamedTuple):
+    """The variables of a posterior group.
+
+    usable : those that are numbers for every chain and draw, by name, with dims chain and draw first.
+    left_out : names of the others.
+    """
+
+    usable: "dict[str, xarray.DataArray]"
+    left_out: tuple[str, ...]
+
+    def draws(self) -> dict[str, np.ndarray]:
+        """Return the usable variables as arrays (c, n, ...), which are the tree's own."""
+        return {name: variable.values for name, variable in self.usable.items()}
+
+    def elements(self) -> Iterator[Integrands]:
+        """Yield the named elements of each usable variable; float64 values are the tree's own."""
+        return map(_of_variable, self.usable.values())
 
 
-def unusable_variables(tree: "xarray.DataTree") -> list[str]:
-    """Return the variables of the posterior group that are not numbers, or not of every chain and draw."""
-    return [
-        str(name)
-        for name, variable in _posterior(tree).data_vars.items()
-        if variable.dtype.kind not in "fiub" or not {"chain", "draw"} <= set(variable.dims)
-    ]
+def posterior_variables(tree: "xarray.DataTree") -> PosteriorVariables:
+    """Return the variables of the posterior group of `tree`."""
+    variables = {str(name): variable for name, variable in _posterior(tree).data_vars.items()}
+    usable = {
+        name: oriented("integrands", variable)
+        for name, variable in variables.items()
+        if variable.dtype.kind in "fiub" and {"chain", "draw"} <= set(variable.dims)
+    }
+    return PosteriorVariables(usable, tuple(name for name in variables if name not in usable))
 
 
 def _posterior(tree: "xarray.DataTree") -> "xarray.DataTree":
@@ -126,39 +140,35 @@ def _variable(tree: "xarray.DataTree", name: str) -> "xarray.DataArray":
         raise InputError(
             "integrands", "a variable of the posterior group", name, f"It has {', '.join(map(str, variables))}."
         )
-    return _chain_draw_first(variables[name])
-
-
-def _chain_draw_first(variable: "xarray.DataArray") -> "xarray.DataArray":
-    if not {"chain", "draw"} <= set(variable.dims):
-        raise InputError(
-            "integrands",
-            f"`{variable.name}` with dims chain and draw",
-            tuple(map(str, variable.dims)),
-            "Name the variables that have both.",
-        )
-    return variable.transpose("chain", "draw", ...)
+    return oriented("integrands", variables[name])
 
 
 def _of_variable(variable: "xarray.DataArray") -> Integrands:
-    labels = tuple(_axis_labels(variable, str(dim)) for dim in variable.dims[2:])
+    dims = [str(dim) for dim in variable.dims[2:]]
+    labels = tuple(coordinate_labels(variable, dim) or tuple(map(str, range(variable.sizes[dim]))) for dim in dims)
     names = element_names(str(variable.name), variable.shape[2:], labels)
     return Integrands(
         tuple(names), _numeric(str(variable.name), variable.values, (variable.shape[0], variable.shape[1]))
     )
 
 
-def _axis_labels(variable: "xarray.DataArray", dim: str) -> tuple[str, ...]:
-    if dim in variable.coords and variable[dim].dtype.kind in "OUST":
-        return tuple(str(label) for label in variable[dim].values)
-    return tuple(map(str, range(variable.sizes[dim])))
+def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draws: tuple[int, int]) -> list[Integrands]:
+    rows = _rows(posterior_variables(tree).draws()) if any(map(callable, entries.values())) else {}
+    parts = []
+    for name, entry in entries.items():
+        values = _evaluate(str(name), entry, rows, chains_draws) if callable(entry) else entry
+        parts.append(_of_array(str(name), values, chains_draws))
+    return parts
 
 
-def _of_entry(tree: "xarray.DataTree", name: str, entry: Any, chains_draws: tuple[int, int]) -> Integrands:
-    if callable(entry):
-        values = _evaluate(name, entry, constrained_draws(tree), chains_draws)
-        return _of_array(name, values, chains_draws)
-    return _of_array(name, entry, chains_draws)
+def _rows(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return variables (c, n, ...) with chains and draws as one axis, floats in float64."""
+    return {
+        name: values.reshape(-1, *values.shape[2:]).astype(
+            np.float64 if values.dtype.kind == "f" else values.dtype, copy=False
+        )
+        for name, values in draws.items()
+    }
 
 
 def _of_array(name: str, values: Any, chains_draws: tuple[int, int]) -> Integrands:
@@ -186,17 +196,13 @@ def _numeric(name: str, array: np.ndarray, chains_draws: tuple[int, int]) -> Flo
 def _evaluate(
     name: str,
     function: Callable[[dict[str, object]], object],
-    draws: dict[str, np.ndarray],
+    rows: dict[str, np.ndarray],
     chains_draws: tuple[int, int],
 ) -> np.ndarray:
-    flat = {
-        key: array.reshape(-1, *array.shape[2:]).astype(np.float64 if array.dtype.kind == "f" else array.dtype)
-        for key, array in draws.items()
-    }
     try:
-        values = _vectorised(name, function, flat)
+        values = _vectorised(name, function, rows)
     except _NOT_TRACEABLE:
-        values = _one_by_one(name, function, flat)
+        values = _one_by_one(name, function, rows)
     return values.reshape(*chains_draws, *values.shape[1:])
 
 
@@ -219,7 +225,7 @@ def _vectorised(name: str, function: Callable[[dict[str, object]], object], draw
 def _one_by_one(name: str, function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]) -> np.ndarray:
     size = len(next(iter(draws.values())))
     with jax.enable_x64(True):
-        values = [np.asarray(function({key: array[i] for key, array in draws.items()})) for i in range(size)]
+        values = [np.asarray(function({key: array[i].copy() for key, array in draws.items()})) for i in range(size)]
     shapes = {value.shape for value in values}
     if len(shapes) > 1:
         raise InputError(

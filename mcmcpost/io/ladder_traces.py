@@ -20,13 +20,12 @@ from mcmcpost.evidence import (
     make_ladder,
     repeated_fraction,
 )
-from mcmcpost.io.convention import DRAWS, GROUP, TEMPERATURE, check_tree_type
+from mcmcpost.io.convention import DRAWS, GROUP, TEMPERATURE, check_tree_type, coordinate_labels, posterior_sites
 from mcmcpost.io.files import load_tree
 from mcmcpost.io.ladder_trees import (
     LIKELIHOOD_SLOPE,
     LOG_LIKELIHOOD,
     PRIOR_SLOPE,
-    coordinate_labels,
     ladder_to_datatree,
 )
 from mcmcpost.io.numpyro_model import Model
@@ -155,12 +154,7 @@ def _read(temperature: float, tree: "xarray.DataTree") -> _Stored:
         pointwise = tree.children["log_likelihood"].to_dataset().transpose("chain", "draw", ...)
         parts = [part.values.reshape(*part.shape[:2], -1).sum(axis=-1) for part in pointwise.data_vars.values()]
         likelihood = sum(parts[1:], start=parts[0]) if parts else None
-    posterior = tree.children["posterior"].to_dataset().data_vars if "posterior" in tree.children else {}
-    sites = {
-        str(name): variable.transpose("chain", "draw", ...).values
-        for name, variable in posterior.items()
-        if {"chain", "draw"} <= set(variable.dims)
-    }
+    sites = posterior_sites(_WHERE, tree) if "posterior" in tree.children else {}
     labels = None if stat(DRAWS) is None or stats is None else coordinate_labels(stats[DRAWS])
     return _Stored(stat(DRAWS), labels, sites, likelihood, slope, prior_slope)
 

@@ -8,7 +8,18 @@ import numpy as np
 
 from mcmcpost._core.errors import InputError
 from mcmcpost.evidence import Ladder, LadderStats, make_ladder
-from mcmcpost.io.convention import ATTRS, DRAWS, GROUP, PARAMETER, TEMPERATURE, check_names, check_tree_type, with_trace
+from mcmcpost.io.convention import (
+    ATTRS,
+    DRAWS,
+    GROUP,
+    PARAMETER,
+    TEMPERATURE,
+    check_names,
+    check_tree_type,
+    coordinate_labels,
+    oriented,
+    with_trace,
+)
 from mcmcpost.trace import make_trace
 
 if TYPE_CHECKING:
@@ -102,7 +113,7 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
     ValueError : draws, log likelihood or gradients are missing, or the temperatures do not increase from 0 to 1.
     """
     check_tree_type("read_ladder", tree)
-    stats = ladder_statistics("read_ladder", tree)
+    stats = _statistics(tree)
     for name, what in (
         (DRAWS, "unconstrained draws"),
         (LOG_LIKELIHOOD, "the log likelihood of every draw"),
@@ -114,13 +125,13 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
     for name, value in ATTRS.items():
         if stats.attrs.get(name, value) != value:
             raise InputError("read_ladder", f"attribute {name}={value!r}", repr(stats.attrs[name]), _CURE)
-    draws = oriented("read_ladder", stats[DRAWS], 4)
+    draws = oriented("read_ladder", stats[DRAWS], DIMS, rank=4)
     return make_ladder(
         stats[TEMPERATURE].values,
         draws.values,
-        oriented("read_ladder", stats[LOG_LIKELIHOOD], 3).values,
-        oriented("read_ladder", stats[LIKELIHOOD_SLOPE], 4).values,
-        oriented("read_ladder", stats[PRIOR_SLOPE], 4).values,
+        oriented("read_ladder", stats[LOG_LIKELIHOOD], DIMS, rank=3).values,
+        oriented("read_ladder", stats[LIKELIHOOD_SLOPE], DIMS, rank=4).values,
+        oriented("read_ladder", stats[PRIOR_SLOPE], DIMS, rank=4).values,
         coordinate_labels(draws),
     )
 
@@ -133,7 +144,11 @@ def is_ladder(tree: "xarray.DataTree") -> bool:
 
 def posterior_rung(tree: "xarray.DataTree") -> "xarray.DataTree":
     """Return the trace of a ladder's last rung, the posterior: its score is the sum of the two gradients."""
-    ladder = read_ladder(tree)
+    return last_rung(tree, read_ladder(tree))
+
+
+def last_rung(tree: "xarray.DataTree", ladder: Ladder) -> "xarray.DataTree":
+    """Return the trace of the last rung of `tree`, which was read as `ladder`."""
     scores = ladder.gradient_log_likelihood[:, :, -1] + ladder.gradient_log_prior[:, :, -1]
     last = {
         name: node.to_dataset().isel({TEMPERATURE: -1}, missing_dims="ignore").drop_vars(TEMPERATURE, errors="ignore")
@@ -145,37 +160,19 @@ def posterior_rung(tree: "xarray.DataTree") -> "xarray.DataTree":
     return with_trace(rung, make_trace(ladder.draws[:, :, -1], scores, ladder.names), {})
 
 
-def ladder_statistics(where: str, tree: "xarray.DataTree") -> "xarray.Dataset":
+def _statistics(tree: "xarray.DataTree") -> "xarray.Dataset":
     """Return the `sample_stats` of a tree whose variables are stacked over a `temperature` coordinate."""
     if GROUP not in tree.children:
-        raise InputError(where, f"a group `{GROUP}`", ", ".join(tree.children) or "no group", _CURE)
+        raise InputError("read_ladder", f"a group `{GROUP}`", ", ".join(tree.children) or "no group", _CURE)
     stats = tree.children[GROUP].to_dataset()
     if TEMPERATURE not in stats.coords or TEMPERATURE not in stats.dims:
         raise InputError(
-            where,
+            "read_ladder",
             f"`{GROUP}` with a dim and coordinate `{TEMPERATURE}`",
             f"dims {', '.join(map(str, stats.sizes))}",
             "For one trace per temperature use ladder_from_traces({t: tree, ...}).",
         )
     return stats
-
-
-def oriented(where: str, variable: "xarray.DataArray", rank: int) -> "xarray.DataArray":
-    """Return a variable with dims chain, draw, temperature first."""
-    if variable.ndim != rank or not set(DIMS) <= set(variable.dims):
-        wanted = ", ".join((*DIMS, PARAMETER)[:rank])
-        raise InputError(
-            where, f"`{variable.name}` with dims {wanted}", tuple(map(str, variable.dims)), "Rename the dims."
-        )
-    return variable.transpose(*DIMS, ...)
-
-
-def coordinate_labels(variable: "xarray.DataArray") -> tuple[str, ...] | None:
-    """Return the labels along the last dim, None where there are none."""
-    dim = variable.dims[-1]
-    if dim in variable.coords and variable[dim].dtype.kind in "OUST":
-        return tuple(str(label) for label in variable[dim].values)
-    return None
 
 
 def _draws_by_name(ladder: Ladder) -> dict[str, np.ndarray]:

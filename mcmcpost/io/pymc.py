@@ -59,7 +59,7 @@ def pymc_scores(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> Sco
 
 def _free_values(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> list[np.ndarray]:
     """Return the draws of the free variables (c, n, ...)."""
-    sites = posterior_sites(tree)
+    sites = posterior_sites(where, tree)
     missing = [variable.name for variable in model.free_RVs if variable.name not in sites]
     if missing:
         raise InputError(

@@ -33,7 +33,7 @@ def pystan_scores(where: str, tree: "xarray.DataTree", model: Any) -> Scored:
     ------
     ValueError : Stan cannot read its parameters from the draws.
     """
-    sites = {name: site for name, site in posterior_sites(tree).items() if name in model.param_names}
+    sites = {name: site for name, site in posterior_sites(where, tree).items() if name in model.param_names}
     if not sites:
         raise InputError(
             where, f"some of {', '.join(model.param_names)} among the draws", "none", "Pass the model's own trace."
@@ -72,7 +72,7 @@ def bridgestan_scores(where: str, tree: "xarray.DataTree", model: Any) -> Scored
     ------
     ValueError : a parameter is not among the draws, or is of another shape there.
     """
-    sites = posterior_sites(tree)
+    sites = posterior_sites(where, tree)
     columns = [_element(where, sites, name) for name in model.param_names()]
     theta = np.stack(columns, axis=-1)
     rows = [model.param_unconstrain(np.ascontiguousarray(row)) for row in theta.reshape(-1, theta.shape[-1])]

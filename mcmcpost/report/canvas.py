@@ -1,4 +1,4 @@
-"""The one layer through which every figure is drawn: ticks, each backend's words, and a few strokes."""
+"""Drawing on any backend of arviz-plots: ticks, what each backend does in its own way, and the canvas."""
 
 import abc
 import html
@@ -43,15 +43,15 @@ def whole_ticks(last: int) -> list[int]:
     return list(range(0, last + 1, next(step for step in steps if step * MOST_TICKS >= last)))
 
 
-def bent(values: np.ndarray, bend: float) -> np.ndarray:
-    """Return asinh(values/bend): proportional to the values below `bend`, to their logarithm far above."""
+def asinh_scaled(values: np.ndarray, bend: float) -> np.ndarray:
+    """Return asinh(values/bend), which is linear in values below `bend` and logarithmic far above it."""
     return np.arcsinh(values / bend)
 
 
-def bent_ticks(bend: float, most: float) -> tuple[list[float], list[str]]:
-    """Return places on the axis of `bent`, of zero and of round numbers from `bend`/3 to `most`, and their text."""
+def asinh_ticks(bend: float, most: float) -> tuple[list[float], list[str]]:
+    """Return ticks of an `asinh_scaled` axis, at zero and round numbers from `bend`/3 to `most`, and their labels."""
     powers, texts = decade_ticks(math.log10(bend / 3), math.log10(most))
-    return [0.0, *bent(10.0 ** np.array(powers), bend).tolist()], ["0", *texts]
+    return [0.0, *asinh_scaled(10.0 ** np.array(powers), bend).tolist()], ["0", *texts]
 
 
 def _power_text(power: int) -> str:
@@ -79,10 +79,10 @@ CLEAR = "rgba(0, 0, 0, 0)"
 class AbstractDialect(abc.ABC):
     """One backend of arviz-plots.
 
-    name : as arviz-plots has it. packages : modules without which it cannot be imported. home : how the names of the
-    modules start that its targets come from. size : of a point, as its `scatter` takes it. small : letters beside data.
-    many_words : whether its `text` writes several words at once. slant : arguments for labels of ticks that lean.
-    behind : arguments for a line behind what is drawn.
+    name : its name in arviz-plots. packages : modules that it needs. home : prefix of the modules that define its
+    targets. size : of a point, in the units of its `scatter`. small : font size of text beside data.
+    many_texts : whether its `text` writes several texts in one call. tilted : arguments of tilted tick labels.
+    behind : arguments that draw a line behind the data.
     """
 
     name: str
@@ -90,8 +90,8 @@ class AbstractDialect(abc.ABC):
     home: str
     size: float
     small: Any
-    many_words: bool = True
-    slant: Mapping[str, Any] = MappingProxyType({"rotation": 45})
+    many_texts: bool = True
+    tilted: Mapping[str, Any] = MappingProxyType({"rotation": 45})
     behind: Mapping[str, Any] = MappingProxyType({})
 
     def owns(self, target: object) -> bool:
@@ -103,19 +103,19 @@ class AbstractDialect(abc.ABC):
         """Return the arguments of `create_plotting_grid` for one plot of that size in inches."""
 
     @abc.abstractmethod
-    def artist(self, label: str | None, entry: bool, told: Sequence[str] | None) -> dict[str, Any]:
+    def artist(self, label: str | None, entry: bool, hover: Sequence[str] | None) -> dict[str, Any]:
         """Return arguments of an artist that belongs to `label`.
 
-        entry : it stands for its label in the legend. told : what each point says to who points at it.
+        entry : it represents its label in the legend. hover : hover text of each point.
         """
 
     @abc.abstractmethod
     def plain(self, names: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-        """Return names as labels of ticks that nothing reads as markup or mathematics, and arguments that see to it."""
+        """Return names as tick labels without markup or mathematics, and the arguments that this needs."""
 
     @abc.abstractmethod
     def legend(self, target: Any, place: str) -> None:
-        """Show the legend of what was drawn so far."""
+        """Show the legend of everything drawn so far."""
 
     @abc.abstractmethod
     def bars(self, target: Any, rows: Sequence[int], ends: Sequence[float], color: str, filled: bool) -> None:
@@ -123,21 +123,21 @@ class AbstractDialect(abc.ABC):
 
     @abc.abstractmethod
     def matrix(self, target: Any, values: np.ndarray, label: str) -> None:
-        """Colour squares from −1, blue, to 1, red, and explain the colours beside them."""
+        """Draw a heat map from −1 (blue) to 1 (red) with its colour bar."""
 
 
 class Matplotlib(AbstractDialect):
     """Targets are ``matplotlib.axes.Axes``."""
 
     name, packages, home = "matplotlib", ("matplotlib",), "matplotlib.axes."
-    size, small, many_words = 16.0, "small", False
-    slant = MappingProxyType({"rotation": 45, "ha": "right", "rotation_mode": "anchor"})
+    size, small, many_texts = 16.0, "small", False
+    tilted = MappingProxyType({"rotation": 45, "ha": "right", "rotation_mode": "anchor"})
     behind = MappingProxyType({"zorder": 0})
 
     def figure(self, size: tuple[float, float]) -> dict[str, Any]:
         return {"figsize": size, "figsize_units": "inches", "layout": "constrained"}
 
-    def artist(self, label: str | None, entry: bool, told: Sequence[str] | None) -> dict[str, Any]:  # noqa: ARG002
+    def artist(self, label: str | None, entry: bool, hover: Sequence[str] | None) -> dict[str, Any]:  # noqa: ARG002
         return {"label": label} if entry else {}
 
     def plain(self, names: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -165,7 +165,7 @@ class Bokeh(AbstractDialect):
     def figure(self, size: tuple[float, float]) -> dict[str, Any]:
         return {"figsize": tuple(DOTS * side for side in size), "figsize_units": "dots"}
 
-    def artist(self, label: str | None, entry: bool, told: Sequence[str] | None) -> dict[str, Any]:  # noqa: ARG002
+    def artist(self, label: str | None, entry: bool, hover: Sequence[str] | None) -> dict[str, Any]:  # noqa: ARG002
         return {} if label is None else {"legend_label": label}
 
     def plain(self, names: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -213,10 +213,10 @@ class Plotly(AbstractDialect):
         width, height = (DOTS * side for side in size)
         return {"figsize": (width, height + MARGINS), "figsize_units": "dots"}
 
-    def artist(self, label: str | None, entry: bool, told: Sequence[str] | None) -> dict[str, Any]:
+    def artist(self, label: str | None, entry: bool, hover: Sequence[str] | None) -> dict[str, Any]:
         named = {} if label is None else {"name": label, "legendgroup": label, "showlegend": entry}
-        if told is not None:
-            return {**named, "hovertext": self.plain(told)[0], "hoverinfo": "text"}
+        if hover is not None:
+            return {**named, "hovertext": self.plain(hover)[0], "hoverinfo": "text"}
         return named if entry else {**named, "hoverinfo": "skip"}
 
     def plain(self, names: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -255,7 +255,7 @@ class Plotly(AbstractDialect):
 
 
 class Nothing(AbstractDialect):
-    """Targets are lists, to which every call adds what it would have drawn: for tests."""
+    """Targets are lists, to which every call appends what it would draw; used in tests."""
 
     name, packages, home = "none", (), "builtins.list"
     size, small = 16.0, "small"
@@ -263,8 +263,8 @@ class Nothing(AbstractDialect):
     def figure(self, size: tuple[float, float]) -> dict[str, Any]:
         return {"figsize": size, "figsize_units": "inches"}
 
-    def artist(self, label: str | None, entry: bool, told: Sequence[str] | None) -> dict[str, Any]:
-        return {"label": label, "entry": entry, "told": told}
+    def artist(self, label: str | None, entry: bool, hover: Sequence[str] | None) -> dict[str, Any]:
+        return {"label": label, "entry": entry, "hover": hover}
 
     def plain(self, names: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
         return list(names), {}
@@ -298,21 +298,21 @@ INK = "#000000"
 
 
 WHITE = "#ffffff"
-"""Colours that can be told from white paper and from each other, the same in every backend."""
+"""Colours that are distinct from each other and from a white background, the same in every backend."""
 
 
 CIRCLE, TRIANGLE, DIAMOND, SQUARE = "C0", "C2", "C4", "C5"
 
 
 SOLID, DASHED = "C0", "C1"
-"""Markers and line styles by their place in arviz-plots' cycles, where every backend has its own word for them."""
+"""Markers and line styles by their position in the cycles of arviz-plots, since backends name them differently."""
 
 
 MOST_LETTERS = 40
 
 
 class Series(NamedTuple):
-    """How the points of one kind look, and their name in the legend."""
+    """Colour and marker of one kind of points, and their label in the legend."""
 
     label: str
     color: str
@@ -320,18 +320,18 @@ class Series(NamedTuple):
 
 
 class Canvas(NamedTuple):
-    """A target to draw on, the module of arviz-plots that draws there, and the words of its backend."""
+    """A target to draw on, the module of arviz-plots that draws on it, and the dialect of its backend."""
 
     dialect: AbstractDialect
     pen: Any
     target: Any
 
     def points(
-        self, x: Any, y: Any, series: Series, told: Sequence[str], *, x_error: Any = None, y_error: Any = None
+        self, x: Any, y: Any, series: Series, hover: Sequence[str], *, x_error: Any = None, y_error: Any = None
     ) -> None:
-        """Draw points, each with an interval of plus and minus its error where there is one; NaN draws nothing.
+        """Draw points, with intervals of plus and minus their errors where given; NaN is not drawn.
 
-        told : what each point says when pointed at, where the backend has that.
+        hover : hover text of each point, where the backend supports it.
         """
         x, y = (np.asarray(values, dtype=float) for values in (x, y))
         if x_error is not None or y_error is not None:
@@ -341,25 +341,25 @@ class Canvas(NamedTuple):
             )  # fmt: skip
         self.pen.scatter(
             x, y, self.target, color=series.color, marker=series.marker, size=self.dialect.size,
-            **self.dialect.artist(series.label, True, told),
+            **self.dialect.artist(series.label, True, hover),
         )  # fmt: skip
 
     def line(
         self, x: Any, y: Any, color: str, *, label: str | None = None, style: str = SOLID, width: float = 1.0,
-        alpha: float = 1.0, told: Sequence[str] | None = None,
+        alpha: float = 1.0, hover: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         """Draw a line through points, broken at NaN."""
         self.pen.line(
             x, y, self.target, color=color, linestyle=style, width=width, alpha=alpha,
-            **self.dialect.artist(label, label is not None, told),
+            **self.dialect.artist(label, label is not None, hover),
         )  # fmt: skip
 
-    def upright(self, x: float, color: str) -> None:
-        """Draw a vertical line across the plot, behind the rest."""
+    def vertical_line(self, x: float, color: str) -> None:
+        """Draw a vertical line across the plot, behind the data."""
         self.pen.vline(x, self.target, color=color, width=1.0, **self.dialect.behind)
 
-    def level(self, y: float, color: str) -> None:
-        """Draw a horizontal line across the plot, behind the rest."""
+    def horizontal_line(self, y: float, color: str) -> None:
+        """Draw a horizontal line across the plot, behind the data."""
         self.pen.hline(y, self.target, color=color, width=1.0, **self.dialect.behind)
 
     def bars(self, rows: Sequence[int], ends: Sequence[float], color: str, *, filled: bool = True) -> None:
@@ -368,12 +368,12 @@ class Canvas(NamedTuple):
             self.dialect.bars(self.target, rows, ends, color, filled)
 
     def matrix(self, values: np.ndarray, label: str) -> None:
-        """Colour squares by values from −1 to 1; `label` says what the colours are."""
+        """Draw a heat map of values from −1 to 1; `label` is that of the colour bar."""
         self.dialect.matrix(self.target, values, label)
 
-    def words(self, x: Any, y: Any, texts: Sequence[str], *, color: str = INK, align: str = "center") -> None:
-        """Write words of ours in small letters; `align` says which end of them is at x."""
-        groups = [(x, y, texts)] if self.dialect.many_words else zip(x, y, texts, strict=True)
+    def text(self, x: Any, y: Any, texts: Sequence[str], *, color: str = INK, align: str = "center") -> None:
+        """Write small text; `align` is the end of each text that lies at x."""
+        groups = [(x, y, texts)] if self.dialect.many_texts else zip(x, y, texts, strict=True)
         for group in groups if len(texts) else ():
             self.pen.text(
                 *group, self.target, color=color, size=self.dialect.small, horizontal_align=align,
@@ -381,15 +381,15 @@ class Canvas(NamedTuple):
             )  # fmt: skip
 
     def rows(self, names: Sequence[str], margin: float = 0.6) -> None:
-        """Name the rows 0, 1, … from the top downwards."""
+        """Label the rows 0, 1, … from top to bottom."""
         labels, plainly = self.dialect.plain([row_name(name) for name in names])
         self.pen.yticks(list(range(len(names))), labels, self.target, **plainly)
         self.pen.ylim((len(names) - 1 + margin, -margin), self.target)
 
     def columns(self, names: Sequence[str]) -> None:
-        """Name the columns 0, 1, … of a matrix."""
+        """Label the columns 0, 1, … of a matrix."""
         labels, plainly = self.dialect.plain([row_name(name) for name in names])
-        self.pen.xticks(list(range(len(names))), labels, self.target, **self.dialect.slant, **plainly)
+        self.pen.xticks(list(range(len(names))), labels, self.target, **self.dialect.tilted, **plainly)
         self.pen.xlim((-0.5, len(names) - 0.5), self.target)
 
     def x_axis(
@@ -399,7 +399,7 @@ class Canvas(NamedTuple):
         ticks: tuple[Sequence[float | int], Sequence[str]] | None = None,
         limits: tuple[float, float] | None = None,
     ) -> None:
-        """Say what the abscissa is; `ticks` are places and what is written there."""
+        """Label the horizontal axis; `ticks` are positions and their labels."""
         self.pen.xlabel(label, self.target)
         if ticks is not None:
             self.pen.xticks(*ticks, self.target)
@@ -407,20 +407,20 @@ class Canvas(NamedTuple):
             self.pen.xlim(limits, self.target)
 
     def y_axis(self, label: str) -> None:
-        """Say what the ordinate is."""
+        """Label the vertical axis."""
         self.pen.ylabel(label, self.target)
 
     def title(self, text: str) -> None:
-        """Write over the plot."""
+        """Write a title."""
         self.pen.title(text, self.target)
 
     def legend(self, place: str = ABOVE) -> None:
-        """Explain what was drawn with a label, above the plot or where a place is free."""
+        """Show the legend, above the plot or in the corner `place`."""
         self.dialect.legend(self.target, place)
 
 
 def require(where: str, *modules: str) -> None:
-    """Refuse to go on without an optional package, and say how to get it."""
+    """Raise an error that says how to install an optional package where it is missing."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         cure = "They are optional: install `mcmcpost[plots]` for plots, `mcmcpost[report]` for reports."
@@ -430,7 +430,7 @@ def require(where: str, *modules: str) -> None:
 def canvas_for(where: str, ax: Any, backend: str | None, size: tuple[float, float]) -> Canvas:
     """Return a canvas on `ax`, or on a new figure of that size in inches.
 
-    The backend is the one named, else the one that `ax` is of, else ``arviz_base.rcParams["plot.backend"]``.
+    The backend is the one named, else that of `ax`, else ``arviz_base.rcParams["plot.backend"]``.
     """
     dialect = _dialect(where, ax, backend)
     require(where, *dialect.packages)
@@ -445,7 +445,7 @@ def rows_height(count: int) -> float:
 
 
 def row_name(name: str) -> str:
-    """Return a name as it fits beside a row: one line, printable, and of at most forty characters."""
+    """Return a name as a row label: printable, on one line, of at most 40 characters."""
     text = "".join(c if c.isprintable() else " " for c in name)
     return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "…"
 
@@ -478,6 +478,6 @@ def _owner(where: str, ax: Any, backend: str | None) -> AbstractDialect:
 
 
 def _ends(values: np.ndarray, error: Any) -> np.ndarray:
-    """Return both ends of every interval and a gap after them."""
+    """Return both ends of every interval, each pair followed by NaN, which breaks the line."""
     error = 0.0 if error is None else np.asarray(error, dtype=float)
     return np.stack([values - error, values + error, np.full_like(values, np.nan)], axis=-1).ravel()

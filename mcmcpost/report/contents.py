@@ -1,4 +1,4 @@
-"""What a report is about: records from the layers below, and the words that sum them up."""
+"""The contents of a report: estimates, evidence and joint estimates, and their tables as text."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from mcmcpost.evidence import Evidence
 from mcmcpost.scores import ScoreCheck
 
 TAIL = (0.05, 0.95)
-"""The quantiles whose effective sample size is that of the tail, as in ``az.summary``."""
+"""Quantiles of the effective sample size of the tail, as in ``az.summary``."""
 
 
 class PosteriorPart(NamedTuple):
@@ -40,7 +40,7 @@ class EvidencePart(NamedTuple):
 class Contents(NamedTuple):
     """Everything in a report; a part that is None has no section.
 
-    title : names the report. notices : what the reader must know first. asked, provenance : labels to text.
+    title : heading. notices : warnings, shown first. asked, provenance : from label to text.
     """
 
     title: str

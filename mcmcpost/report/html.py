@@ -1,4 +1,4 @@
-"""The report as one HTML file: figures as inline SVG that a screen reader can name, nothing loaded from anywhere."""
+"""The report as one HTML file: figures are inline SVG with titles for screen readers, and nothing is loaded."""
 
 import io
 import os
@@ -54,14 +54,14 @@ STYLE = {
 
 
 LEAST, MOST = 4.3, 6.9
-"""Width on the screen of an inch of figure, in the page's type size: a narrow screen scrolls, a wide one stops."""
+"""Least and largest width of an inch of figure in rem: a narrow screen scrolls, and a wide one adds no more."""
 
 
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
 class Drawing(NamedTuple):
-    """A figure of the report: what it is called, what it shows in words, and its SVG element."""
+    """A figure of the report: identifier, title, description in words, and SVG element."""
 
     key: str
     title: str
@@ -72,7 +72,7 @@ class Drawing(NamedTuple):
 def draw(key: str, title: str, description: str, size: tuple[float, float], plot: Callable[[Any], object]) -> Drawing:
     """Return what `plot` draws on the axes of a new figure of that size in inches, as inline SVG.
 
-    The text stays text, every identifier starts with `key`, and the element has the role of an image with `title` and
+    Text is kept as text, identifiers start with `key`, and the element has the role of an image with `title` and
     `description`. Equal input gives equal bytes.
     """
     from matplotlib import style
@@ -95,7 +95,7 @@ def draw(key: str, title: str, description: str, size: tuple[float, float], plot
 
 
 def _detach(root: ElementTree.Element, key: str) -> None:
-    """Prefix every identifier and every reference to one; drop the metadata, which names vocabularies on the web."""
+    """Prefix every identifier and every reference to one; drop the metadata, which contains web addresses."""
     for metadata in root.findall(f"{{{SVG}}}metadata"):
         root.remove(metadata)
     for element in root.iter():
@@ -120,7 +120,7 @@ def _describe(root: ElementTree.Element, key: str, title: str, description: str)
 
 
 MOST_ROWS = 60
-"""A figure has the first so many rows; the tables have all."""
+"""Largest number of rows in a figure; tables have all."""
 
 
 WIDTH = 7.0
@@ -253,7 +253,7 @@ def render(contents: Contents) -> str:
 
 
 def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-    """Refuse before the work what could not be written after it; return the path.
+    """Return the path of a report after checking, before the work, that it can be written.
 
     Raises
     ------

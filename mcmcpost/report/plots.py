@@ -27,8 +27,8 @@ from mcmcpost.report.canvas import (  # fmt: skip
     UPPER_RIGHT,
     WHITE,
     Series,
-    bent,
-    bent_ticks,
+    asinh_scaled,
+    asinh_ticks,
     canvas_for,
     decade_ticks,
     rows_height,
@@ -37,13 +37,13 @@ from mcmcpost.report.canvas import (  # fmt: skip
 from mcmcpost.scores import ScoreCheck
 
 ROOM = 1.4
-"""Length of the axis of gains in lengths of the longest bar: words follow the bars."""
+"""Length of the axis of gains relative to the longest bar; text follows the bars."""
 
 
 def plot_controlled_forest(estimate: Estimate, ax: Any = None, *, backend: str | None = None) -> Any:
     """Plot plain and controlled means with ± two standard errors, one row per quantity.
 
-    Every row is measured from its controlled mean in posterior standard deviations, so that quantities of different
+    Values are differences from the controlled mean in posterior standard deviations, so that quantities of different
     units share an axis. The intervals are those of the estimates; for intervals of the posterior see
     ``arviz.plot_forest``.
 
@@ -61,18 +61,18 @@ def plot_controlled_forest(estimate: Estimate, ax: Any = None, *, backend: str |
     canvas = canvas_for("plot_controlled_forest", ax, backend, (7.0, rows_height(len(estimate.names))))
     unit = np.where(estimate.sd > 0, estimate.sd, 1.0)
     rows = np.arange(len(estimate.names))
-    canvas.upright(0.0, FAINT)
+    canvas.vertical_line(0.0, FAINT)
     reach = [0.0]
     for shift, mean, mcse, series in (
         (-0.16, estimate.mean_plain, estimate.mcse_plain, Series("plain mean", PLAIN, SQUARE)),
         (0.16, estimate.mean, estimate.mcse, Series("control variate", CONTROLLED, CIRCLE)),
     ):
-        told = [
+        hover = [
             f"{name}: {digits_of(m, e)} ± {significant(e, 2)}"
             for name, m, e in zip(estimate.names, mean, mcse, strict=True)
         ]
         centre, error = (mean - estimate.mean) / unit, 2 * mcse / unit
-        canvas.points(centre, rows + shift, series, told, x_error=error)
+        canvas.points(centre, rows + shift, series, hover, x_error=error)
         ends = np.concatenate([centre, centre - error, centre + error])
         reach += ends[np.isfinite(ends)].tolist()
     canvas.rows(estimate.names)
@@ -85,8 +85,8 @@ def plot_controlled_forest(estimate: Estimate, ax: Any = None, *, backend: str |
 def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None) -> Any:
     """Plot the gain (mcse/mcse_cv)², the factor of draws saved, one bar per quantity on a logarithmic axis.
 
-    The abscissa is log₁₀ of the gain, and its ticks say the gain. An exact quantity has no finite gain: its
-    bar is open and ends at ten times the largest other one.
+    The axis is log₁₀ of the gain, with ticks labelled by the gain. An exact quantity has no finite gain: its bar is
+    open and ends at ten times the largest other gain.
 
     Parameters
     ----------
@@ -106,14 +106,14 @@ def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None)
     lengths[exact] = 1.0 + max(lengths.max(initial=0.0), 0.0)
     for shown, filled in ((known, True), (exact, False)):
         canvas.bars(np.flatnonzero(shown).tolist(), lengths[shown].tolist(), CONTROLLED, filled=filled)
-    canvas.upright(0.0, PLAIN)
+    canvas.vertical_line(0.0, PLAIN)
     limits = min(0.0, lengths.min(initial=0.0)) - 0.05, ROOM * max(1.0, lengths.max(initial=0.0))
     texts = [
         f"{significant(gain, 3)}× {status}" if has else str(status)
         for gain, status, has in zip(estimate.gain, estimate.status, known, strict=True)
     ]
     gap = 0.008 * (limits[1] - limits[0])
-    canvas.words(np.maximum(lengths, 0.0) + gap, np.arange(len(texts)), texts, align="left")
+    canvas.text(np.maximum(lengths, 0.0) + gap, np.arange(len(texts)), texts, align="left")
     canvas.rows(estimate.names)
     canvas.x_axis("gain: factor of draws saved", ticks=decade_ticks(*limits), limits=limits)
     return canvas.target
@@ -142,7 +142,7 @@ def plot_residual_autocorrelation(
 ) -> Any:
     """Plot the autocorrelation of the integrands f and of the cross-fitted residuals f − g: thin lines, thick median.
 
-    The mcse is that of the residuals with their autocorrelation: a control variate helps less where it lasts longer.
+    The mcse depends on the autocorrelation of the residuals: a gain is smaller where they are more autocorrelated.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def plot_residual_autocorrelation(
     """
     canvas = canvas_for("plot_residual_autocorrelation", ax, backend, (7.0, 3.2))
     shown = [j for j, status in enumerate(estimate.status) if status not in (Status.EXACT, Status.UNDEFINED)]
-    canvas.level(0.0, FAINT)
+    canvas.horizontal_line(0.0, FAINT)
     lags = np.arange(min(max_lag + 1, values.shape[1]), dtype=float)
     for series, color, style, label in (
         (values, PLAIN, DASHED, "integrand"),
@@ -181,7 +181,7 @@ def plot_residual_autocorrelation(
 
 
 FAR = 1e4
-"""Beyond this every |z| is drawn alike."""
+"""Every larger |z| is drawn at this value."""
 
 
 def plot_score_check(
@@ -195,7 +195,7 @@ def plot_score_check(
     """Plot the tests of Stein's identity, one row per unconstrained parameter, against the threshold that passes.
 
     z of E[s_j] = 0, z of E[(x_j − x̄_j) s_j] = −1, and the largest |z| of E[(x_i − x̄_i) s_j] = 0 over i ≠ j.
-    Where one is far above the threshold, the abscissa is asinh(|z|/threshold), and its ticks say |z|.
+    Where one is far above the threshold the axis is asinh(|z|/threshold), with ticks labelled by |z|.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def plot_score_check(
     ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
     backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
         ``arviz_base.rcParams["plot.backend"]``.
-    rows : draw the first so many parameters only.
+    rows : number of parameters that are drawn, the first ones; all by default.
 
     Returns
     -------
@@ -224,21 +224,21 @@ def plot_score_check(
     largest = min(FAR, max(np.nanmax(z[:shown], initial=check.threshold) for z, _ in tests))
     far = largest > 3 * check.threshold
     for z, series in tests:
-        told = [f"{name}: |z| = {significant(value, 3)}" for name, value in zip(labels, z[:shown], strict=True)]
+        hover = [f"{name}: |z| = {significant(value, 3)}" for name, value in zip(labels, z[:shown], strict=True)]
         near = np.minimum(z, FAR)[:shown]
-        canvas.points(bent(near, check.threshold) if far else near, np.arange(shown), series, told)
+        canvas.points(asinh_scaled(near, check.threshold) if far else near, np.arange(shown), series, hover)
     ends = np.array([check.threshold, largest])
-    limit, most = (bent(ends, check.threshold) if far else ends).tolist()
+    limit, most = (asinh_scaled(ends, check.threshold) if far else ends).tolist()
     canvas.line([limit, limit], [-0.6, shown - 0.4], INK, label="largest |z| that passes", style=DASHED)
     canvas.rows(labels)
-    ticks = bent_ticks(check.threshold, largest) if far else None
+    ticks = asinh_ticks(check.threshold, largest) if far else None
     canvas.x_axis("|z|", ticks=ticks, limits=(0.0, 1.04 * most))
     canvas.legend()
     return canvas.target
 
 
 POWER = 5.0
-"""The abscissa is t^(1/5), on which the path is smooth and the area under the curve is not the log evidence."""
+"""The horizontal axis is t^(1/5), on which the path is smooth; the area under the curve is not the log evidence."""
 
 
 def plot_evidence_path(evidence: Evidence, ax: Any = None, *, backend: str | None = None) -> Any:
@@ -262,16 +262,16 @@ def plot_evidence_path(evidence: Evidence, ax: Any = None, *, backend: str | Non
             (-0.004, rungs.mean_plain, rungs.mean_error_plain, Series("rungs, plain", PLAIN, SQUARE)),
             (0.004, rungs.mean, rungs.mean_error, Series("rungs, controlled", CONTROLLED, CIRCLE)),
         ):
-            told = [
+            hover = [
                 f"t = {significant(temperature, 3)}: {digits_of(m, e)} ± {significant(e, 2)}"
                 for temperature, m, e in zip(t, mean, error, strict=True)
             ]
-            canvas.points(t ** (1 / POWER) + shift, mean, series, told, y_error=2 * error)
+            canvas.points(t ** (1 / POWER) + shift, mean, series, hover, y_error=2 * error)
     if evidence.pooled is not None:
         path = np.asarray(evidence.pooled.fit.mean)[:, evidence.pooled.level]
         t = evidence.pooled.temperatures
-        told = [f"t = {significant(temperature, 3)}: {m:.6g}" for temperature, m in zip(t, path, strict=True)]
-        canvas.line(t ** (1 / POWER), path, THIRD, label="pooled path", width=1.5, told=told)
+        hover = [f"t = {significant(temperature, 3)}: {m:.6g}" for temperature, m in zip(t, path, strict=True)]
+        canvas.line(t ** (1 / POWER), path, THIRD, label="pooled path", width=1.5, hover=hover)
     ticks = [0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0]
     places = [t ** (1 / POWER) for t in ticks], [f"{t:g}" for t in ticks]
     canvas.x_axis("inverse temperature t (spaced as t^(1/5))", ticks=places)
@@ -292,7 +292,7 @@ def task_names(joint: JointEstimate) -> list[str]:
 
 
 def matrix_size(count: int) -> tuple[float, float]:
-    """Return width and height in inches of the figure of so many tasks."""
+    """Return width and height in inches of the figure of `count` tasks."""
     side = 2.2 + 0.45 * count
     return side + 1.0, side
 
@@ -327,5 +327,5 @@ def plot_task_correlation(joint: JointEstimate, ax: Any = None, *, backend: str 
         dark = np.abs(correlation) > 0.7
         for where, color in ((dark, WHITE), (~dark, INK)):
             i, j = np.nonzero(where)
-            canvas.words(j, i, [f"{value:.2f}" for value in correlation[where]], color=color)
+            canvas.text(j, i, [f"{value:.2f}" for value in correlation[where]], color=color)
     return canvas.target

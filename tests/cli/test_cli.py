@@ -221,7 +221,7 @@ def test_bad_input_is_one_line(run, trace, model, tmp_path):
     assert refused(run("reduce", trace, "--expect", "q=missing"), "not among the variables")
     assert refused(run("reduce", trace, "--expect", "a=a"), "not taken yet")
     assert refused(run("reduce", trace, "--expect", "q=a", "--expect", "q=a"), "distinct names")
-    assert refused(run("reduce", trace, "--quantile", "95"), "between 0 and 1")
+    assert refused(run("reduce", trace, "--quantile", "95"), "inside (0, 1)")
     assert refused(run("reduce", trace, "--draws", "9"), "belong to a model file")
     assert refused(run("reduce", model, "--option", "prior=flat"), "options among ['loc']")
     assert refused(run("reduce", model, "--option", "loc=far"), "data: expected a number")

@@ -8,7 +8,7 @@ from numpyro.infer.util import log_density
 from mcmcpost.cli.model_file import load_model_file, parse_options
 from mcmcpost.cli.quantities import evaluate_quantities, named_scalars, with_quantities
 from mcmcpost.cli.source import sample_posterior
-from mcmcpost.io import from_numpyro
+from mcmcpost.io import from_numpyro, posterior_variables
 from mcmcpost.io.checks import Convergence, check_convergence
 
 GAUSSIAN = """
@@ -203,11 +203,12 @@ def test_quantities_travel_with_the_tree(sampled):
     tree = from_numpyro(mcmc, allow_bad_scores=True)
     more = with_quantities(tree, loaded)
     assert "generated_quantities" not in tree.children
-    scalars = named_scalars(more, {"p": "square > 1 and `q[0.5]` == 1"})
+    variables = posterior_variables(more)
+    scalars = named_scalars(more, variables, {"p": "square > 1 and `q[0.5]` == 1"})
     assert list(scalars) == ["rate", "x", "square", "q[0.5]", "p"]
     np.testing.assert_array_equal(scalars["p"], (scalars["square"] > 1) & (scalars["rate"] > 2))
     with pytest.raises(ValueError, match=r"names not taken yet, got \['square'\]"):
-        named_scalars(more, {"square": "x"})
+        named_scalars(more, variables, {"square": "x"})
 
 
 def test_the_log_density_is_that_of_the_file(write):
@@ -222,7 +223,7 @@ def test_convergence_is_quiet_about_good_chains_and_names_a_bad_one(sampled):
     posterior = tree["posterior"].to_dataset()
     posterior["rate"] = posterior["rate"] + 9.0 * posterior["chain"]
     tree["posterior"] = type(tree)(posterior)
-    found = check_convergence(tree)
+    found = check_convergence(tree, posterior_variables(tree))
     assert found.worst == "rate"
     assert "R-hat" in found.complaint
     assert Convergence(1.002, "x", 0).complaint is None

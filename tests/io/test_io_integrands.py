@@ -127,3 +127,14 @@ def test_the_tree_is_untouched(tree):
     integrand_values(tree, {"f": lambda d: d["mu"]})
     integrand_values(tree)
     assert tree.identical(before)
+
+
+def test_a_function_that_changes_its_draw_changes_a_copy(tree):
+    def changed(draw):
+        draw["theta"][0] = float(draw["mu"])  # JAX cannot trace this, so that the function is called with NumPy arrays
+        return draw["theta"][0]
+
+    before = tree.copy(deep=True)
+    _, values = integrand_values(tree, {"changed": changed, "theta": lambda draw: draw["theta"][0]})
+    assert tree.identical(before)
+    np.testing.assert_array_equal(values[..., 1], tree["posterior"]["theta"][..., 0])

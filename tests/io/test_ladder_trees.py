@@ -57,6 +57,14 @@ def test_every_variable_has_a_temperature(tree):
     assert stats.attrs["lockstep_evaluations"] >= stats.attrs["gradient_evaluations"]
 
 
+@pytest.mark.filterwarnings("ignore:Score gate")
+def test_the_last_rung_is_a_trace_of_the_posterior(tree):
+    rung = mp.io.posterior_rung(tree)
+    np.testing.assert_array_equal(rung["posterior"]["mu"], tree["posterior"]["mu"][:, :, -1])
+    again = mp.attach_scores(rung, model, DATA, allow_bad_scores=True)
+    np.testing.assert_allclose(rung["sample_stats"]["gradient"], again["sample_stats"]["gradient"], rtol=1e-10)
+
+
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
 def test_a_ladder_survives_a_file(tree, suffix, tmp_path):
     loaded = mp.load_tree(mp.save_tree(tree, tmp_path / f"ladder{suffix}"))

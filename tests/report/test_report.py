@@ -355,7 +355,7 @@ def test_a_tree_without_scores_is_refused(tree):
 
 
 def test_a_destination_is_refused_before_the_work(tmp_path, monkeypatch, tree):
-    monkeypatch.setattr("mcmcpost.api.report.prepare", lambda *_: pytest.fail("worked first"))
+    monkeypatch.setattr("mcmcpost.api.report.read_subject", lambda *_: pytest.fail("worked first"))
     taken = tmp_path / "taken.html"
     taken.write_text("precious")
     with pytest.raises(FileExistsError, match="which exists"):

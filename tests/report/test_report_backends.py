@@ -14,7 +14,7 @@ from mcmcpost.evidence import Evidence
 from mcmcpost.evidence.pooled import PooledPath
 from mcmcpost.evidence.rungs import RungMeans
 from mcmcpost.report import canvas as _canvas
-from mcmcpost.report.canvas import bent, bent_ticks, decade_ticks, whole_ticks
+from mcmcpost.report.canvas import asinh_scaled, asinh_ticks, decade_ticks, whole_ticks
 from mcmcpost.report.html import evidence_drawing
 from mcmcpost.scores import ScoreCheck
 
@@ -137,8 +137,8 @@ def of_plotly(target):
     figure = target.figure
     axes = figure.layout.xaxis, figure.layout.yaxis
     assert figure.to_json()
-    told = [text for trace in figure.data for text in (getattr(trace, "hovertext", None) or ())]
-    assert not set("".join([*told, *(text for axis in axes for text in axis.ticktext or ())])) & set("<$")
+    hover = [text for trace in figure.data for text in (getattr(trace, "hovertext", None) or ())]
+    assert not set("".join([*hover, *(text for axis in axes for text in axis.ticktext or ())])) & set("<$")
 
     def ticks(axis):
         return {
@@ -450,10 +450,10 @@ def test_markup_and_mathematics_in_names_are_letters(rng, backend, read):
 
 def test_points_tell_their_numbers_in_plotly(estimate):
     figure = mp.plot_controlled_forest(estimate, backend="plotly").figure
-    told = {trace.name: trace.hovertext for trace in figure.data if trace.mode == "markers"}
-    assert told["control variate"][1] == "big: -2.00 ± 0.028"
-    assert told["plain mean"][5].startswith("&lt;b&gt;bold&lt;/b&gt; &amp; &lt;a")
-    assert told["plain mean"][5].endswith(": 11.00 ± 0.050")
+    hover = {trace.name: trace.hovertext for trace in figure.data if trace.mode == "markers"}
+    assert hover["control variate"][1] == "big: -2.00 ± 0.028"
+    assert hover["plain mean"][5].startswith("&lt;b&gt;bold&lt;/b&gt; &amp; &lt;a")
+    assert hover["plain mean"][5].endswith(": 11.00 ± 0.050")
     assert {trace.hoverinfo for trace in figure.data if trace.mode == "lines"} == {"skip"}
 
 
@@ -518,11 +518,11 @@ def test_ticks_of_decades_say_where_they_are(low, high):
         assert place == pytest.approx(np.log10(float(text)) if power is None else float(power))
 
 
-def test_ticks_of_a_bent_axis_say_where_they_are():
-    places, texts = bent_ticks(4.5, 30.0)
+def test_ticks_of_an_asinh_axis_say_where_they_are():
+    places, texts = asinh_ticks(4.5, 30.0)
     assert texts[0] == "0"
     assert len(texts) >= 4
-    np.testing.assert_allclose(bent(np.array(texts, dtype=float), 4.5), places)
+    np.testing.assert_allclose(asinh_scaled(np.array(texts, dtype=float), 4.5), places)
 
 
 @pytest.mark.parametrize("last", [0, 1, 5, 8, 9, 40, 41, 1000])

@@ -1,0 +1,106 @@
+"""What the public functions share: each call reads a tree, gates its scores and evaluates the integrands once."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost._core.errors import InputError
+from mcmcpost.control import AbstractControlVariate, Auto, ControlFunctional, PlainMean, SemiExact, ZeroVariance
+from mcmcpost.io import gate, integrand_values, read_trace
+from mcmcpost.scores import ScoreCheck, ScoreError
+from mcmcpost.trace import Trace, without_fixed
+
+if TYPE_CHECKING:
+    import xarray
+
+
+METHODS: dict[str, AbstractControlVariate] = {
+    "auto": Auto(),
+    "plain": PlainMean(),
+    "zv1": ZeroVariance(1),
+    "zv2": ZeroVariance(2),
+    "zv3": ZeroVariance(3),
+    "cf": ControlFunctional(max_states=4_000),
+    "secf": SemiExact(2, max_states=4_000),
+}
+"""Short names of methods, for the command line and ``method=``; kernels are fitted on at most 4,000 states."""
+
+
+NO_GAIN = ("constant", "boundary")
+"""Findings of the score gate under which no control variate can help: the status is ``plain``, not ``bad_scores``."""
+
+
+class GatedTrace(NamedTuple):
+    """The draws and scores of a tree, and what the score gate found.
+
+    trace : every coordinate. check : the tests of its scores.
+    """
+
+    trace: Trace
+    check: ScoreCheck
+
+    @property
+    def failed(self) -> bool:
+        """Whether Stein's identity is in doubt; too few draws to test it are no such finding."""
+        return self.check.verdict != "pass" and self.check.pattern != "too_few_draws"
+
+
+class Question(NamedTuple):
+    """A question about a trace, ready to be answered.
+
+    gated : the trace as it is stored, and what the score gate found.
+    trace : the coordinates that move: features of a fixed one do not average to zero.
+    names, values : the integrands (c, n, p).
+    method : the control variate that the score gate leaves.
+    bad_scores : whether every status is ``bad_scores``.
+    """
+
+    gated: GatedTrace
+    trace: Trace
+    names: tuple[str, ...]
+    values: Float[np.ndarray, "c n p"]
+    method: AbstractControlVariate
+    bad_scores: bool
+
+
+def pose(
+    tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, allow_bad_scores: bool
+) -> Question:
+    """Return the arrays and the method of a question, after the score gate; arguments as in `expectation`."""
+    choice = resolve_method(method)
+    gated = read_gated(tree, allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
+    trace = without_fixed(gated.trace)
+    if gated.check.pattern == "nonfinite":
+        # Plain means do not depend on the scores, which are transformed all the same.
+        trace = trace._replace(scores=np.zeros_like(trace.scores))
+    names, values = integrand_values(tree, integrands)
+    if gated.failed and not allow_bad_scores:
+        choice = PlainMean()
+    bad = gated.failed and not (gated.check.pattern in NO_GAIN and isinstance(choice, PlainMean))
+    return Question(gated, trace, names, values, choice, bad)
+
+
+def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool, *, scores_needed: bool = True) -> GatedTrace:
+    """Return the trace of a tree after the score gate.
+
+    Raises
+    ------
+    ScoreError : the gate finds an error that is not allowed, or scores that are needed are not finite.
+    """
+    trace = read_trace(tree)
+    check = gate(trace, allow_bad_scores)
+    if scores_needed and check.pattern == "nonfinite":
+        raise ScoreError(check.message)
+    return GatedTrace(trace, check)
+
+
+def resolve_method(method: str | AbstractControlVariate) -> AbstractControlVariate:
+    """Return the method that a short name stands for; an object stands for itself."""
+    if isinstance(method, AbstractControlVariate):
+        return method
+    if isinstance(method, str) and method in METHODS:
+        return METHODS[method]
+    raise InputError(
+        "method", f"one of {', '.join(METHODS)} or a method object", repr(method), "See ZeroVariance, SemiExact."
+    )

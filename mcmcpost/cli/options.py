@@ -1,0 +1,60 @@
+"""What the options of the commands say, checked before the work; light, so that ``--help`` costs nothing."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mcmcpost._core.errors import InputError
+
+POSTERIOR = {"warmup": 500, "draws": 1000, "chains": 4, "seed": 0}
+"""Settings of a posterior's sampler: adaptation draws, draws to keep, chains, seed."""
+
+
+LADDER = POSTERIOR | {"draws": 500, "rungs": 16}
+"""Settings of a ladder's sampler, for each rung."""
+
+
+def is_model_file(source: Path) -> bool:
+    """Return whether a source is sampled, not read."""
+    return source.suffix == ".py"
+
+
+def settings_of(given: Mapping[str, int | None], defaults: Mapping[str, int]) -> dict[str, int]:
+    """Return every setting, the default where none was given."""
+    return dict(defaults) | {name: value for name, value in given.items() if value is not None}
+
+
+def refuse_sampling(command: str, source: Path, kind: str, given: Mapping[str, object]) -> None:
+    """Refuse sampling options beside what is read, not sampled; `kind` says what that is."""
+    names = [f"--{name}" for name, value in given.items() if value is not None]
+    if names:
+        listed = ", ".join(names)
+        raise InputError(f"{command}: the options {listed} belong to a model file, got the {kind} {source}. Drop them.")
+
+
+def refuse_model_file(command: str, source: Path) -> None:
+    """Refuse a model file where a trace is wanted."""
+    if is_model_file(source):
+        cure = f"Sample it first: mcmcpost sample {source} -o trace.nc."
+        raise InputError(f"{command}: expected a trace (.nc, .zarr), got the model file {source}. {cure}")
+
+
+def check_output(path: Path | None) -> None:
+    """Refuse before the work a tree's file that could not be written after it."""
+    if path is None:
+        return
+    from mcmcpost._core.checks import check_writable
+
+    if path.suffix.lower() not in (".nc", ".zarr"):
+        raise InputError(f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the format.")
+    if path.exists():
+        raise FileExistsError(f"--output: expected a new file, got {path}, which exists. Nothing is overwritten.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"--output: expected an existing folder, got {path.parent}. Make it first.")
+    check_writable("--output", path.parent)
+
+
+def check_distinct(where: str, names: list[str], what: str) -> None:
+    """Refuse names of which one is given twice."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InputError(f"{where}: expected distinct {what}, got {', '.join(repeated)} twice. Give each once.")
