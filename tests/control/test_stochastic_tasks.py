@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from task_cases import draw_rows, integrand, means_by_quadrature, variance_ratio
 
-from mcmcpost.control import trained as _stochastic
+from mcmcpost.control import trained
 from mcmcpost.control.task_families import CholeskyCovariance, FixedCovariance, KernelTasks, PolynomialTasks
 from mcmcpost.control.trained import (
     ChainVariance,
@@ -187,7 +187,7 @@ def test_features_computed_in_every_batch_give_the_same_fit(rng, key, monkeypatc
     rows = draw_rows(rng, SIZES)
     f = integrand(rows)
     cached = fit_stochastic(kernel_tasks(rows), rows, f, SHORT, key=key)
-    monkeypatch.setattr(_stochastic, "CACHE_ENTRIES", 0)
+    monkeypatch.setattr(trained, "CACHE_ENTRIES", 0)
     fresh = fit_stochastic(kernel_tasks(rows), rows, f, SHORT, key=key)
     np.testing.assert_allclose(fresh.history, cached.history, rtol=1e-9)
     np.testing.assert_allclose(fresh.loss, cached.loss, rtol=1e-9)
@@ -196,7 +196,7 @@ def test_features_computed_in_every_batch_give_the_same_fit(rng, key, monkeypatc
 def test_the_loss_is_the_objective_on_all_data_and_without_real_steps_beta_is_the_task_means(rng, key, monkeypatch):
     rows = draw_rows(rng, (31, 20))
     f = integrand(rows)
-    monkeypatch.setattr(_stochastic, "_CHUNK", 8)  # 51 = 6·8 + 3: the last chunk overlaps
+    monkeypatch.setattr(trained, "_CHUNK", 8)  # 51 = 6·8 + 3: the last chunk overlaps
     still = fit_stochastic(kernel_tasks(rows), rows, f, Stochastic(num_epochs=1, learning_rate=1e-12), key=key)
     np.testing.assert_allclose(still.beta, [f[:31].mean(), f[31:].mean()], atol=1e-10)
     assert not bool(still.converged)
