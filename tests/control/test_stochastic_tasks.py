@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from task_cases import MEANS, SCALES, draw_rows, integrand, means_by_quadrature, variance_ratio
 
-from mcmcpost.control import PolynomialFamily, TrainedVectorValued, trained as _stochastic
+from mcmcpost.control import PolynomialFamily, TrainedVectorValued, trained
 from mcmcpost.control.problem import make_joint_problem
 from mcmcpost.control.task_families import CholeskyCovariance, FixedCovariance, KernelTasks, PolynomialTasks
 from mcmcpost.control.trained import (
     ChainVariance,
     Stochastic,
-    fit_stochastic,
     make_schedule,
     proportional_counts,
     shuffled_units,
@@ -229,7 +228,7 @@ def test_features_computed_in_every_batch_give_the_same_fit(rng, key, monkeypatc
     rows = draw_rows(rng, SIZES)
     f = integrand(rows)
     cached = fit_stochastic(kernel_tasks(rows), rows, f, SHORT, key=key)
-    monkeypatch.setattr(_stochastic, "CACHE_ENTRIES", 0)
+    monkeypatch.setattr(trained, "CACHE_ENTRIES", 0)
     fresh = fit_stochastic(kernel_tasks(rows), rows, f, SHORT, key=key)
     np.testing.assert_allclose(fresh.history, cached.history, rtol=1e-9)
     np.testing.assert_allclose(fresh.loss, cached.loss, rtol=1e-9)
@@ -238,7 +237,7 @@ def test_features_computed_in_every_batch_give_the_same_fit(rng, key, monkeypatc
 def test_the_loss_is_the_objective_on_all_data_and_without_real_steps_beta_is_the_task_means(rng, key, monkeypatch):
     rows = draw_rows(rng, (31, 20))
     f = integrand(rows)
-    monkeypatch.setattr(_stochastic, "_CHUNK", 8)  # 51 = 6·8 + 3: the last chunk overlaps
+    monkeypatch.setattr(trained, "_CHUNK", 8)  # 51 = 6·8 + 3: the last chunk overlaps
     still = fit_stochastic(kernel_tasks(rows), rows, f, Stochastic(num_epochs=1, learning_rate=1e-12), key=key)
     np.testing.assert_allclose(still.beta, [f[:31].mean(), f[31:].mean()], atol=1e-10)
     assert not bool(still.converged)
@@ -325,7 +324,7 @@ def caught_schedules(monkeypatch):
         caught.append((arguments, options, make_schedule(*arguments, **options)))
         return caught[-1][-1]
 
-    monkeypatch.setattr(_stochastic, "make_schedule", spy)
+    monkeypatch.setattr(trained, "make_schedule", spy)
     return caught
 
 

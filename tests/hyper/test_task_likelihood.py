@@ -5,7 +5,7 @@ import pytest
 from normal_task_cases import KERNEL, RELATED, normal_task, related_tasks, smooth
 
 from mcmcpost.control.problem import make_joint_problem
-from mcmcpost.hyper import maximise_task_likelihood, task_likelihood as _tasks
+from mcmcpost.hyper import maximise_task_likelihood, task_likelihood
 from mcmcpost.kernels import Matern52, SquaredExponential
 from mcmcpost.stein import Coregionalisation, stein_gram
 
@@ -22,7 +22,7 @@ def likelihood_data(tasks):
 def searches(monkeypatch):
     """The searches that `maximise_task_likelihood` would have run."""
     caught = []
-    monkeypatch.setattr(_tasks, "minimise_from", lambda starts, **_: caught.extend(starts))
+    monkeypatch.setattr(task_likelihood, "minimise_from", lambda starts, **_: caught.extend(starts))
     return caught
 
 

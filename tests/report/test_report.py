@@ -8,7 +8,7 @@ from html_cases import Reading
 from ladder_cases import RUNGS, gaussian_path
 
 import mcmcpost as mp
-from mcmcpost.report import canvas as _canvas, check_destination
+from mcmcpost.report import canvas, check_destination
 from mcmcpost.report.html import draw
 
 MARKUP = "<script>alert(1)</script>&\"'"
@@ -382,9 +382,9 @@ def test_overwriting_is_allowed_when_asked_for(tmp_path, tree):
 
 
 def test_a_missing_package_is_named_with_its_cure(monkeypatch, estimate, tree):
-    monkeypatch.setattr(_canvas, "find_spec", lambda name: None if name == "jinja2" else object())
+    monkeypatch.setattr(canvas, "find_spec", lambda name: None if name == "jinja2" else object())
     with pytest.raises(ImportError, match=r"no jinja2.*mcmcpost\[report\]"):
         mp.html_report(tree, method="plain")
-    monkeypatch.setattr(_canvas, "find_spec", lambda _: None)
+    monkeypatch.setattr(canvas, "find_spec", lambda _: None)
     with pytest.raises(ImportError, match=r"no matplotlib.*mcmcpost\[report\]"):
         mp.plot_gain(estimate)

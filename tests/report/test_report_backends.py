@@ -13,7 +13,7 @@ from mcmcpost.control import Estimate, JointEstimate
 from mcmcpost.evidence import Evidence
 from mcmcpost.evidence.pooled import PooledPath
 from mcmcpost.evidence.rungs import RungMeans
-from mcmcpost.report import canvas as _canvas
+from mcmcpost.report import canvas
 from mcmcpost.report.canvas import asinh_scaled, asinh_ticks, decade_ticks, whole_ticks
 from mcmcpost.report.html import evidence_drawing
 from mcmcpost.scores import ScoreCheck
@@ -499,7 +499,7 @@ def test_a_wrong_backend_or_target_is_refused(estimate):
 
 @pytest.mark.parametrize(("backend", "absent"), [("bokeh", "bokeh"), ("plotly", "plotly"), ("plotly", "webcolors")])
 def test_a_backend_that_is_not_installed_is_named_with_its_cure(monkeypatch, estimate, backend, absent):
-    monkeypatch.setattr(_canvas, "find_spec", lambda name: None if name == absent else object())
+    monkeypatch.setattr(canvas, "find_spec", lambda name: None if name == absent else object())
     with pytest.raises(ImportError, match=rf"plot_gain: .*no {absent}.*mcmcpost\[plots\]"):
         mp.plot_gain(estimate, backend=backend)
     assert mp.plot_gain(estimate, backend="none")

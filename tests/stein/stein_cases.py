@@ -1,13 +1,44 @@
 """What the Stein kernels of both orders are checked for alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from mcmcpost.kernels import AbstractKernel
+
+
+def of_all(kernels: Mapping[str, AbstractKernel]) -> Callable[[Callable], Callable]:
+    """Make f(kernel, *arrays) into f(name, *arrays), one program for all kernels: it compiles in half the time."""
+
+    def decorate(function: Callable) -> Callable:
+        @eqx.filter_jit
+        def program(kernels: Mapping[str, AbstractKernel], arrays: tuple[jax.Array, ...]) -> dict:
+            return {name: function(kernel, *arrays) for name, kernel in kernels.items()}
+
+        def of_one(name: str, *arrays: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+            return jax.tree.map(np.asarray, program(kernels, arrays)[name])
+
+        return of_one
+
+    return decorate
+
+
+def rank_three_shapes(jaxpr: jax.extend.core.Jaxpr) -> list[tuple[int, ...]]:
+    """Return the shapes of all intermediates with three axes or more."""
+    shapes = []
+    for equation in jaxpr.eqns:
+        shapes += [v.aval.shape for v in equation.outvars if getattr(v.aval, "ndim", 0) >= 3]
+        for parameter in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")
+        ):
+            inside = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inside, "eqns"):
+                shapes += rank_three_shapes(inside)
+    return shapes
 
 
 def check_parameter_gradients(gram: Callable[..., jax.Array], kernel: AbstractKernel, rng: np.random.Generator) -> None:

@@ -24,7 +24,7 @@ from surrogate_cases import (
 )
 
 import mcmcpost as mp
-from mcmcpost.surrogate import SurrogateHMC, moves as _moves, transitions as _advance
+from mcmcpost.surrogate import SurrogateHMC, moves, transitions
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Some donated buffers were not usable:UserWarning"),
@@ -73,17 +73,17 @@ def fitted(target, surrogate):
 def stand_still(program, point, adapted, key):
     """Stand in for NUTS, half of the compile time, where the surrogate is used."""
     del program, adapted, key
-    none = dict.fromkeys(_moves.Outcome._fields, jnp.zeros((), int))
+    none = dict.fromkeys(moves.Outcome._fields, jnp.zeros((), int))
     nan = {name: jnp.full((), jnp.nan) for name in none if name.endswith("accept_prob")}
-    return point, _moves.Outcome(**none | nan | {"diverging": jnp.asarray(True)})
+    return point, moves.Outcome(**none | nan | {"diverging": jnp.asarray(True)})
 
 
 @contextlib.contextmanager
-def without_nuts(accepts=_moves.accepts):
+def without_nuts(accepts=moves.accepts):
     """Trace with the stand-in, for what is checked to use the surrogate, and with another acceptance."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_advance, "_nuts_move", stand_still)
-        patch.setattr(_moves, "accepts", accepts)
+        patch.setattr(transitions, "_nuts_move", stand_still)
+        patch.setattr(moves, "accepts", accepts)
         yield
 
 
@@ -93,7 +93,7 @@ def always(key, log_ratio):
 
 
 @functools.cache
-def transitions(delayed_acceptance, accepts):
+def compiled_transitions(delayed_acceptance, accepts):
     """Return one program for all targets, surrogates and chances of a true gradient, compiled once a dimension."""
 
     @jax.jit
@@ -112,11 +112,11 @@ def transitions(delayed_acceptance, accepts):
     return program
 
 
-def after_transitions(target, surrogate, kernel, rng, key, accepts=_moves.accepts):
+def after_transitions(target, surrogate, kernel, rng, key, accepts=moves.accepts):
     chance, delayed_acceptance = KERNELS[kernel].values()
     draws = jnp.asarray(TARGETS[target].draws(rng, NUM_CHAINS))
     which = PLANE.index(target) if target in PLANE else 0
-    program = transitions(delayed_acceptance, accepts)
+    program = compiled_transitions(delayed_acceptance, accepts)
     state = program(which, chance, fitted(target, surrogate), draws, key)
     assert np.isfinite(state.accept_prob).all(), "NUTS was reached"
     return state
