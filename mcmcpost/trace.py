@@ -1,4 +1,4 @@
-"""The array record behind every trace: draws and scores on the unconstrained space."""
+"""Traces as arrays: draws and scores on the unconstrained space, and their distinct states."""
 
 from collections.abc import Mapping
 from itertools import compress, pairwise
@@ -26,7 +26,7 @@ class Trace(NamedTuple):
 
 
 class States(NamedTuple):
-    """The distinct draws of a trace: a rejected proposal repeats a state, which is fitted once.
+    """The distinct draws of a trace. A rejected proposal repeats a state, which is fitted once.
 
     draws, scores : (m, d) distinct states in order of first visit.
     counts : (m,) how many draws each stands for.
@@ -67,7 +67,7 @@ def make_trace(draws: object, scores: object, names: tuple[str, ...] | None = No
 
 
 def moving(draws: Float[np.ndarray, "c n d"]) -> Bool[np.ndarray, " d"]:
-    """Return which coordinates move; all of them where none does, as in chains that are stuck."""
+    """Return which coordinates move. Where none does, as in chains that are stuck, all are returned."""
     moves = np.ptp(draws, axis=(0, 1)) > 0
     return moves if moves.any() else np.ones_like(moves)
 
@@ -91,9 +91,9 @@ def check_same_order(where: str, labels: Mapping[str, tuple[str, ...] | None]) -
 
     Parameters
     ----------
-    where : the public function that speaks in the error message.
-    labels : the parameters of each array by the array's name, None without labels. Different sets are no fault: two
-        packages may name one parameter differently.
+    where : the public function that the error message names.
+    labels : the parameters of each array by the array's name, None without labels. Different sets are accepted, since
+        two packages may name one parameter differently.
     """
     known = {name: label for name, label in labels.items() if label is not None}
     for (one, first), (other, second) in pairwise(known.items()):
@@ -108,9 +108,10 @@ def check_same_order(where: str, labels: Mapping[str, tuple[str, ...] | None]) -
 
 
 def distinct_states(trace: Trace) -> States:
-    """Return the distinct states of `trace`, in order of first visit; the trace's own arrays where none is repeated.
+    """Return the distinct states of `trace`, in order of first visit.
 
-    Whole rows are compared only where their first coordinate is repeated.
+    Where no state is repeated they are the trace's own arrays, not copies. Whole rows are compared only where their
+    first coordinate is repeated.
     """
     flat = trace.draws.reshape(-1, trace.draws.shape[-1])
     scores = trace.scores.reshape(flat.shape)

@@ -102,7 +102,8 @@ def joint_expectation(
     Raises
     ------
     ScoreError : as in `expectation`, naming the task.
-    ValueError, TypeError : no task, tasks of different dimension, a covariance that does not fit, a bad integrand.
+    ValueError, TypeError : no task, tasks of different dimension, a parameter that some tasks move and others hold
+        fixed, a covariance that does not fit, a bad integrand.
     """
     choice = VectorValued() if method is None else method
     if not isinstance(choice, (VectorValued, TrainedVectorValued)):

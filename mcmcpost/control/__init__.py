@@ -3,11 +3,11 @@
 from mcmcpost.control.auto import MAX_DEGREE, NEED, Auto
 from mcmcpost.control.errors import feature_inflation, tail_inflation
 from mcmcpost.control.estimate import Estimate, estimate_expectations, estimate_quantiles
-from mcmcpost.control.functional import DENSE_LIMIT, REML, ControlFunctional, GridREML, SemiExact
+from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact
 from mcmcpost.control.joint_estimate import JointEstimate, TaskInput, estimate_jointly
 from mcmcpost.control.least_squares import Lasso, LeastSquares, Ridge
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean
-from mcmcpost.control.problem import Problem, make_problem, standard_coordinates
+from mcmcpost.control.problem import Problem, standard_coordinates
 from mcmcpost.control.task_families import NeuralNetwork
 from mcmcpost.control.task_tuning import ConvexTaskCovariance, TaskREML
 from mcmcpost.control.trained import (
@@ -23,7 +23,6 @@ from mcmcpost.control.weights import SteinWeights, solve_stein_weights
 from mcmcpost.control.zero_variance import ZeroVariance
 
 __all__ = [
-    "DENSE_LIMIT",
     "MAX_DEGREE",
     "NEED",
     "REML",
@@ -57,7 +56,6 @@ __all__ = [
     "estimate_jointly",
     "estimate_quantiles",
     "feature_inflation",
-    "make_problem",
     "solve_stein_weights",
     "standard_coordinates",
     "tail_inflation",

@@ -1,4 +1,4 @@
-"""The error of a controlled mean: residuals, what they cannot show, and the inflations that keep it honest."""
+"""The error of a controlled mean: the error that residuals show, the part that they do not, and inflation factors."""
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,9 +16,10 @@ def mean_doubt(
 ) -> Float[np.ndarray, " p"]:
     """Return √((β̂ − cross-fitted mean)² + model variance).
 
-    On a visited region Stein's equation f − Lv = β has a solution v for *every* β; only the tails pin β down. A
-    flexible fit therefore has small held-out residuals around a wrong constant. Two things do see it: the fits with
-    and without the folds disagree, and the kernel's own model knows that 1ᵀA⁻¹1 is small.
+    Stein's equation f − Lv = β has a solution v on the region that the draws visit for *every* β: only the tails
+    determine β. A flexible fit can therefore have small held-out residuals around a wrong constant. Two numbers show
+    it: the difference between the fits with and without the folds, and the variance under the kernel's own model, which
+    is large where 1ᵀA⁻¹1 is small.
     """
     crossfit = (problem.counts @ problem.values - problem.counts @ control) / problem.counts.sum()
     return np.sqrt((mean - crossfit) ** 2 + model_variance)
@@ -41,7 +42,7 @@ def total_error(
 
 
 def judged_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]:
-    """Return n·`total_error`² as if draws were independent: by it methods compare, beside `residual_variance`."""
+    """Return n·`total_error`² as if draws were independent. Methods are compared by it."""
     total = problem.counts.sum()
     variance = residual_variance(problem, fit.control)
     inflation = np.empty_like(variance)
@@ -53,10 +54,10 @@ def judged_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"
 def tail_inflation(residual: Float[np.ndarray, "n p"]) -> Float[np.ndarray, " p"]:
     """Return 1 + 10/P + 50/P², by which the variance of each column's mean is enlarged for heavy tails.
 
-    P = (Σr²)²/Σr⁴ counts the draws that carry the variance; it is n/3 for a Gaussian residual. A flexible fit of a
-    smooth integrand leaves a residual that explodes just beyond the draws: a handful of draws then carries what was
-    seen, and the tail that was not visited is missing from the Monte Carlo error (10–50 reported errors were measured).
-    The constants were set on ``benchmarks/control/calibration.py``.
+    P = (Σr²)²/Σr⁴ is the effective number of draws that make up the variance; it is n/3 for a Gaussian residual. A
+    flexible fit of a smooth integrand leaves a residual that grows fast beyond the draws. A few draws then make up the
+    variance, and the tail without draws is missing from the Monte Carlo error: errors of 10–50 times the reported one
+    were measured. The constants were set on ``benchmarks/control/calibration.py``.
     """
     centred = residual - residual.mean(axis=0)
     size = np.abs(centred).max(axis=0)
@@ -79,8 +80,8 @@ def residual_variance(problem: Problem, control: Float[np.ndarray, "m p"]) -> Fl
 def feature_inflation(num_features: Int[np.ndarray, " p"], ess: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
     """Return 1 + 10·min(q/ESS, 1), by which q fitted features enlarge the variance of the mean.
 
-    Coefficients are estimated from as many independent draws as the effective sample size of the integrand; blocks
-    next to each other share their errors, which cross-fitting then shows only in part. The constant was set on AR(1)
-    chains with an effective sample size of fifty (``benchmarks/control/calibration.py``).
+    The coefficients are estimated from as many independent draws as the effective sample size of the integrand.
+    Neighbouring folds are correlated, so that cross-fitting shows the error of the coefficients only in part. The
+    constant was set on AR(1) chains with an effective sample size of 50 (``benchmarks/control/calibration.py``).
     """
     return 1.0 + 10.0 * np.minimum(num_features / np.maximum(ess, 1.0), 1.0)

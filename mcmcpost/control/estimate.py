@@ -1,4 +1,4 @@
-"""Estimates with honest errors, of expectations and of quantiles: the cross-fitted residual series decides."""
+"""Estimates of expectations and quantiles, with errors from the cross-fitted residuals."""
 
 import json
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     import xarray
 
 MIN_STATES = 4
-"""Below so many distinct states nothing is known about the error, not even of a constant."""
+"""Distinct states below which no error is reported, not even of a constant."""
 
 
 DISAGREEMENT = 2.9e-7
-"""Probability, one tail, beyond which the controlled and the plain mean contradict each other: five standard errors."""
+"""One-sided probability at which the controlled and the plain mean contradict each other: five standard errors."""
 
 
 GROUP = "control_variates"
@@ -98,26 +98,12 @@ class Estimate(NamedTuple):
 
     def to_json_dict(self) -> dict[str, list[dict[str, Any]]]:
         """Return ``{"quantities": [{"name", "mean", "mcse", "gain", ...}]}`` with None for NaN and infinities."""
-        table = self.to_dataframe()
-        columns = {
-            "mean": self.mean,
-            "mcse": self.mcse,
-            "gain": self.gain,
-            "variance_ratio": self.variance_ratio,
-            "sd": self.sd,
-            "mean_plain": self.mean_plain,
-            "mcse_plain": self.mcse_plain,
-            "mean_crossfit": self.mean_crossfit,
-        }
+        digits = significant_digits(self.mean, self.mcse)
         return {
             "quantities": [
                 {"name": name}
-                | {key: json_able(float(values[j])) for key, values in columns.items()}
-                | {
-                    "method": self.method[j],
-                    "status": str(self.status[j]),
-                    "digits": int(table["digits"].iloc[j]),
-                }
+                | {key: json_able(float(getattr(self, key)[j])) for key in NUMBERS}
+                | {"method": self.method[j], "status": str(self.status[j]), "digits": int(digits[j])}
                 for j, name in enumerate(self.names)
             ]
         }
@@ -190,7 +176,7 @@ def _attrs(estimate: "Estimate") -> dict[str, str | int | float]:
 
 
 class Integrands(NamedTuple):
-    """What is estimated on one trace, and what the data alone say of it.
+    """The integrands on one trace, and what their values show.
 
     names : p labels. values : (c, n, p). states : the distinct states of the trace.
     finite, varying : (p,) whether an integrand is finite at every draw; whether it is and is not constant.
@@ -220,12 +206,12 @@ class Integrands(NamedTuple):
         return np.ascontiguousarray(self.values[..., self.columns])
 
 
-def read_integrands(trace: Trace, names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> Integrands:
-    """Return the integrands with the distinct states of their trace."""
+def read_integrands(names: tuple[str, ...], values: Float[np.ndarray, "c n p"], states: States) -> Integrands:
+    """Return the integrands on a trace of these distinct states, with what their values say."""
     with np.errstate(invalid="ignore"):
         low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
         finite = np.isfinite(low) & np.isfinite(high)
-        return Integrands(names, values, distinct_states(trace), finite, finite & (high > low))
+        return Integrands(names, values, states, finite, finite & (high > low))
 
 
 class Fitted(NamedTuple):
@@ -257,14 +243,25 @@ def estimate_expectations(
     bad_scores : the scores failed the gate. Controlled means are returned all the same, every one marked.
     fallback : return the plain mean where the controlled error is not smaller; otherwise a gain below one is reported.
     """
-    integrands = read_integrands(trace, names, values)
-    if not len(integrands.columns):
-        return assemble(integrands, None, bad_scores=bad_scores, fallback=fallback)
-    problem = make_problem(
-        trace, integrands.fitted_values, states=integrands.states, num_folds=num_folds, moments=moments
-    )
-    fitted = Fitted(method.crossfit(problem), problem)
+    integrands = read_integrands(names, values, distinct_states(trace))
+    fitted = fit_integrands(trace, integrands, method, num_folds=num_folds, moments=moments)
     return assemble(integrands, fitted, bad_scores=bad_scores, fallback=fallback)
+
+
+def fit_integrands(
+    trace: Trace,
+    integrands: Integrands,
+    method: AbstractControlVariate,
+    *,
+    num_folds: int | None = None,
+    moments: tuple[Any, Any] | None = None,
+) -> Fitted | None:
+    """Return the control variate of the integrands to which one can be fitted; None where there are none."""
+    if not len(integrands.columns):
+        return None
+    values, states = integrands.fitted_values, integrands.states
+    problem = make_problem(trace, values, states=states, num_folds=num_folds, moments=moments)
+    return Fitted(method.crossfit(problem), problem)
 
 
 class Columns(NamedTuple):
@@ -453,9 +450,9 @@ def estimate_quantiles(
     """Estimate quantiles of each integrand, one result per (integrand, probability).
 
     The empirical distribution function F̂, moved by the control variate's correction at the quantile itself, is
-    inverted: q solves F̂(q) = π − (F_cv(q₀) − F̂(q₀)) with q₀ the quantile of the pass before, two passes. The error
-    is half the distance between the empirical quantiles at π moved by ± the mcse of F_cv, as ArviZ does for plain
-    quantiles. An indicator is rough, so gains are modest; where there is none the status is ``plain``.
+    inverted: q solves F̂(q) = π − (F_cv(q₀) − F̂(q₀)) with q₀ the quantile of the previous pass, in two passes. The
+    error is half the distance between the empirical quantiles at π ± the mcse of F_cv, as in ArviZ for plain quantiles.
+    Indicators are rough, so gains are modest; where there is none the status is ``plain``.
 
     Parameters
     ----------
@@ -469,10 +466,12 @@ def estimate_quantiles(
     safe = np.where(finite, flat, 0.0)
     ordered = np.sort(safe, axis=0)
     plain = _invert(ordered, levels)
-    quantile = plain
+    quantile, states = plain, distinct_states(trace)
     for _ in range(NUM_PASSES):
         below = np.where(finite, safe <= quantile, np.nan).reshape(*values.shape[:2], -1)
-        estimate = estimate_expectations(trace, labels, below, method, num_folds=num_folds, bad_scores=bad_scores)
+        indicators = read_integrands(labels, below, states)
+        fitted = fit_integrands(trace, indicators, method, num_folds=num_folds)
+        estimate = assemble(indicators, fitted, bad_scores=bad_scores)
         quantile = _invert(ordered, levels - (estimate.mean - estimate.mean_plain))
     nan = np.where(finite, 0.0, np.nan)
     shifted = levels - (estimate.mean - estimate.mean_plain)

@@ -7,14 +7,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 
 from mcmcpost._core.arrays import pad_columns, zeros
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import fold_jackknife, mean_doubt
 from mcmcpost.control.kernel_systems import KernelFit, crossfit_dense, crossfit_iterative, kernel_data
-from mcmcpost.control.least_squares import Basis, exponents_of_degree, polynomial_basis
+from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, no_control
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
@@ -27,16 +27,16 @@ DEFAULT_NUGGET = 1e-8
 
 
 MIN_ITERATIVE_NUGGET = 1e-4
-"""A tuned nugget is not let below this for conjugate gradients, which would not converge; one that is given is used."""
+"""Smallest tuned nugget for conjugate gradients, which converge slowly below it. A nugget that is given is used."""
 
 
 class REML(eqx.Module):
     """Restricted maximum likelihood by L-BFGS, all integrands jointly, the best of several starts.
 
-    squared_lengthscales : starting points, on standard coordinates; large, because the near-polynomial flat limit is
-        where smooth integrands live, and several, because one start leaves rare outliers (docs/mathematics.md section
-        2).
-    max_draws : evenly spaced states that the likelihood sees.
+    squared_lengthscales : starting points, on standard coordinates. They are large, because smooth integrands are
+        fitted best near the flat, polynomial limit, and several, because one start fails now and then
+        (docs/mathematics.md section 2).
+    max_draws : largest number of states in the likelihood, evenly spaced.
     free_nugget : whether the nugget is tuned too, which rough integrands need.
     max_steps : of L-BFGS, from each start; at most twice as many likelihood evaluations.
     """
@@ -50,11 +50,11 @@ class REML(eqx.Module):
 class GridREML(eqx.Module):
     """Restricted maximum likelihood per integrand, first over a fixed grid, then by L-BFGS from its best point.
 
-    The grid has isotropic lengthscales and nuggets, and one factorisation serves all integrands at each point; the
-    polish frees one lengthscale per coordinate and the nugget.
+    The grid has isotropic lengthscales and nuggets, and one factorisation serves all integrands at each point. L-BFGS
+    then moves one lengthscale per coordinate and the nugget.
 
-    max_draws : evenly spaced states that the likelihood sees.
-    max_groups : at most so many different settings, each of which costs a factorisation.
+    max_draws : largest number of states in the likelihood, evenly spaced.
+    max_groups : largest number of different settings, each of which costs a factorisation.
     polish : whether to run L-BFGS after the grid, for at most `max_steps`.
     """
 
@@ -88,7 +88,7 @@ def kernel_parameters(kernel: PyTree) -> list[Any]:
 
 def tune(
     problem: Problem,
-    basis: Basis,
+    basis: Float[np.ndarray, "m q"],
     kernel: AbstractKernel | None,
     nugget: float | None,
     tuning: REML | GridREML | None,
@@ -99,8 +99,8 @@ def tune(
     if tuning is None:
         assert kernel is not None
         return (Setting(kernel, DEFAULT_NUGGET if nugget is None else nugget, everyone),)
-    rows = _subset(problem, max(tuning.max_draws, 3 * basis.design.shape[1]))
-    draws, scores, values, design = (a[rows] for a in (problem.draws, problem.scores, problem.values, basis.design))
+    rows = _subset(problem, max(tuning.max_draws, 3 * basis.shape[1]))
+    draws, scores, values, design = (a[rows] for a in (problem.draws, problem.scores, problem.values, basis))
     spread = values.std(axis=0)
     values = values / np.where(spread > 0, spread, 1.0)
     floor = MIN_ITERATIVE_NUGGET if isinstance(solver, ConjugateGradients) and nugget is None else 0.0
@@ -140,7 +140,7 @@ def _subset(problem: Problem, size: int) -> np.ndarray:
 
 
 DENSE_LIMIT = 6_000
-"""Distinct states up to which the kernel system is factorised; beyond, conjugate gradients without an m×m matrix."""
+"""Distinct states up to which the kernel system is factorised. Larger ones are solved by conjugate gradients."""
 
 
 class ControlFunctional(AbstractControlVariate):
@@ -157,9 +157,10 @@ class ControlFunctional(AbstractControlVariate):
     tuning : `REML(...)` or `GridREML(...)`; with a kernel that is given, its parameters are the first start. By default
         `REML()` where no kernel is given.
     solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 6,000 distinct states.
-    budget : products with the kernel matrix; asks for conjugate gradients, and overrides the budget of those given.
-    max_states : fit on at most so many evenly spaced states, by Cholesky, and average the held-out residuals of all
-        draws; by default all states are fitted.
+    budget : largest number of products with the kernel matrix. It selects conjugate gradients and replaces the budget
+        of a solver that is given.
+    max_states : largest number of states that are fitted, evenly spaced, by Cholesky. The estimate is then the mean of
+        the held-out residuals of all draws. By default all states are fitted.
     """
 
     kernel: AbstractKernel | None = None
@@ -182,7 +183,7 @@ class ControlFunctional(AbstractControlVariate):
 
 
 class SemiExact(AbstractControlVariate):
-    """A control functional with polynomial Stein features unpenalised beside the constant.
+    """A control functional in which polynomial Stein features are unpenalised, as the constant is.
 
     Exact where `ZeroVariance` of the same degree is, a control functional otherwise. South, Karvonen, Nemeth, Girolami
     and Oates (2022, doi:10.1093/biomet/asab036).
@@ -219,17 +220,17 @@ class SemiExact(AbstractControlVariate):
 def _check(choice: ControlFunctional | SemiExact) -> None:
     where = type(choice).__name__
     if choice.kernel is not None and isinstance(choice.tuning, GridREML):
-        raise InputError(where, "no `kernel` with GridREML, which has its own", choice.kernel, "Use REML().")
+        raise InputError(where, "no `kernel` with GridREML, which has its own", choice.kernel, "Use tuning=REML().")
     if choice.nugget is not None and not 0 < choice.nugget < np.inf:
         raise InputError(where, "a positive `nugget`", choice.nugget, "It is relative: 1e-8 to 1.")
     whole = choice.budget is None or (isinstance(choice.budget, int) and choice.budget > 0)
     if not whole or (choice.budget is not None and isinstance(choice.solver, Cholesky)):
         wanted = "a whole positive `budget`, and no Cholesky()"
-        raise InputError(where, wanted, choice.budget, "It counts products.")
+        raise InputError(where, wanted, choice.budget, "It counts products of ConjugateGradients().")
     if choice.max_states is not None and (choice.budget is not None or isinstance(choice.solver, ConjugateGradients)):
         raise InputError(where, "no `max_states` with ConjugateGradients", choice.max_states, "Use Cholesky().")
     if choice.max_states is not None and choice.max_states < MIN_TRAIN:
-        raise InputError(where, f"`max_states` of at least {MIN_TRAIN}", choice.max_states, "Fit on more.")
+        raise InputError(where, f"`max_states` of at least {MIN_TRAIN}", choice.max_states, "Fit on more states.")
 
 
 def _crossfit(
@@ -239,7 +240,7 @@ def _crossfit(
     if problem.folds.num_train < (MIN_TRAIN if tuning or degree else MIN_GIVEN):
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label)
     basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
-    size = basis.design.shape[1]
+    size = basis.shape[1]
     if size > 1 and problem.folds.num_train < DRAWS_PER_FEATURE * size:
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label, {"num_features": size - 1})
     fitted = problem.folds.num_everyone
@@ -261,7 +262,7 @@ def _crossfit(
     for setting in settings:
         columns = np.array(setting.members)
         part = problem.select(columns)
-        fit = _solve(part, basis.design, setting, solver)
+        fit = _solve(part, basis, setting, solver)
         control[:, columns] = part.folds.scatter(np.asarray(fit.control), len(control))
         mean[columns] = np.asarray(fit.mean)[0]
         doubt[columns] = mean_doubt(part, mean[columns], control[:, columns], np.asarray(fit.model_covariance)[:, 0, 0])

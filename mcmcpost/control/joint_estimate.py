@@ -144,7 +144,9 @@ def estimate_jointly(
         others; a covariance that does not fit them.
     """
     check_dimensions({name: item.trace for name, item in inputs.items()})
-    integrands = {name: read_integrands(item.trace, item.names, item.values) for name, item in inputs.items()}
+    integrands = {
+        name: read_integrands(item.names, item.values, distinct_states(item.trace)) for name, item in inputs.items()
+    }
     traces = {name: item.trace for name, item in inputs.items() if item.controlled and len(integrands[name].columns)}
     labels = tuple((name, inputs[name].names[j]) for name in traces for j in integrands[name].columns)
     found = _fit_tasks(traces, integrands, method, num_folds, moments)

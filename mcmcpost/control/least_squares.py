@@ -1,7 +1,7 @@
 """Least squares on a polynomial Stein basis with folds left out: dense, by blocks of rows, with ridge, with LASSO."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -90,8 +90,8 @@ class LinearFit(NamedTuple):
 def independent_columns(design: Float[np.ndarray, "m q"]) -> Bool[np.ndarray, " q"]:
     """Return which columns to keep so that none is, to rounding, a combination of the others.
 
-    Columns are of unit norm; the first, the constant, always stays. A pivoted QR is paid for only where a plain one
-    shows that something is dependent.
+    Columns are of unit norm; the first, the constant, always stays. A pivoted QR, which is slower, is made only where
+    a plain one shows that a column is dependent.
     """
     size = design.shape[1]
     if design.shape[0] >= size and (np.abs(np.diagonal(np.linalg.qr(design, mode="r"))) > RANK_TOLERANCE).all():
@@ -154,28 +154,43 @@ def fit_linear(
     return LinearFit(mean, control, fold_means)
 
 
-class Basis(NamedTuple):
-    """Stein features L∇φ of monomials φ at the states of a problem.
+class PolynomialFit(NamedTuple):
+    """A cross-fitted regression of p integrands on Stein features.
 
-    design : (m, q) the constant one, then features of unit weighted norm; zero on padding.
-    num_dropped : features removed because they were combinations of others.
+    mean : (p,) the intercept of the fit on all states.
+    control : (m, p) the fitted part without the intercept, fitted without each state's fold.
+    fold_means : (k, p) the intercept of the fit without each fold.
+    num_features : (p,) features used, without the constant.
     """
 
-    design: Float[np.ndarray, "m q"]
-    num_dropped: int
+    mean: Float[np.ndarray, " p"]
+    control: Float[np.ndarray, "m p"]
+    fold_means: Float[np.ndarray, "k p"]
+    num_features: Int[np.ndarray, " p"]
 
 
-def polynomial_basis(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Basis:
-    """Return the constant and the features of `exponents`, of which there may be none."""
+def regress(problem: Problem, design: Float[np.ndarray, "m q"], penalty: Float[np.ndarray, " q"]) -> PolynomialFit:
+    """Return the fit of all integrands of a problem by `fit_linear`, by rows of the problem."""
+    fit = fit_linear(design, penalty, problem.values, problem.counts, problem.folds)
+    control = problem.folds.scatter(np.asarray(fit.control), len(problem.values))
+    features = np.full(control.shape[1], design.shape[1] - 1)
+    return PolynomialFit(np.asarray(fit.mean), control, np.asarray(fit.fold_means), features)
+
+
+def polynomial_basis(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Float[np.ndarray, "m q"]:
+    """Return the constant one and the Stein features L∇φ of some monomials φ, of which there may be none.
+
+    Features have unit weighted norm and are zero on padding; those that are combinations of others are left out.
+    """
     real = (problem.counts > 0).astype(float)[:, None]
     if not len(exponents):
-        return Basis(real, 0)
+        return real
     features = np.asarray(polynomial_features(problem.draws, problem.scores, exponents)) * real
     norms = np.sqrt(problem.counts @ features**2)
     unit = np.concatenate([real / np.sqrt(problem.counts.sum()), features / np.where(norms > 0, norms, 1.0)], axis=1)
     keep = independent_columns(unit * np.sqrt(problem.counts)[:, None])
     unit[:, 0] = real[:, 0]
-    return Basis(unit[:, keep], int((~keep).sum()))
+    return unit[:, keep]
 
 
 def exponents_of_degree(num_parameters: int, degree: int, max_interaction: int | None = None) -> np.ndarray:
@@ -190,20 +205,18 @@ NUM_STEPS = 200
 
 
 MAX_SELECTED = 1 / 3
-"""At most so many features are refitted per training state."""
+"""Largest number of selected features per training state."""
 
 
-def lasso_crossfit(
-    problem: Problem, basis: Basis, penalty: Lasso, info: dict[str, Any]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean, the held-out control and the means without each fold; features are selected in every fold.
+def lasso_crossfit(problem: Problem, basis: Float[np.ndarray, "m q"], penalty: Lasso) -> PolynomialFit:
+    """Regress on features that an absolute-value penalty selects, and select again without each fold.
 
     The penalty is the one with the least held-out squared error. South et al. (2022, doi:10.1214/20-EJS1797), who
     select and regress as here; Leluc, Portier and Segers (2021), LSLASSO.
     """
     total = problem.counts.sum()
     root = np.sqrt(problem.counts)[:, None]
-    features = basis.design[:, 1:]
+    features = basis[:, 1:]
     features = (features - problem.counts @ features / total) * root
     target = problem.values * root
     blocks = [out for out, _ in problem.folds.rows()]
@@ -223,44 +236,34 @@ def lasso_crossfit(
         + np.einsum("klqp,kqr,klrp->klp", inside, grams, inside, optimize=True)
     ).sum(axis=0)
     best = np.argmin(errors, axis=0)
-    whole = lasso_path(gram, moment, fractions, largest)
+    whole = np.asarray(lasso_path(gram, moment, fractions, largest))
 
     mean = np.empty(problem.values.shape[1])
     control = np.empty_like(problem.values)
     fold_means = np.empty((len(blocks), problem.values.shape[1]))
-    selected_sizes = []
+    num_features = np.empty(len(best), int)
     for j, level in enumerate(best):
         part = problem.select(np.array([j]))
         full = _select(whole[level, :, j], problem.num_states)
-        mean[j] = _refit(part, basis, full)[0][0]
-        selected_sizes.append(int(full.sum()))
+        mean[j] = _refit(part, basis, full).mean[0]
+        num_features[j] = full.sum()
         for k, block in enumerate(blocks):
             chosen = _select(inside[k, level, :, j], problem.num_states - len(block))
-            _, refitted, means = _refit(part, basis, chosen)
-            control[block, j] = refitted[block, 0]
-            fold_means[k, j] = means[k, 0]
+            refit = _refit(part, basis, chosen)
+            control[block, j] = refit.control[block, 0]
+            fold_means[k, j] = refit.fold_means[k, 0]
     control[problem.counts == 0] = 0.0
-    info["num_selected"] = selected_sizes
-    return mean, control, fold_means
+    return PolynomialFit(mean, control, fold_means, num_features)
 
 
+@jax.jit
 def lasso_path(
-    gram: Float[np.ndarray, "q q"],
-    moment: Float[np.ndarray, "q p"],
-    fractions: Float[np.ndarray, " l"],
-    largest: Float[np.ndarray, " p"],
-) -> Float[np.ndarray, "l q p"]:
+    gram: Float[Array, "q q"], moment: Float[Array, "q p"], fractions: Float[Array, " l"], largest: Float[Array, " p"]
+) -> Float[Array, "l q p"]:
     """Minimise ½θᵀGθ − bᵀθ + λ|θ|₁ for λ = fraction·largest, along a decreasing path, by FISTA.
 
     Beck and Teboulle (2009, doi:10.1137/080716542), step 1/λmax(G).
     """
-    return np.asarray(_lasso_path(*(jnp.asarray(a) for a in (gram, moment, fractions, largest))))
-
-
-@jax.jit
-def _lasso_path(
-    gram: Float[Array, "q q"], moment: Float[Array, "q p"], fractions: Float[Array, " l"], largest: Float[Array, " p"]
-) -> Float[Array, "l q p"]:
     step = 1.0 / jnp.linalg.eigvalsh(gram)[-1]
 
     def at_penalty(start: Float[Array, "q p"], fraction: Float[Array, ""]) -> tuple:
@@ -280,36 +283,20 @@ def _lasso_path(
 
 
 def _select(theta: Float[np.ndarray, " q"], num_train: int) -> np.ndarray:
-    """Return the mask of non-zero coefficients, the largest third of a coefficient per training state at most."""
+    """Return the mask of the non-zero coefficients, and of the largest only if there are more than may be selected."""
     limit = max(1, int(MAX_SELECTED * num_train))
     cut = np.sort(np.abs(theta))[-limit] if len(theta) > limit else 0.0
     return (np.abs(theta) >= cut) & (theta != 0)
 
 
-def _refit(problem: Problem, basis: Basis, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    design = basis.design * np.concatenate([[True], chosen])
-    penalty = np.concatenate([[0.0], np.where(chosen, 0.0, 1.0)])
-    fit = fit_linear(design, penalty, problem.values, problem.counts, problem.folds)
-    control = problem.folds.scatter(np.asarray(fit.control), len(problem.values))
-    return np.asarray(fit.mean), control, np.asarray(fit.fold_means)
+def _refit(problem: Problem, basis: Float[np.ndarray, "m q"], chosen: Bool[np.ndarray, " a"]) -> PolynomialFit:
+    """Regress on some features by a program of one shape: the others are zero columns, kept regular by a penalty."""
+    design = basis * np.concatenate([[True], chosen])
+    return regress(problem, design, np.concatenate([[0.0], np.where(chosen, 0.0, 1.0)]))
 
 
 PIVOT_TOLERANCE = 1e-10
-"""Of the Gram matrix of unit columns: 1e-5 of a column's norm."""
-
-
-class BlockFit(NamedTuple):
-    """A least-squares fit, constant first; see `LinearFit`.
-
-    mean : (p,). control : (m, p) the fitted part without the constant, fitted without each state's fold.
-    fold_means : (k, p). num_features : without the constant; num_dropped : combinations of others, left out.
-    """
-
-    mean: Float[np.ndarray, " p"]
-    control: Float[np.ndarray, "m p"]
-    fold_means: Float[np.ndarray, "k p"]
-    num_features: int
-    num_dropped: int
+"""Smallest pivot of the Gram matrix of unit columns: a distance of 1e-5 from the span of the other columns."""
 
 
 def has_large_design(problem: Problem, size: int) -> bool:
@@ -318,7 +305,7 @@ def has_large_design(problem: Problem, size: int) -> bool:
     return is_large(rows * size) and problem.folds.num_folds * size < rows
 
 
-def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> BlockFit:
+def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> PolynomialFit:
     """Minimise Σ nᵢ(fᵢ − xᵢᵀθ)² over all states and without each fold, x the constant and the Stein features.
 
     Without a fold the normal equations are a difference of Gram matrices. Coefficients are good to the condition number
@@ -349,7 +336,7 @@ def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> BlockF
     for fold, index in _blocks(problem, size):
         features = np.asarray(polynomial_features(problem.draws[index], problem.scores[index], exponents))
         control[index] = features @ theta[fold, 1:]
-    return BlockFit(mean, control, theta[:, 0], int(keep.sum()) - 1, int((~keep).sum()))
+    return PolynomialFit(mean, control, theta[:, 0], np.full(p, keep.sum() - 1))
 
 
 def _blocks(problem: Problem, size: int) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
@@ -377,5 +364,5 @@ def _independent(gram: Float[np.ndarray, "q q"]) -> Bool[np.ndarray, " q"]:
 
 @jax.jit
 def _solve(gram: Float[Array, "q q"], cross: Float[Array, "q p"]) -> Float[Array, "q p"]:
-    """NaN where the Gram matrix is singular."""
+    """Return the solution of the normal equations; NaN where the Gram matrix is singular."""
     return cho_solve((jnp.linalg.cholesky(gram), True), cross)

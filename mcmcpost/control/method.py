@@ -12,7 +12,7 @@ from mcmcpost._core.status import Status
 from mcmcpost.control.problem import Problem
 
 ROUNDING = 1e-10
-"""Below this fraction of the integrand's size a residual, and every other part of the error, is rounding."""
+"""A residual, or any other part of the error, is rounding if it is below this fraction of the integrand's size."""
 
 
 class ControlFit(NamedTuple):

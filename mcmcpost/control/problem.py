@@ -64,7 +64,7 @@ class Folds(NamedTuple):
 
     @property
     def labels(self) -> Int[np.ndarray, " m"]:
-        """The fold of each row, without padding, which stands after all rows."""
+        """The fold of each row. Rows of padding, which come after all others, have none."""
         labels = np.empty(self.held_out_mask.sum(), int)
         labels[self.held_out[self.held_out_mask]] = np.repeat(np.arange(self.num_folds), self.held_out_mask.sum(axis=1))
         return labels
@@ -191,15 +191,18 @@ def standard_coordinates(
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
     """Return μ and a lower triangular L of the map z = L⁻¹(x−μ).
 
-    Known `moments` (mean, standard deviation) if given; the full sample covariance if there are at least 5d draws and
-    it is well conditioned; the sample standard deviations otherwise (docs/mathematics.md section 2, coordinates).
+    They are the `moments` (mean, standard deviation) if those are given. Otherwise LLᵀ is the sample covariance if
+    there are at least 5d draws and it is well conditioned, and the diagonal matrix of the sample variances if not
+    (docs/mathematics.md section 2, coordinates).
     """
     flat = draws.reshape(-1, draws.shape[-1])
     n, d = flat.shape
     if moments is not None:
         mean, sd = (np.broadcast_to(np.asarray(moment, float), (d,)) for moment in moments)
         if not (np.isfinite(mean).all() and np.isfinite(sd).all() and (sd > 0).all()):
-            raise InputError("standardize", "a finite mean and a positive sd", moments, "Pass (mean, sd).")
+            raise InputError(
+                "standardize", "a finite mean and a positive sd", moments, "Pass (mean, sd), scalars or (d,)."
+            )
         return mean, np.diag(sd)
     mean, sd = flat.mean(axis=0), column_sd(flat)
     sd = np.where(sd > 0, sd, 1.0)
@@ -215,13 +218,14 @@ def standard_coordinates(
 
 
 def draw_folds(num_chains: int, num_draws: int, num_folds: int | None = None) -> Int[np.ndarray, " n"]:
-    """Return the fold of each draw, chains concatenated: chains, split into contiguous blocks of at least 50 draws.
+    """Return the fold of each draw, chains concatenated.
 
-    By default about eight folds: whole chains if there are that many, else each chain in equal blocks. With
+    A fold is a whole chain, a group of chains, or a contiguous block of one chain. By default there are about eight:
+    whole chains if there are that many, and otherwise equal blocks of each chain, of at least 50 draws. With
     `num_folds` at most the number of chains, chains are grouped.
     """
     if num_folds is not None and num_folds < 2:
-        raise InputError("folds", "at least two folds", num_folds, "Cross-fitting needs a held-out part.")
+        raise InputError("folds", "at least two folds", num_folds, "Cross-fitting holds out one fold at a time.")
     wanted = MIN_FOLDS if num_folds is None else num_folds
     if num_folds is None and num_chains > MIN_FOLDS:
         wanted = min(num_chains, 2 * MIN_FOLDS)
@@ -237,7 +241,7 @@ def draw_folds(num_chains: int, num_draws: int, num_folds: int | None = None) ->
 
 
 def _occupied(fold: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
-    """Return the folds of the states renumbered without those that only hold repeats; at least two if m > 1."""
+    """Return the folds of the states, renumbered without folds that hold only repeats; at least two if m > 1."""
     kept = np.unique(fold, return_inverse=True)[1]
     return kept if kept.max() > 0 else np.arange(len(fold)) * 2 // len(fold)
 
@@ -273,7 +277,7 @@ def ragged(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 INDEPENDENT = 1.5
-"""Draws whose median autocorrelation time over coordinates is below this may be split anywhere."""
+"""A chain may be split anywhere if the median autocorrelation time of its coordinates is below this."""
 
 
 class Task(NamedTuple):
@@ -286,9 +290,9 @@ class Task(NamedTuple):
 class JointProblem(NamedTuple):
     """Regressions of T integrands on one Stein space, each with its own draws and scores of its own target.
 
-    problems : one for each trace, all in one pooled standardisation and with folds of one number.
+    problems : one for each trace, all in the same coordinates and with the same number of folds.
     tasks : T tasks, the columns of the problems in order.
-    draws, scores : (m, d) rows of all tasks, zero on padding; a trace with several integrands has a copy for each.
+    draws, scores : (m, d) rows of all tasks, zero on padding. The rows of a trace are repeated for each integrand.
     values : (m,) of unit scale within a task. counts : (m,) copies of each state, zero on padding.
     labels : (m,) the task of each row, zero on padding.
     chains : (m,) the chain of each row within its trace, as in `Problem`.
@@ -338,11 +342,17 @@ def make_joint_problem(
     num_folds: int | None = None,
     moments: tuple[Any, Any] | None = None,
 ) -> JointProblem:
-    """Return the joint problem of each trace's integrands, pooled standardisation, finite varying values.
+    """Return the joint problem of the integrands of several traces, standardised by their pooled draws.
 
-    Folds are contiguous blocks within chains, as many for every task, and fold k is left out of all tasks at once, so
-    that traces with common draws or common random numbers do not leak. About eight; fewer for short correlated chains,
-    whose blocks keep at least 50 draws.
+    Folds are contiguous blocks within chains, the same number for every task. Fold k is left out of all tasks at once,
+    so that held-out rows share no draws and no random numbers with the rows of the fit. There are about eight, and
+    fewer for short correlated chains, whose blocks keep at least 50 draws.
+
+    Parameters
+    ----------
+    values : (c, n, p) of each trace, finite and not constant.
+    states : the distinct states of each trace, where the caller has them already.
+    num_folds, moments : as for `make_problem`.
     """
     if num_folds is None:
         num_folds = min(default_folds(trace) for trace in traces)
@@ -380,7 +390,7 @@ def join(problems: tuple[Problem, ...]) -> JointProblem:
 
 
 def default_folds(trace: Trace) -> int:
-    """Return about eight: one draw may be a block where draws are independent, otherwise blocks have 50 draws."""
+    """Return about eight. A block is at least one draw where draws are independent, and 50 draws where they are not."""
     chains, draws, _ = trace.draws.shape
     with np.errstate(invalid="ignore", divide="ignore"):
         ess = trace.draws.var(axis=(0, 1)) / mcse_mean(trace.draws) ** 2

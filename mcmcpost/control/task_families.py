@@ -322,7 +322,7 @@ class NeuralNetwork(eqx.Module):
     """The shape of a neural control variate.
 
     width, depth : units of a hidden layer, and hidden layers.
-    num_functions : r, the functions that the tasks mix; None for one per task.
+    num_functions : r, the number of functions that the tasks combine; None for one per task.
     activation : twice differentiable, for the divergence and its gradient: tanh or silu, not relu.
     """
 
@@ -338,9 +338,9 @@ class NeuralNetwork(eqx.Module):
                 raise InputError("NeuralNetwork", f"`{name}` of at least 1", value, "Use a positive integer.")
 
     def start(self, num_tasks: int, dimension: int, *, key: PRNGKeyArray) -> NeuralTasks:
-        """Return a network with g = 0: random hidden layers, a last layer of zeros, W one function per task plus noise.
+        """Return a network with g = 0: random hidden layers and a last layer of zeros.
 
-        With fewer functions than tasks they are dealt out in turn, so no task starts deaf.
+        W gives each task one function, plus noise. With fewer functions than tasks, task t gets function t mod r.
         """
         functions = num_tasks if self.num_functions is None else self.num_functions
         hidden, mixing = jax.random.split(key)

@@ -1,4 +1,4 @@
-"""Kernel, task covariance and nugget of a vector-valued control variate: given, by likelihood, or by convex steps."""
+"""The choice of the kernel, task covariance and nugget of a vector-valued control variate."""
 
 import itertools
 from collections.abc import Sequence
@@ -203,12 +203,12 @@ NUGGET_STEP = 10.0
 class TaskREML(eqx.Module):
     """Restricted maximum likelihood of kernel, task covariance and nugget by L-BFGS, all tasks jointly.
 
-    squared_lengthscales : starting points on standard coordinates, one lengthscale per coordinate from each: large
-        ones for the near-polynomial flat limit, a short one for rough integrands; one start leaves rare outliers
+    squared_lengthscales : starting points on standard coordinates, each with one lengthscale per coordinate. Large ones
+        suit smooth integrands and a short one rough integrands; one start alone fails now and then
         (docs/mathematics.md section 2).
-    nugget : where the nugget starts, which is tuned unless the method gives one; high, and it falls where it can.
+    nugget : first value of the nugget, which is tuned unless the method gives one.
     rank : B = WWᵀ + diagonal with so many columns of W; by default B = LLᵀ up to ten tasks, rank three beyond.
-    max_draws : rows that the likelihood sees, evenly spaced within tasks.
+    max_draws : largest number of rows in the likelihood, evenly spaced within tasks.
     max_steps : of L-BFGS, from each start; at most twice as many likelihood evaluations.
     """
 
@@ -235,7 +235,7 @@ class ConvexTaskCovariance(eqx.Module):
 
 
 class TaskModel(NamedTuple):
-    """What is given of a matrix-valued kernel, None for what is to be found.
+    """The parts of a matrix-valued kernel that are given; the others are None and are tuned.
 
     kernel : one kernel, or several with their covariances. covariance : (t, t) B. nugget : relative η.
     order : of the Langevin operator. tuning : how the rest is found.
@@ -329,7 +329,7 @@ def _convex(
 
 
 def _first_covariance(joint: JointProblem) -> Float[np.ndarray, "t t"]:
-    """Return the start of B: tasks whose ridge coefficients on the scores point the same way are related."""
+    """Return the first B: tasks are related as far as their ridge coefficients on the scores are parallel."""
     slopes = []
     for t in range(joint.num_tasks):
         rows = joint.rows_of(t)

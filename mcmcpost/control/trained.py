@@ -69,8 +69,8 @@ def make_schedule(
 ) -> Schedule:
     """Cut the rows into units and lay out the steps of an epoch.
 
-    An epoch has max_t ⌈u_t/b_t⌉ steps. A task that is through earlier starts again, so every step has the same
-    counts, no row comes twice in one step, and every unit is equally likely to be met.
+    An epoch has max_t ⌈u_t/b_t⌉ steps. A task whose units are used up earlier starts again, so that every step has the
+    same counts, no row comes twice in one step, and every unit is equally likely to be used.
 
     Parameters
     ----------
@@ -129,11 +129,11 @@ def unit_weights(schedule: Schedule, dtype: np.dtype) -> Float[Array, " b"]:
 
 
 CACHE_ENTRIES = 1 << 25
-"""Features of all rows with at most this many entries (256 MB) are computed once, others in every mini-batch."""
+"""Entries (256 MB) up to which the features of all rows are computed once, and not in every mini-batch."""
 
 
 SETTLED = 0.01
-"""Training has settled when the mean loss of the last tenth of the epochs is within this of the tenth before."""
+"""Relative change of the mean loss, from one tenth of the epochs to the last tenth, up to which it is settled."""
 
 
 _CHUNK = 256
@@ -387,10 +387,10 @@ class PolynomialFamily(eqx.Module):
 
 
 class TrainedVectorValued(AbstractControlVariate):
-    """Train a family of vector-valued control variates by Adam on mini-batches, for sizes where no solve fits.
+    """Train a family of vector-valued control variates by Adam on mini-batches, for problems too large for a solve.
 
     Algorithms 1 and 2 of Sun, Barp and Briol (2023), neural families of Appendix C.2, polynomials of C.3, the chain
-    variance of A.1. Where a solve does fit, `VectorValued` is faster and better by orders of magnitude
+    variance of A.1. Where a solve is possible, `VectorValued` is faster and more accurate by orders of magnitude
     (``benchmarks/RESULTS.md``). The estimate is the mean of the held-out residuals: each fold's family is trained on
     the others. A copy of a state counts once in training.
 

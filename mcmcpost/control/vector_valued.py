@@ -139,22 +139,22 @@ def shared_covariance(tile: Tile, nugget: Float[Array, ""], data: KernelData) ->
 
 
 MAX_ROWS = 7_000
-"""Rows over all tasks up to which the joint system is factorised; beyond, conjugate gradients."""
+"""Rows of all tasks up to which the joint system is factorised. Larger ones are solved by conjugate gradients."""
 
 
 JOINT_RANK = 600
 
 
 MIN_JOINT_NUGGET = 1e-8
-"""Of joint conjugate gradients of that rank, tuned: 62 tasks of 100 draws then take two products.
+"""Smallest tuned nugget for joint conjugate gradients of rank `JOINT_RANK`: 62 tasks of 100 draws take two products.
 
-Starting from the tasks' own solutions or down a path of nuggets saves nothing: there, at a nugget of 1e-6 and rank 300,
-23 products cold, 32 from the tasks, 8 + 24 down the path. The preconditioner has already taken what a start knows.
+A start from the tasks' own solutions or along a path of nuggets saves nothing. At a nugget of 1e-6 and rank 300 those
+tasks took 23 products from zero, 32 from the tasks' own solutions, and 8 + 24 along the path.
 """
 
 
 SCALAR_MARGIN = 2.0
-"""A task's own fit must lower the honest error variance by this factor, or the joint fit is kept."""
+"""Factor by which a task's own fit must lower the `judged_variance`, or the joint fit is kept."""
 
 
 class VectorValued(AbstractControlVariate):
@@ -165,10 +165,10 @@ class VectorValued(AbstractControlVariate):
     generalised least squares, and B, kernel and nugget by restricted maximum likelihood (docs/mathematics.md section
     2).
 
-    What to expect: integrands that share *all* their draws help each other only through a real ridge; without one their
-    estimates do not depend on B at all. B pays where draws or targets differ: several fidelities, several
-    temperatures. Each task is compared, cross-fitted, with the same method on that task alone, which is kept where it
-    halves the error variance (negative transfer); `info` and `method` say which.
+    Integrands that share *all* their draws help each other only if the nugget is not small: without noise their
+    estimates do not depend on B. B helps where draws or targets differ, as for several fidelities or temperatures. Each
+    task is compared, cross-fitted, with the same method on that task alone, which is kept where it halves the error
+    variance (negative transfer); `info` and `method` say which was kept.
 
     Parameters
     ----------
@@ -182,8 +182,8 @@ class VectorValued(AbstractControlVariate):
     tuning : `TaskREML(...)` or, for one target, `ConvexTaskCovariance(...)`. Integrands that share their draws are
         tuned by `GridREML`, whatever `TaskREML` is given here.
     solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 7,000 rows over all tasks, then
-        conjugate gradients of rank 600. Integrands
-        that share more than 6,000 draws are fitted each alone by `ConjugateGradients`: B would do nothing for them.
+        conjugate gradients of rank 600. Integrands that share more than 6,000 draws are each fitted alone by
+        `ConjugateGradients`, because B hardly changes their estimates.
     guard : whether to compare with each task's own fit.
     """
 
@@ -235,7 +235,7 @@ class VectorValued(AbstractControlVariate):
         if problem.folds.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
         basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], self.degree))
-        size = basis.design.shape[1]
+        size = basis.shape[1]
         if problem.folds.num_train < DRAWS_PER_FEATURE * size:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label, {"num_features": size - 1})
         if problem.num_states > DENSE_LIMIT or isinstance(self.solver, ConjugateGradients):
@@ -245,14 +245,14 @@ class VectorValued(AbstractControlVariate):
         tuning = GridREML(max_groups=1) if given is None else None
         (setting,) = tune(problem, basis, given, self.nugget, tuning, Cholesky())
         tile = SteinTile(setting.kernel) if self._order == 1 else SecondOrderSteinTile(setting.kernel)
-        data = kernel_data((problem.draws, problem.scores), basis.design, problem.values, problem)
+        data = kernel_data((problem.draws, problem.scores), basis, problem.values, problem)
         nugget = jnp.asarray(setting.nugget)
         between = self._covariance_given(problem.values.shape[1])
         if between is None:
             between = floored(np.asarray(shared_covariance(tile, nugget, data)))
         solved = crossfit_kronecker(tile, jnp.asarray(between), nugget, data)
         info = setting.describe() | {"degree": self.degree, "task_covariance": between.tolist()}
-        found = _control_fit(problem, solved, np.arange(problem.values.shape[1]), size - 1, self.label, info)
+        found = _control_fit(problem, solved, size - 1, self.label, info)
         if not self.guard or problem.values.shape[1] == 1:
             return found
         return self._guarded(problem, found, self._each_alone().crossfit(problem))
@@ -369,17 +369,15 @@ def _joint_design(joint: JointProblem, degree: int) -> tuple[Float[np.ndarray, "
     for t, (i, _) in enumerate(joint.tasks):
         problem = joint.problems[i]
         basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
-        features = basis.design.shape[1] - 1
+        features = basis.shape[1] - 1
         block = np.zeros((len(joint.values), features))
-        block[joint.rows_of(t)] = basis.design[: problem.num_states, 1:]
+        block[joint.rows_of(t)] = basis[: problem.num_states, 1:]
         columns.append(block)
     return np.concatenate(columns, axis=1), features
 
 
-def _control_fit(
-    problem: Problem, fit: KernelFit, columns: np.ndarray, features: int, label: str, info: dict[str, Any]
-) -> ControlFit:
-    """Return the fit of integrands that share their draws; those that came out as NaN are not controlled."""
+def _control_fit(problem: Problem, fit: KernelFit, features: int, label: str, info: dict[str, Any]) -> ControlFit:
+    """Return the fit of integrands that share their draws."""
     mean = np.asarray(fit.mean)[:, 0]
     control = problem.folds.scatter(np.asarray(fit.control), len(problem.values))
     model = np.diagonal(np.asarray(fit.model_covariance)[0])
@@ -389,9 +387,9 @@ def _control_fit(
         control=control,
         doubt=mean_doubt(problem, mean, control, model),
         jackknife=fold_jackknife(np.asarray(fit.fold_means)[:, :, 0]),
-        num_features=np.full(len(columns), features),
-        status=(status,) * len(columns),
-        method=(label,) * len(columns),
+        num_features=np.full(len(mean), features),
+        status=(status,) * len(mean),
+        method=(label,) * len(mean),
         info=info,
     )
 

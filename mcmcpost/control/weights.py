@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from mcmcpost._core.checks import check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
+from mcmcpost._core.text import json_able
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact, choose_solver, tune
 from mcmcpost.control.kernel_systems import mean_diagonal, normalised_gram, solve_iterative
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     import xarray
 
 AMPLITUDE_STATES = 1_000
-"""Evenly spaced states whose dense system gives the amplitude of an integrand."""
+"""Largest number of states, evenly spaced, in the dense system that gives the amplitude of an integrand."""
 
 
 GAIN = 1e-3
-"""Fraction by which a product must lower the variance of the rule, where no solver is given."""
+"""Relative fall of the variance of the rule by one product below which the default solver stops."""
 
 
 class AmplitudeSubset(NamedTuple):
@@ -101,7 +102,7 @@ class SteinWeights(NamedTuple):
             attrs={
                 "status": str(self.status),
                 "variance_factor": self.variance_factor,
-                "info": json.dumps(self.info),
+                "info": json.dumps(json_able(self.info), allow_nan=False),
             },
         )
         new["sample_stats"] = xarray.DataTree(stats)
@@ -142,7 +143,7 @@ def solve_stein_weights(
     problem = make_problem(trace, usable if usable.shape[-1] else trace.draws, moments=moments)
     degree = method.degree if isinstance(method, SemiExact) else 0
     basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
-    needed = DRAWS_PER_FEATURE * basis.design.shape[1]
+    needed = DRAWS_PER_FEATURE * basis.shape[1]
     if problem.num_states < needed:
         raise InputError(
             "stein_weights",
@@ -151,7 +152,7 @@ def solve_stein_weights(
             "Use more draws, or a lower degree.",
         )
     solver = choose_solver(method, problem.num_states, ConjugateGradients(gain=GAIN))
-    start = None if initial is None else _start(initial, problem, basis.design.shape[1], trace.draws.shape[:2])
+    start = None if initial is None else _start(initial, problem, basis.shape[1], trace.draws.shape[:2])
     tuning: REML | GridREML | None = method.tuning
     if tuning is None and method.kernel is None:
         tuning = GridREML(max_groups=1)
@@ -162,7 +163,7 @@ def solve_stein_weights(
     status = Status.CONTROLLED
     tile = SteinTile(setting.kernel)
     rows = (jnp.asarray(problem.draws), jnp.asarray(problem.scores))
-    data = rows, jnp.asarray(basis.design), jnp.asarray(problem.counts)
+    data = rows, jnp.asarray(basis), jnp.asarray(problem.counts)
     nugget = jnp.asarray(setting.nugget)
     match solver:
         case Cholesky():
@@ -178,7 +179,7 @@ def solve_stein_weights(
     per_state = np.asarray(rule) / np.maximum(problem.counts, 1.0)
     weights = per_state[problem.inverse].reshape(trace.draws.shape[:2])
     info = setting.describe() | {"method": method.label, "nugget_used": float(used), "num_products": steps}
-    subset = _amplitude_subset(tile, float(used), problem, basis.design)
+    subset = _amplitude_subset(tile, float(used), problem, basis)
     return SteinWeights(weights, float(factor), status, info, subset)
 
 

@@ -4,28 +4,29 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import fold_jackknife, mean_doubt, residual_variance
 from mcmcpost.control.least_squares import (
-    Basis,
     Lasso,
     LeastSquares,
+    PolynomialFit,
     Ridge,
     exponents_of_degree,
     fit_by_blocks,
-    fit_linear,
     has_large_design,
     lasso_crossfit,
     polynomial_basis,
+    regress,
     ridge_strengths,
 )
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, no_control
 from mcmcpost.control.problem import Problem
 
 DRAWS_PER_FEATURE = 3.0
-"""Below so many training states per feature a fit without a penalty is not attempted unless asked for."""
+"""Training states per feature below which a fit without a penalty is made only if it is asked for."""
 
 
 MIN_TRAIN = 10
@@ -33,14 +34,11 @@ MIN_TRAIN = 10
 
 
 MIN_GIVEN = 3
-"""The same where kernel and nugget are given."""
+"""Distinct training states that are needed where kernel and nugget are given."""
 
 
 GAP_DEGREE = 4
-"""From this degree on, the error includes how far the mean is from those of the two degrees below."""
-
-
-type _Parts = tuple[np.ndarray, np.ndarray, np.ndarray]  # mean (p,), control (m, p), means without each fold (k, p)
+"""Degree from which the error includes the distance of the mean from those of the two degrees below."""
 
 
 class ZeroVariance(AbstractControlVariate):
@@ -49,16 +47,16 @@ class ZeroVariance(AbstractControlVariate):
     Exact where the integrand minus its mean is such a combination, for example any quadratic of a Gaussian at degree
     two. Mira, Solgi and Imparato (2013, doi:10.1007/s11222-012-9344-6); docs/mathematics.md section 2.
 
-    A polynomial of high degree follows the integrand between the draws and leaves it beyond the outermost one, where no
-    residual shows it: from degree four on the error includes the largest distance of the mean from those of the two
-    degrees below. ``benchmarks.control.high_degree`` has what that covers.
+    A polynomial of high degree follows the integrand between the draws and departs from it beyond the outermost one,
+    where no residual shows it. From degree four on, the error includes the largest distance of the mean from those of
+    the two degrees below. ``benchmarks.control.high_degree`` measures how well that covers the true error.
 
     Parameters
     ----------
     degree : total degree of the polynomial φ, at least one. There are C(d+degree, degree) − 1 features.
-    penalty : `LeastSquares()`, `Ridge(...)` or `Lasso(...)`. By default least squares where at least three distinct
-        training draws stand against each feature, otherwise ridge, and the status says ``regularised``.
-    max_interaction : at most so many different coordinates in one monomial; all by default.
+    penalty : `LeastSquares()`, `Ridge(...)` or `Lasso(...)`. By default least squares where there are at least three
+        distinct training draws per feature, and otherwise ridge with the status ``regularised``.
+    max_interaction : largest number of different coordinates in one monomial; all by default.
     """
 
     degree: int = 2
@@ -90,15 +88,13 @@ class ZeroVariance(AbstractControlVariate):
         enough = problem.folds.num_train >= DRAWS_PER_FEATURE * most
         if isinstance(self.penalty, LeastSquares | None) and enough and has_large_design(problem, most):
             fit = fit_by_blocks(problem, exponents)
-            info = self._info(LeastSquares(), fit.num_features, fit.num_dropped)
-            return self._finish(problem, fit[:3], Status.CONTROLLED, info)
+            return self._finish(problem, fit, LeastSquares(), int(fit.num_features[0]), len(exponents), {})
         basis = polynomial_basis(problem, exponents)
-        size = basis.design.shape[1]
+        size = basis.shape[1]
         penalty = self.penalty
         if penalty is None:
             penalty = LeastSquares() if problem.folds.num_train >= DRAWS_PER_FEATURE * size else Ridge()
-        info = self._info(penalty, size - 1, basis.num_dropped)
-        status = Status.REGULARISED
+        info: dict[str, Any] = {}
         match penalty:
             case LeastSquares():
                 if problem.folds.num_train <= size:
@@ -108,35 +104,46 @@ class ZeroVariance(AbstractControlVariate):
                         problem.folds.num_train,
                         "Use penalty=Ridge(), a lower degree, or more draws.",
                     )
-                parts = _crossfit(problem, basis, np.zeros(problem.values.shape[1]))
-                status = Status.CONTROLLED
+                fit = _crossfit(problem, basis, np.zeros(problem.values.shape[1]))
             case Ridge():
                 strengths = _ridge(problem, basis, penalty)
-                info["ridge"] = strengths.tolist()
-                parts = _crossfit(problem, basis, strengths)
+                fit, info = _crossfit(problem, basis, strengths), {"ridge": strengths.tolist()}
             case Lasso():
-                parts = lasso_crossfit(problem, basis, penalty, info)
-        return self._finish(problem, parts, status, info)
+                fit = lasso_crossfit(problem, basis, penalty)
+                info = {"num_selected": fit.num_features.tolist()}
+        return self._finish(problem, fit, penalty, size - 1, len(exponents), info)
 
-    def _info(self, penalty: LeastSquares | Ridge | Lasso, num_features: int, num_dropped: int) -> dict[str, Any]:
-        return {
+    def _finish(
+        self,
+        problem: Problem,
+        fit: PolynomialFit,
+        penalty: LeastSquares | Ridge | Lasso,
+        num_features: int,
+        num_monomials: int,
+        info: dict[str, Any],
+    ) -> ControlFit:
+        p = len(fit.mean)
+        status = Status.CONTROLLED if isinstance(penalty, LeastSquares) else Status.REGULARISED
+        facts = {
             "degree": self.degree,
             "num_features": num_features,
-            "num_dependent_features": num_dropped,
+            "num_dependent_features": num_monomials - num_features,
             "penalty": type(penalty).__name__,
         }
+        return ControlFit(
+            mean=fit.mean,
+            control=fit.control,
+            doubt=mean_doubt(problem, fit.mean, fit.control, np.zeros(p)),
+            jackknife=fold_jackknife(fit.fold_means),
+            num_features=fit.num_features,
+            status=(status,) * p,
+            method=(self.label,) * p,
+            info=facts | info,
+        )
 
-    def _finish(self, problem: Problem, parts: _Parts, status: Status, info: dict[str, Any]) -> ControlFit:
-        mean, control, fold_means = parts
-        p = problem.values.shape[1]
-        doubt = mean_doubt(problem, mean, control, np.zeros(p))
-        jackknife = fold_jackknife(fold_means)
-        features = np.array(info.get("num_selected", [info["num_features"]] * p))
-        return ControlFit(mean, control, doubt, jackknife, features, (status,) * p, (self.label,) * p, info)
 
-
-def _ridge(problem: Problem, basis: Basis, penalty: Ridge) -> np.ndarray:
-    features = basis.design[:, 1:]
+def _ridge(problem: Problem, basis: Float[np.ndarray, "m q"], penalty: Ridge) -> np.ndarray:
+    features = basis[:, 1:]
     if penalty.strength is None:
         return ridge_strengths(features, problem.values, problem.counts)
     centred = features - problem.counts @ features / problem.counts.sum()
@@ -144,18 +151,14 @@ def _ridge(problem: Problem, basis: Basis, penalty: Ridge) -> np.ndarray:
     return np.full(problem.values.shape[1], penalty.strength * top**2)
 
 
-def _crossfit(problem: Problem, basis: Basis, penalties: np.ndarray) -> _Parts:
+def _crossfit(problem: Problem, basis: Float[np.ndarray, "m q"], penalties: Float[np.ndarray, " p"]) -> PolynomialFit:
     """Cross-fit with one penalty per integrand; integrands that share a penalty share the factorisation."""
     mean = np.empty(problem.values.shape[1])
     control = np.empty_like(problem.values)
-    fold_means = np.empty((problem.folds.num_folds, problem.values.shape[1]))
+    fold_means = np.empty((problem.folds.num_folds, len(mean)))
+    size = basis.shape[1]
     for level in np.unique(penalties):
         columns = np.flatnonzero(penalties == level)
-        part = problem.select(columns)
-        weights = np.full(basis.design.shape[1], level)
-        weights[0] = 0.0
-        fit = fit_linear(basis.design, weights, part.values, part.counts, part.folds)
-        mean[columns] = np.asarray(fit.mean)
-        control[:, columns] = part.folds.scatter(np.asarray(fit.control), len(control))
-        fold_means[:, columns] = np.asarray(fit.fold_means)
-    return mean, control, fold_means
+        part = regress(problem.select(columns), basis, np.where(np.arange(size) == 0, 0.0, level))
+        mean[columns], control[:, columns], fold_means[:, columns] = part[:3]
+    return PolynomialFit(mean, control, fold_means, np.full(len(mean), size - 1))

@@ -31,7 +31,7 @@ def shared(rng):
 
 
 def kronecker_data(problem, degree):
-    basis = polynomial_basis(problem, exponents_of_degree(2, degree)).design
+    basis = polynomial_basis(problem, exponents_of_degree(2, degree))
     return kernel_data((problem.draws, problem.scores), basis, problem.values, problem)
 
 

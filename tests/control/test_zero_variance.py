@@ -5,8 +5,9 @@ import pytest
 from control_cases import estimate, gaussian_trace
 
 from mcmcpost._core.status import Status
-from mcmcpost.control import Lasso, LeastSquares, Ridge, ZeroVariance, make_problem
+from mcmcpost.control import Lasso, LeastSquares, Ridge, ZeroVariance
 from mcmcpost.control.least_squares import fit_linear, independent_columns, lasso_path
+from mcmcpost.control.problem import make_problem
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 from mcmcpost.trace import make_trace
 
