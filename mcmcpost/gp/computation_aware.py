@@ -36,7 +36,7 @@ from mcmcpost.gp.computation_aware_model import (
     train,
 )
 from mcmcpost.gp.data import Prediction, Training, check_inputs, check_training, default_kernel
-from mcmcpost.hyper.optimisers import LBFGS, AbstractOptimiser, TrainingRecord, join_records, share
+from mcmcpost.hyper import LBFGS, AbstractOptimiser, TrainingRecord, join_records, share
 from mcmcpost.kernels import AbstractKernel, gram
 from mcmcpost.linsolve import factorise
 
@@ -197,7 +197,7 @@ class ComputationAwareGP(eqx.Module):
     num_actions : i, the budget; where there are fewer rows than that, one action per row, which is exact.
     policy : `BlockActions()` (default, learned), `ResidualActions()`, `UnitActions()`, `RandomActions()`,
         `GivenActions(matrix)`.
-    objective : `EvidenceBound()` (default) or `ProjectedLikelihood()`.
+    objective : the loss of training, `EvidenceBound()` by default.
     optimiser : `LBFGS(...)` (default) or `Adam(...)`.
     optimise : whether kernel and noise are trained; entries of learned actions are in any case.
     """

@@ -18,13 +18,16 @@ from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.precision import in_float64
 from mcmcpost.gp.data import Prediction, Training, check_inputs, check_training, default_kernel
 from mcmcpost.hyper import (
+    KERNEL_MEMORY,
+    LBFGS,
     AbstractEstimator,
     AbstractScale,
+    Hyperparameters,
     LikelihoodFit,
+    Packing,
     Pathwise,
     Softplus,
     Standard,
-    Template,
     has_random_features,
     maximise_exact_likelihood,
     maximise_likelihood_by_solves,
@@ -132,18 +135,20 @@ def start_on_subsets(
     scale: AbstractScale,
     key: jax.Array,
 ) -> tuple[AbstractKernel, float]:
-    """Return kernel and noise at the mean, on the scale walked on, of the optima of the subsets."""
-    template = Template(kernel)
+    """Return kernel and noise at the mean of the optima of the subsets, as unconstrained parameters."""
+    start = Hyperparameters(kernel, noise)
+    packing = Packing(start, scale, relative=True)
     size = min(choice.size, len(X))
     centres = jax.random.choice(key, len(X), (min(choice.num_subsets, len(X)),), replace=False)
+    optimiser = LBFGS(choice.num_steps, memory=KERNEL_MEMORY)
     ends = []
     for centre in np.asarray(centres):
         distance = np.sum((X - X[centre]) ** 2, axis=1)
         rows = np.argpartition(distance, size - 1)[:size]
-        fit = maximise_exact_likelihood(kernel, noise, X[rows], y[rows], scale=scale, max_steps=choice.num_steps)
-        ends.append(scale.walked(template.vector(fit.kernel, fit.noise)))
-    start, level = template.build(scale.positive(jnp.asarray(np.mean(ends, axis=0))))
-    return jax.tree.map(np.asarray, start), float(level)
+        fit = maximise_exact_likelihood(kernel, noise, X[rows], y[rows], scale=scale, optimiser=optimiser)
+        ends.append(packing.pack(Hyperparameters(fit.kernel, fit.noise)))
+    mean = jax.tree.map(np.asarray, packing.unpack(jnp.asarray(np.mean(ends, axis=0))))
+    return mean.kernel, float(mean.noise)
 
 
 EXACT_RTOL = 1e-6
@@ -347,7 +352,8 @@ class IterativeGP(eqx.Module):
         self, kernel: AbstractKernel, noise: float, X: np.ndarray, y: np.ndarray, solver: Solver, key: jax.Array
     ) -> LikelihoodFit:
         if isinstance(solver, Cholesky):
-            return maximise_exact_likelihood(kernel, noise, X, y, scale=self._scale, max_steps=self.num_steps)
+            optimiser = LBFGS(self.num_steps, memory=KERNEL_MEMORY)
+            return maximise_exact_likelihood(kernel, noise, X, y, scale=self._scale, optimiser=optimiser)
         return maximise_likelihood_by_solves(
             kernel,
             noise,

@@ -18,11 +18,11 @@ from cagp_cases import (
     random_actions,
 )
 
+from benchmarks.gp._projected_likelihood import ProjectedLikelihood
 from mcmcpost.gp import (
     BlockActions,
     EvidenceBound,
     GivenActions,
-    ProjectedLikelihood,
     RandomActions,
     ResidualActions,
     UnitActions,
