@@ -1,4 +1,4 @@
-"""The model of a computation-aware process: its posterior through actions, its objectives, what training may move."""
+"""The posterior of a computation-aware process given its actions, the objective of its training, and the training."""
 
 import abc
 from typing import Any, NamedTuple
@@ -11,18 +11,17 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost.gp.actions import AbstractActions
-from mcmcpost.hyper import AbstractOptimiser, Packing, Problem, TrainingRecord, is_positive
+from mcmcpost.hyper import AbstractOptimiser, Packing, TrainingProblem, TrainingRecord, is_positive
 from mcmcpost.kernels import AbstractKernel, gram
 from mcmcpost.linsolve import factorise
 
 
 class Projection(NamedTuple):
-    """What the data look like through normalised actions S′, and the posterior weights.
+    """The data projected on normalised actions S′, and the posterior weights.
 
     actions : S′ (n, i).
     image : (n, i), K S′. inner : (i, i), S′ᵀK S′. metric : (i, i), S′ᵀS′, with 1 for a zero column.
     lower : (i, i), factor of S′ᵀ(K + σ²I)S′. weights : (i,), ṽ = (S′ᵀ(K + σ²I)S′)⁻¹S′ᵀy.
-    data : (i,), S′ᵀy.
     rank : how many actions are linearly independent.
     nugget : added to the diagonal before factorisation. raised : whether it exceeds rounding.
     """
@@ -33,7 +32,6 @@ class Projection(NamedTuple):
     metric: Float[Array, "i i"]
     lower: Float[Array, "i i"]
     weights: Float[Array, " i"]
-    data: Float[Array, " i"]
     rank: Int[Array, ""]
     nugget: Float[Array, ""]
     raised: Bool[Array, ""]
@@ -67,10 +65,9 @@ def condition(
     ones = jnp.ones(len(fixed), fixed.dtype)
     factor = factorise(fixed, ones, jnp.finfo(fixed.dtype).eps * jnp.mean(jnp.diagonal(fixed)))
     lower = jnp.linalg.cholesky(system + jax.lax.stop_gradient(factor.nugget) * jnp.eye(len(fixed), dtype=fixed.dtype))
-    data = actions.project(outputs[:, None])[:, 0]
-    weights = cho_solve((lower, True), data)
+    weights = cho_solve((lower, True), actions.project(outputs[:, None])[:, 0])
     rank = jnp.sum(~dead)
-    return Projection(actions, image, inner, metric, lower, weights, data, rank, factor.nugget, factor.raised)
+    return Projection(actions, image, inner, metric, lower, weights, rank, factor.nugget, factor.raised)
 
 
 @eqx.filter_jit
@@ -145,17 +142,20 @@ def _log_volume(lower: Float[Array, "i i"], metric: Float[Array, "i i"]) -> Floa
     return 2 * jnp.sum(jnp.log(jnp.diagonal(lower)) - jnp.log(jnp.diagonal(reference)))
 
 
-RANGE = np.exp(7.0)
+TRAINING_RANGE = np.exp(7.0)
 """Parameters of the kernel stay within this factor of their start, 1,100."""
 
 
 NOISE_BOUNDS = (1e-6, 1e2)
-"""In units of outputs of variance one."""
+"""Bounds of the noise variance, for outputs of variance one."""
 
 
 ACTION_UNIT = 10.0
-"""Of L-BFGS, relative to the entries' root mean square: on 1,500 rows of pol with 64 actions the loss per datum after
-60 steps is 0.33 with 1, 0.23 with 3, 0.205 with 10 to 100."""
+"""Unit of actions in L-BFGS, relative to the root mean square of their entries.
+
+On 1,500 rows of pol with 64 actions the loss per datum after 60 steps is 0.33 with 1, 0.23 with 3 and 0.205 with 10
+to 100.
+"""
 
 
 class Model(NamedTuple):
@@ -176,11 +176,11 @@ def train(
     hyper: bool,
     actions: bool,
 ) -> tuple[Model, TrainingRecord]:
-    """Minimise the objective over the positive kernel parameters and the noise, if `hyper`, and the actions, if so."""
+    """Minimise the objective over the kernel parameters and the noise (`hyper`) and over the `actions`."""
     free = Model(is_positive if hyper else False, hyper, eqx.is_inexact_array_like if actions else False)
     packing = Packing(model, free=free, positive=Model(True, True, False))
     start = packing.pack(model)
-    bounds, units = packing.box(start, RANGE), np.ones(start.size)
+    bounds, units = packing.box(start, TRAINING_RANGE), np.ones(start.size)
     bounds[packing.where(Model(False, True, False))] = np.log(NOISE_BOUNDS[0]), np.inf
     entries = packing.where(Model(False, False, True))
     if actions:
@@ -189,7 +189,7 @@ def train(
     def loss(x: Float[np.ndarray, " h"]) -> tuple[Float[Array, ""], Float[Array, " h"]]:
         return _value_and_slope(objective, packing, jnp.asarray(x), X, outputs)
 
-    best, record = optimiser.minimise(Problem(loss, start, bounds, units, len(outputs)))
+    best, record = optimiser.minimise(TrainingProblem(loss, start, bounds, units, len(outputs)))
     trained: Model = packing.unpack(jnp.asarray(best))
     return trained, record
 

@@ -1,4 +1,4 @@
-"""Gaussian processes conditioned on gradients: tuned, fitted, and what they predict."""
+"""Gaussian processes conditioned on gradients: tuning, conditioning and prediction."""
 
 import dataclasses
 import functools

@@ -23,7 +23,7 @@ from mcmcpost.gp.gradient_operator import (
     span_basis,
     split_weights,
 )
-from mcmcpost.hyper import KERNEL_MEMORY, LBFGS, Hyperparameters, Packing, Problem, is_positive
+from mcmcpost.hyper import KERNEL_MEMORY, LBFGS, Hyperparameters, Packing, TrainingProblem, is_positive
 from mcmcpost.kernels import AbstractKernel, product
 from mcmcpost.linsolve import Factor, factorise
 
@@ -294,11 +294,11 @@ compiled_factor = eqx.filter_jit(projected_factor)
 compiled_samples = eqx.filter_jit(joint_samples)
 
 
-RANGE = 1e3
+GRADIENT_RANGE = 1e3
 """Parameters of the kernel stay within this factor of their start."""
 
 
-LOG_NOISE_RANGE = np.array([-np.log(1e8), np.log(1e8)])
+GRADIENT_NOISE_BOUNDS = np.array([-np.log(1e8), np.log(1e8)])
 
 
 TUNING_ORDER = 1200
@@ -306,13 +306,11 @@ TUNING_ORDER = 1200
 
 
 class GradientTuned(NamedTuple):
-    """A kernel and noise at a maximum of the marginal likelihood of `num_points` of the points."""
+    """A kernel and noise at a maximum of the marginal likelihood, and the evaluations of it."""
 
     kernel: AbstractKernel
     noise: float
-    log_likelihood: float
     num_evaluations: int
-    num_points: int
 
 
 def white_data(
@@ -383,18 +381,18 @@ def tune_gradient_kernel(
     start = Hyperparameters(kernel, np.asarray(noise))
     packing = Packing(start, free=Hyperparameters(is_positive, free_noise))
     initial = packing.pack(start)
-    bounds = packing.box(initial, RANGE)
+    bounds = packing.box(initial, GRADIENT_RANGE)
     level = packing.where(Hyperparameters(False, True))
-    bounds[level] = initial[level, None] + LOG_NOISE_RANGE[None]
+    bounds[level] = initial[level, None] + GRADIENT_NOISE_BOUNDS[None]
     loss = functools.partial(_loss_and_slope, packing, *data)
-    best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from([Problem(loss, initial, bounds)])
+    best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from([TrainingProblem(loss, initial, bounds)])
     if best is None:
         raise InputError(
             "GradientGP: expected a finite marginal likelihood at the starting kernel, got none. Raise `noise` or pass "
             "a kernel with a shorter lengthscale."
         )
     found = jax.tree.map(np.asarray, packing.unpack(jnp.asarray(best.x)))
-    return GradientTuned(found.kernel, float(found.noise), -best.value, best.num_evaluations, n)
+    return GradientTuned(found.kernel, float(found.noise), best.num_evaluations)
 
 
 def _tuning_points(stationary: bool, n: int, d: int, *, with_values: bool) -> int:

@@ -199,7 +199,7 @@ class GradientCG(AbstractGradientSolver):
 
 
 class Automatic(AbstractGradientSolver):
-    """Choose by the order n·q of the projected system, q = min(d, n − 1), and by what conditioning shows.
+    """Choose by the order n·q of the projected system, q = min(d, n − 1), and by the conditioning.
 
     1. Order at most `dense_order`, eight times that where n > 2d: `ProjectedCholesky`, which is dense Cholesky where
        n > d. Many more points than dimensions are badly conditioned.
@@ -248,13 +248,15 @@ def solve_system(
     """
     n, d = gram.points.shape
     solver.check(profile, n, d, gram.with_values)
-    solution = _solve(solver, gram, right)
+    solution = _solve_gradients(solver, gram, right)
     order = n * (projected_dimension(profile.stationary, n, d) + gram.with_values)
     if isinstance(solver, Automatic) and not bool(solution.converged) and fits(order):
-        return _solve(ProjectedCholesky(), gram, right)
+        return _solve_gradients(ProjectedCholesky(), gram, right)
     return solution
 
 
 @eqx.filter_jit
-def _solve(solver: AbstractGradientSolver, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
+def _solve_gradients(
+    solver: AbstractGradientSolver, gram: GradientGram, right: Float[Array, "n w"]
+) -> GradientSolution:
     return solver.solve(gram, right)

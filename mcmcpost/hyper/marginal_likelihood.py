@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from tqdm import tqdm
 
 from mcmcpost._core.errors import InputError
-from mcmcpost.hyper.optimisers import AbstractOptimiser, Adam, Problem
+from mcmcpost.hyper.optimisers import AbstractOptimiser, Adam, TrainingProblem
 from mcmcpost.hyper.parameters import AbstractScale, Hyperparameters, Packing
 from mcmcpost.hyper.random_features import sample_prior
 from mcmcpost.kernels import AbstractKernel, gram
@@ -30,7 +30,7 @@ class Sides(NamedTuple):
 
 
 class AbstractEstimator(eqx.Module):
-    """Which systems to solve, and how their solutions give ∂L = ½ v_yᵀ(∂H)v_y − ½ tr(H⁻¹∂H), v_y = H⁻¹y.
+    """The systems to solve, and the gradient from their solutions: ∂L = ½ v_yᵀ(∂H)v_y − ½ tr(H⁻¹∂H), v_y = H⁻¹y.
 
     The probes of a key are the same at every call, so that solutions change little from step to step and serve as
     first guesses (Lin et al. 2024, section 4).
@@ -112,7 +112,7 @@ def check_probes(estimator: AbstractEstimator) -> None:
         raise InputError(where, "`num_probes` of at least 1", estimator.num_probes, "Use 64.")
 
 
-RANGE = 1e4
+EXACT_RANGE = 1e4
 """L-BFGS keeps every parameter within this factor of its start."""
 
 
@@ -130,17 +130,6 @@ class LikelihoodFit(NamedTuple):
     noise: float
     history: dict[str, np.ndarray]
     solved: Float[np.ndarray, "n k"] | None
-
-
-def log_marginal_likelihood(
-    kernel: AbstractKernel, noise: Float[Array, ""] | float, X: Float[Array, "n d"], y: Float[Array, " n"]
-) -> Float[Array, ""]:
-    """Return log N(y; 0, K + noise·I) by Cholesky; −∞ where the matrix is not positive definite."""
-    n = X.shape[0]
-    lower = jnp.linalg.cholesky(gram(kernel, X) + noise * jnp.eye(n, dtype=X.dtype))
-    white = jax.scipy.linalg.solve_triangular(lower, y, lower=True)
-    value = -0.5 * white @ white - jnp.sum(jnp.log(jnp.diagonal(lower))) - 0.5 * n * jnp.log(2 * jnp.pi)
-    return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
 
 def _exact_loss(packing: Packing, X: Array, y: Array, x: Array) -> tuple[Array, Array]:
@@ -182,7 +171,7 @@ def maximise_exact_likelihood(
     start = Hyperparameters(kernel, noise)
     packing = Packing(start, scale, relative=True)
     initial = packing.pack(start)
-    bounds = packing.box(initial, RANGE)
+    bounds = packing.box(initial, EXACT_RANGE)
     bounds[-1, 1] = np.inf  # SciPy's first step is a whole gradient where every bound is finite
     data = jnp.asarray(X), jnp.asarray(y)
     trail: list[np.ndarray] = []
@@ -191,12 +180,14 @@ def maximise_exact_likelihood(
         trail.append(np.asarray(packing.values(jnp.asarray(x))))
         return _exact_loss(packing, *data, jnp.asarray(x))
 
-    best, record = optimiser.minimise(Problem(loss, initial, bounds, size=len(y)))
+    best, record = optimiser.minimise(TrainingProblem(loss, initial, bounds, size=len(y)))
     history = {"value": -record.history, "parameters": np.array(trail)}
-    return _fit(packing, best, history, None)
+    return _likelihood_fit(packing, best, history, None)
 
 
-def _fit(packing: Packing, x: np.ndarray, history: dict[str, np.ndarray], solved: np.ndarray | None) -> LikelihoodFit:
+def _likelihood_fit(
+    packing: Packing, x: np.ndarray, history: dict[str, np.ndarray], solved: np.ndarray | None
+) -> LikelihoodFit:
     kernel, noise = packing.unpack(jnp.asarray(x))
     return LikelihoodFit(jax.tree.map(np.asarray, kernel), float(noise), history, solved)
 
@@ -302,4 +293,4 @@ def maximise_likelihood_by_solves(
         initial = packing.pack(Hyperparameters(kernel, noise)).astype(X.dtype)
         best = Adam(rate=learning_rate, max_steps=num_steps, final=1.0).follow(slope, initial)
     history = {name: np.array([report[name] for report in reports]) for name in (*STEP_HISTORY, "parameters")}
-    return _fit(packing, best, history, None if last is None else np.asarray(last))
+    return _likelihood_fit(packing, best, history, None if last is None else np.asarray(last))

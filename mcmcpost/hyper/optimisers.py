@@ -33,7 +33,7 @@ type Loss = Callable[[Any], tuple[Any, Any]]
 """Parameters (h,) ↦ value in nats and gradient (h,), NumPy or JAX."""
 
 
-class Problem(NamedTuple):
+class TrainingProblem(NamedTuple):
     """A loss with its gradient, where to start, and a box.
 
     start : (h,). bounds : (h, 2).
@@ -100,7 +100,7 @@ class AbstractOptimiser(eqx.Module):
     max_seconds: eqx.AbstractVar[float]
 
     @abc.abstractmethod
-    def minimise(self, problem: Problem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
+    def minimise(self, problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
         """Return the lowest point reached, the start included, and how training went.
 
         Raises
@@ -140,10 +140,10 @@ class LBFGS(AbstractOptimiser):
     def __check_init__(self) -> None:
         _check_budget("LBFGS", self.max_steps, self.max_seconds)
 
-    def minimise(self, problem: Problem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
+    def minimise(self, problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
         return self._minimise(_watch(problem), problem)
 
-    def minimise_from(self, problems: Sequence[Problem]) -> Minimum | None:
+    def minimise_from(self, problems: Sequence[TrainingProblem]) -> Minimum | None:
         """Return the best of the minima from several starts, or None if the loss is finite at none of them."""
         watches = [_Watch(problem) for problem in problems]
         found = [
@@ -156,7 +156,7 @@ class LBFGS(AbstractOptimiser):
         index, x, record = min(found, key=lambda run: run[2].objective)
         return Minimum(record.objective, x, index, sum(len(watch.history) for watch in watches))
 
-    def _minimise(self, watch: "_Watch", problem: Problem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
+    def _minimise(self, watch: "_Watch", problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
         if not problem.start.size:
             return watch.best, watch.record(TrainingStatus.FIXED, 0, 0)
         units = np.ones(problem.start.size) if problem.units is None else problem.units
@@ -201,7 +201,7 @@ class Adam(AbstractOptimiser):
         if not 0 < self.rate < np.inf:
             raise InputError("Adam", "a positive `rate`", self.rate, "Try 0.1.")
 
-    def minimise(self, problem: Problem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
+    def minimise(self, problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
         watch = _watch(problem)
         if not problem.start.size:
             return watch.best, watch.record(TrainingStatus.FIXED, 0, 0)
@@ -253,7 +253,7 @@ class Adam(AbstractOptimiser):
 class _Watch:
     """A loss that remembers its history and the lowest point so far; the loss at the start is evaluated first."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: TrainingProblem) -> None:
         self.loss, self.began = problem.loss, time.perf_counter()
         self.history: list[float] = []
         self.broken, self.lowest, self.best = 0, np.inf, problem.start
@@ -281,7 +281,7 @@ class _Watch:
         return TrainingRecord(status, self.lowest, history, int(steps), int(self.broken + exploded), self.seconds)
 
 
-def _watch(problem: Problem) -> _Watch:
+def _watch(problem: TrainingProblem) -> _Watch:
     watch = _Watch(problem)
     if problem.start.size and not np.isfinite(watch.lowest):
         raise InputError("fit", "a finite loss at the start", watch.history[0], "Start from another kernel or noise.")

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from mcmcpost._core.arrays import pad_columns
 from mcmcpost._core.errors import InputError
-from mcmcpost.hyper.optimisers import KERNEL_MEMORY, LBFGS, Problem
+from mcmcpost.hyper.optimisers import KERNEL_MEMORY, LBFGS, TrainingProblem
 from mcmcpost.hyper.parameters import Hyperparameters, Packing, is_positive
 from mcmcpost.kernels import AbstractKernel, SquaredExponential
 from mcmcpost.stein import stein_gram
@@ -73,13 +73,16 @@ def negative_restricted_likelihood(
 
 
 PRIOR_SD = 1.5
-"""Weak normal prior on each log parameter about its first start: an inert coordinate keeps a finite lengthscale."""
+"""Standard deviation of a normal prior on each log parameter, centred at its first start.
+
+Without it the lengthscale of a coordinate that has no effect would be infinite.
+"""
 
 
 NUGGET_BOUNDS = (1e-8, 1e2)
 
 
-RANGE = np.exp(3.5)
+RESTRICTED_RANGE = np.exp(3.5)
 """Factor, 33, within which parameters of the kernel stay of their start: no line search reaches a diagonal kernel."""
 
 
@@ -134,10 +137,10 @@ def maximise_restricted_likelihood(
         tree = Hyperparameters(start, np.asarray(nugget))
         packing = Packing(tree, free=Hyperparameters(is_positive, free_nugget))
         initial = packing.pack(tree)
-        bounds = packing.box(initial, RANGE)
+        bounds = packing.box(initial, RESTRICTED_RANGE)
         bounds[packing.where(Hyperparameters(False, True))] = np.log(NUGGET_BOUNDS)
         packings.append(packing)
-        problems.append(Problem(functools.partial(_loss_and_gradient, centre, packing, data), initial, bounds))
+        problems.append(TrainingProblem(functools.partial(_restricted_loss, centre, packing, data), initial, bounds))
     best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from(problems)
     if best is not None:
         kernel, level = jax.tree.map(np.asarray, packings[best.start].unpack(jnp.asarray(best.x)))
@@ -160,7 +163,7 @@ def maximise_restricted_likelihood(
 
 
 @eqx.filter_jit
-def _loss_and_gradient(
+def _restricted_loss(
     centre: Float[Array, " k"], packing: Packing, data: tuple[Array, ...], x: Float[Array, " h"]
 ) -> tuple[Float[Array, ""], Float[Array, " h"]]:
     draws, scores, basis, values = data
@@ -180,7 +183,7 @@ def _loss_and_gradient(
 
 
 GRID_SPREADS = (0.5, 2.0, 8.0, 32.0)
-"""Squared lengthscales as multiples of the median squared distance; long ones are best on smooth posteriors."""
+"""Squared lengthscales, relative to the median squared distance; long ones are best on smooth posteriors."""
 
 
 GRID_NUGGETS = (1e-8, 1e-6, 1e-4, 1e-2, 1.0)
@@ -199,7 +202,7 @@ class GridChoice(NamedTuple):
     members: tuple[int, ...]
 
 
-def median_squared_distance(draws: Float[np.ndarray, "m d"]) -> float:
+def _median_squared_distance(draws: Float[np.ndarray, "m d"]) -> float:
     """Return the median of ‖x−y‖² over pairs of at most 1,000 evenly spaced draws."""
     from scipy.spatial.distance import pdist
 
@@ -237,9 +240,9 @@ def search_grid(
 ) -> tuple[GridChoice, ...]:
     """Choose lengthscale and nugget for every integrand from the grid, in at most `max_groups` groups.
 
-    Every grid point costs one factorisation for all integrands together. Integrands that would like different
-    settings are grouped greedily: each further group is the grid point that lowers the summed loss most, so that rough
-    integrands (indicators) do not cost smooth ones their accuracy.
+    Every grid point costs one factorisation for all integrands together. Integrands with different optima are grouped
+    greedily: each further group is the grid point that lowers the summed loss most. So smooth integrands keep their
+    accuracy beside rough ones (indicators).
 
     Parameters
     ----------
@@ -248,7 +251,7 @@ def search_grid(
     values : (m, p), integrands of unit scale.
     max_groups : at most so many factorisations later on.
     """
-    lengthscales = np.sqrt(np.asarray(GRID_SPREADS) * median_squared_distance(draws))
+    lengthscales = np.sqrt(np.asarray(GRID_SPREADS) * _median_squared_distance(draws))
     nuggets = np.asarray(GRID_NUGGETS)
     losses = np.asarray(_grid_losses(draws, scores, basis, pad_columns(values), lengthscales, nuggets))
     losses = losses[..., : values.shape[1]]

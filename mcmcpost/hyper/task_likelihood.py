@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost.hyper.optimisers import KERNEL_MEMORY, LBFGS, Problem
+from mcmcpost.hyper.optimisers import KERNEL_MEMORY, LBFGS, TrainingProblem
 from mcmcpost.hyper.parameters import Packing, is_positive
 from mcmcpost.hyper.restricted_likelihood import negative_restricted_likelihood
 from mcmcpost.kernels import AbstractKernel
@@ -17,7 +17,7 @@ from mcmcpost.linops import tile_diagonal, tile_gram
 from mcmcpost.stein import Coregionalisation, MatrixSteinTile
 
 TASK_NUGGET_BOUNDS = (1e-10, 1e2)
-"""Related tasks determine each other to more digits than one does itself: the floor is lower than for one task."""
+"""The lower bound is below that for one task, because related tasks determine each other to more digits."""
 
 
 TASK_RANGE = np.exp(12.0)
@@ -31,7 +31,7 @@ ROUNDING = 1e-13
 """Added to a learnt B, relative to its trace: tasks that are multiples of each other make it singular to rounding."""
 
 
-FLOOR = 1e-6
+COVARIANCE_FLOOR = 1e-6
 """Relative size of the smallest eigenvalue of a covariance that starts a search."""
 
 
@@ -106,9 +106,9 @@ def maximise_task_likelihood(
         bounds = packing.box(initial, TASK_RANGE)
         bounds[packing.where(TaskParameters(False, logs, False))] = LOG_DIAGONAL_BOUNDS
         bounds[packing.where(TaskParameters(False, False, True))] = np.log(TASK_NUGGET_BOUNDS)
-        loss = functools.partial(_loss_and_gradient, packing, num_tasks, rank, start.order, data)
+        loss = functools.partial(_task_loss, packing, num_tasks, rank, start.order, data)
         packings.append(packing)
-        problems.append(Problem(loss, initial, bounds))
+        problems.append(TrainingProblem(loss, initial, bounds))
     best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from(problems)
     if best is None:
         return None
@@ -146,7 +146,7 @@ def _covariance_entries(covariance: Float[np.ndarray, "t t"], rank: int | None) 
     """Return the parameters of B: the lower triangle of its factor, or W and the rest of the diagonal."""
     num_tasks = len(covariance)
     values, vectors = np.linalg.eigh(covariance)
-    values = np.maximum(values, FLOOR * values[-1])
+    values = np.maximum(values, COVARIANCE_FLOOR * values[-1])
     if rank is None:
         return np.linalg.cholesky((vectors * values) @ vectors.T)[np.tril_indices(num_tasks)]
     factor = vectors[:, -rank:] * np.sqrt(values[-rank:])
@@ -166,7 +166,7 @@ def _covariances(entries: Float[Array, "q e"], num_tasks: int, rank: int | None)
 
 
 @eqx.filter_jit
-def _loss_and_gradient(
+def _task_loss(
     packing: Packing,
     num_tasks: int,
     rank: int | None,

@@ -19,7 +19,7 @@ from mcmcpost.gp import (
     UnitActions,
 )
 from mcmcpost.gp.actions import AbstractPolicy
-from mcmcpost.hyper import Problem
+from mcmcpost.hyper import TrainingProblem
 from mcmcpost.kernels import Matern32, Scaled
 
 POLICIES = {
@@ -224,7 +224,7 @@ BOX = np.array([[-10.0, np.inf], [-10.0, 10.0]])
 
 @pytest.mark.parametrize("optimiser", [LBFGS(), Adam(rate=4.0, max_steps=400)])
 def test_optimisers_back_away_from_cliffs_and_explosions(optimiser):
-    best, record = optimiser.minimise(Problem(quartic, np.array([2.9, -1.0]), BOX, np.array([1.0, 3.0]), 10))
+    best, record = optimiser.minimise(TrainingProblem(quartic, np.array([2.9, -1.0]), BOX, np.array([1.0, 3.0]), 10))
     np.testing.assert_allclose(best, 0, atol=1e-2)
     assert record.objective == quartic(best)[0] == record.history.min()
     assert (record.rejected > 0) == (not np.isfinite(record.history).all() or isinstance(optimiser, Adam))
@@ -232,7 +232,7 @@ def test_optimisers_back_away_from_cliffs_and_explosions(optimiser):
 
 @pytest.mark.parametrize("optimiser", [LBFGS(max_seconds=1e-9), Adam(max_seconds=1e-9)])
 def test_a_budget_of_seconds_stops(optimiser):
-    _, record = optimiser.minimise(Problem(quartic, np.array([2.9, -1.0]), BOX, np.array([1.0, 3.0]), 10))
+    _, record = optimiser.minimise(TrainingProblem(quartic, np.array([2.9, -1.0]), BOX, np.array([1.0, 3.0]), 10))
     assert record.status is TrainingStatus.OUT_OF_TIME
     assert len(record.history) < 10
 
@@ -240,14 +240,14 @@ def test_a_budget_of_seconds_stops(optimiser):
 @pytest.mark.parametrize("optimiser", [LBFGS(), Adam()])
 def test_a_start_that_is_not_finite_is_refused(optimiser):
     with pytest.raises(ValueError, match="a finite loss at the start"):
-        optimiser.minimise(Problem(quartic, np.array([5.0, 0.0]), BOX, np.array([1.0, 3.0]), 10))
+        optimiser.minimise(TrainingProblem(quartic, np.array([5.0, 0.0]), BOX, np.array([1.0, 3.0]), 10))
 
 
 def test_adam_stalls_rather_than_loop_on_a_loss_that_always_explodes():
     def trap(x: np.ndarray) -> tuple[float, np.ndarray]:
         return (0.0 if (x == 1).all() else 1e9), np.ones_like(x)
 
-    best, record = Adam(max_steps=10_000).minimise(Problem(trap, np.ones(2), BOX, np.array([1.0, 3.0]), 10))
+    best, record = Adam(max_steps=10_000).minimise(TrainingProblem(trap, np.ones(2), BOX, np.array([1.0, 3.0]), 10))
     assert record.status is TrainingStatus.STALLED
     assert len(record.history) < 40
     np.testing.assert_array_equal(best, 1)
