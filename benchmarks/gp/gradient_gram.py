@@ -26,13 +26,13 @@ import numpy as np
 
 from benchmarks._replicate import generator
 from benchmarks._table import emit
+from benchmarks.gp._woodbury import Woodbury
 from mcmcpost.gp import (
     AbstractGradientSolver,
     Automatic,
     DenseCholesky,
     GradientCG,
     ProjectedCholesky,
-    Woodbury,
     gradient_gram,
     scalar_profile,
 )

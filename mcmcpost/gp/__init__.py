@@ -2,7 +2,7 @@
 
 from mcmcpost.gp.actions import AbstractPolicy, BlockActions, GivenActions, RandomActions, ResidualActions, UnitActions
 from mcmcpost.gp.computation_aware import ComputationAwareGP, FittedComputationAwareGP, SplitPrediction
-from mcmcpost.gp.computation_aware_model import AbstractObjective, EvidenceBound, ProjectedLikelihood
+from mcmcpost.gp.computation_aware_model import AbstractObjective, EvidenceBound
 from mcmcpost.gp.data import Prediction
 from mcmcpost.gp.gradient import FittedGradientGP, GradientGP, GradientPrediction, GradientSample
 from mcmcpost.gp.gradient_operator import GradientGram, ScalarProfile, cross_matmul, gradient_gram, scalar_profile
@@ -20,11 +20,10 @@ from mcmcpost.gp.gradient_solvers import (
     GradientSolution,
     ProjectedCholesky,
     QuadraticClosedForm,
-    Woodbury,
     solve_system,
 )
 from mcmcpost.gp.iterative import FittedIterativeGP, IterativeGP, SubsetStart
-from mcmcpost.hyper.optimisers import LBFGS, Adam, TrainingRecord, TrainingStatus
+from mcmcpost.hyper import LBFGS, Adam, TrainingRecord, TrainingStatus
 
 __all__ = [
     "LBFGS",
@@ -51,7 +50,6 @@ __all__ = [
     "IterativeGP",
     "Prediction",
     "ProjectedCholesky",
-    "ProjectedLikelihood",
     "QuadraticClosedForm",
     "RandomActions",
     "ResidualActions",
@@ -61,7 +59,6 @@ __all__ = [
     "TrainingRecord",
     "TrainingStatus",
     "UnitActions",
-    "Woodbury",
     "cross_matmul",
     "gradient_gram",
     "gradient_log_likelihood",

@@ -1,4 +1,4 @@
-"""Actions, the n×i matrices through which a computation-aware process sees its data, and policies that choose them."""
+"""Actions, the n×i matrices on which a computation-aware process projects its data, and policies that choose them."""
 
 import abc
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class DenseActions(AbstractActions):
         return self.matrix.shape[1]
 
     def project(self, V: Float[Array, "n k"]) -> Float[Array, "i k"]:
-        return _matmul(jnp.asarray(self.matrix).T, V)
+        return _exact_matmul(jnp.asarray(self.matrix).T, V)
 
     def column(self, j: Int[Array, ""], n: int) -> Float[Array, " n"]:  # noqa: ARG002
         return jnp.asarray(self.matrix)[:, j]
@@ -73,7 +73,7 @@ class DenseActions(AbstractActions):
         self, kernel: AbstractKernel, Z: Float[Array, "o d"], X: Float[Array, "n d"], *, tile: int = TILE
     ) -> Float[Array, "o i"]:
         matrix = jnp.asarray(self.matrix)
-        return _by_row_blocks(lambda rows: _matmul(gram(kernel, rows, X), matrix), Z, len(X), tile)
+        return _by_row_blocks(lambda rows: _exact_matmul(gram(kernel, rows, X), matrix), Z, len(X), tile)
 
     def normalised(self) -> tuple[AbstractActions, Bool[Array, " i"]]:
         matrix = jnp.asarray(self.matrix)
@@ -81,10 +81,10 @@ class DenseActions(AbstractActions):
         norms = jnp.linalg.norm(fixed, axis=0)
         scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
         unit = fixed * scale[None, :]
-        squares, vectors = jnp.linalg.eigh(_matmul(unit.T, unit))
+        squares, vectors = jnp.linalg.eigh(_exact_matmul(unit.T, unit))
         live = squares > max(matrix.shape) * jnp.finfo(matrix.dtype).eps * squares[-1]
         shrink = jnp.where(live, 1 / jnp.sqrt(jnp.where(live, squares, 1)), 0)
-        return DenseActions(_matmul(matrix, scale[:, None] * vectors * shrink[None, :])), ~live
+        return DenseActions(_exact_matmul(matrix, scale[:, None] * vectors * shrink[None, :])), ~live
 
 
 class SparseActions(AbstractActions):
@@ -182,11 +182,11 @@ def _by_row_blocks(
     return values.reshape(blocks * length, -1)[:o]
 
 
-def _matmul(left: Float[Array, "a b"], right: Float[Array, "b c"]) -> Float[Array, "a c"]:
+def _exact_matmul(left: Float[Array, "a b"], right: Float[Array, "b c"]) -> Float[Array, "a c"]:
     return jnp.matmul(left, right, precision="highest")
 
 
-type Product = Callable[[Float[Array, " n"]], Float[Array, " n"]]
+type SystemProduct = Callable[[Float[Array, " n"]], Float[Array, " n"]]
 """s ↦ (K + σ²I) s."""
 
 
@@ -222,7 +222,7 @@ def init(outputs: Float[Array, " n"], num_actions: int) -> IterationState:
     return IterationState(jnp.zeros_like(outputs), outputs, room, room, none, none)
 
 
-def step(state: IterationState, action: Float[Array, " n"], product: Product) -> IterationState:
+def step(state: IterationState, action: Float[Array, " n"], product: SystemProduct) -> IterationState:
     """Condition on one more action: Algorithm S1 of Wenger et al. (2024), with one product instead of two.
 
     The image of the direction is updated with it, so that the residual needs no product of its own. Directions are
@@ -252,7 +252,7 @@ def step(state: IterationState, action: Float[Array, " n"], product: Product) ->
 
 
 @eqx.filter_jit
-def iterate(
+def take_actions(
     kernel: AbstractKernel,
     noise: Float[Array, ""],
     X: Float[Array, "n d"],
@@ -274,7 +274,7 @@ def iterate(
 
 
 class Planned(AbstractChooser):
-    """Actions known before any computation."""
+    """Actions that are known before the iteration."""
 
     actions: AbstractActions
 
@@ -290,7 +290,7 @@ class Residual(AbstractChooser):
 
 
 class ActionTask(NamedTuple):
-    """What a policy may look at.
+    """The data that a policy chooses actions for.
 
     X : (n, d). outputs : (n,), of mean zero. num_actions : at most n. key : None where the user gave none.
     """
@@ -302,7 +302,7 @@ class ActionTask(NamedTuple):
 
 
 class AbstractPolicy(eqx.Module):
-    """Where actions come from."""
+    """Chooses the actions of a process."""
 
     @property
     @abc.abstractmethod
@@ -379,7 +379,7 @@ class RandomActions(AbstractPolicy):
 
 
 class GivenActions(AbstractPolicy):
-    """The first columns of a matrix (n, at least i) of the user's.
+    """The first i columns of a matrix (n, at least i) that the user gives.
 
     learn : whether its entries are optimised.
     """

@@ -1,4 +1,4 @@
-"""Computation-aware Gaussian processes: what a limited budget leaves unknown is in the variance."""
+"""Computation-aware Gaussian processes, whose variance includes the uncertainty from limited computation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from mcmcpost.gp.actions import (
     BlockActions,
     DenseActions,
     Planned,
-    iterate,
+    take_actions,
 )
 from mcmcpost.gp.computation_aware_model import (
     NOISE_BOUNDS,
@@ -36,7 +36,7 @@ from mcmcpost.gp.computation_aware_model import (
     train,
 )
 from mcmcpost.gp.data import Prediction, Training, check_inputs, check_training, default_kernel
-from mcmcpost.hyper.optimisers import LBFGS, AbstractOptimiser, TrainingRecord, join_records, share
+from mcmcpost.hyper import LBFGS, AbstractOptimiser, TrainingRecord, join_records, share
 from mcmcpost.kernels import AbstractKernel, gram
 from mcmcpost.linsolve import factorise
 
@@ -47,8 +47,8 @@ SPLIT_LIMIT = 8_192
 class SplitPrediction(NamedTuple):
     """The posterior with its variance in two parts.
 
-    mean : (n,). mathematical : (n,), what the data leave unknown, the exact posterior's. computational : (n,), what
-    the budget leaves unknown on top. combined : (n,), their sum, the variance of `predict`.
+    mean : (n,). mathematical : (n,), the variance of the exact posterior, from limited data. computational : (n,), the
+    additional variance from limited computation. combined : (n,), their sum, the variance of `predict`.
     """
 
     mean: Float[np.ndarray, " n"]
@@ -61,7 +61,7 @@ class FittedComputationAwareGP(eqx.Module):
     """A computation-aware process and its data.
 
     kernel, noise : in units of standardised outputs, y = centre + scale·output.
-    projection : the data as its actions see them: `rank` of `num_actions` are independent; `nugget` was added to the
+    projection : the data projected on the actions: `rank` of `num_actions` are independent; `nugget` was added to the
         projected system, `raised` where that is more than rounding.
     record : how training went.
     """
@@ -89,7 +89,7 @@ class FittedComputationAwareGP(eqx.Module):
         return Prediction(self._mean(mean), self._variance(variance + self.noise * noise))
 
     def predict_split(self, X: object, *, noise: bool = True) -> SplitPrediction:
-        """Return the variance at X (n, d) as mathematical plus computational; the noise counts as mathematical.
+        """Return the variance at X (n, d) as mathematical plus computational; the noise is part of the mathematical.
 
         Needs the exact posterior, an n×n factorisation: for up to 8,192 training rows.
 
@@ -174,19 +174,21 @@ NUM_ACTIONS = 256
 
 
 NOISE = 0.5
-"""Where training starts: Adam gets further from here than from 0.1, L-BFGS as far."""
+"""Noise at which training starts. Adam reaches a lower loss from here than from 0.1, L-BFGS the same."""
 
 
 ROUNDS = 5
-"""Times that actions which depend on the hyper-parameters are found anew in training."""
+"""How often training recomputes actions that depend on the hyper-parameters."""
 
 
 class ComputationAwareGP(eqx.Module):
-    """Gaussian-process regression on i linear combinations of n data, honest about the rest.
+    """Gaussian-process regression on i linear combinations of the n data.
 
-    The variance is that of the exact process plus what the n − i unseen directions leave open, so it is never below
-    the exact one at equal hyper-parameters; with i = n independent actions they agree. A product costs n² kernel
-    entries, memory is O(ni). Wenger, Wu, Hennig, Gardner, Pleiss and Cunningham, Computation-Aware Gaussian Processes
+    The variance is that of the exact process plus the uncertainty about the n − i other directions. At equal
+    hyper-parameters it is never below the exact one; with i = n independent actions they agree. A product costs n²
+    kernel entries, memory is O(ni).
+
+    Source: Wenger, Wu, Hennig, Gardner, Pleiss and Cunningham, Computation-Aware Gaussian Processes
     (NeurIPS 2024).
 
     Parameters
@@ -197,7 +199,7 @@ class ComputationAwareGP(eqx.Module):
     num_actions : i, the budget; where there are fewer rows than that, one action per row, which is exact.
     policy : `BlockActions()` (default, learned), `ResidualActions()`, `UnitActions()`, `RandomActions()`,
         `GivenActions(matrix)`.
-    objective : `EvidenceBound()` (default) or `ProjectedLikelihood()`.
+    objective : the loss of training, `EvidenceBound()` by default.
     optimiser : `LBFGS(...)` (default) or `Adam(...)`.
     optimise : whether kernel and noise are trained; entries of learned actions are in any case.
     """
@@ -281,4 +283,4 @@ def _conjugate(
     model: Model, X: Float[Array, "n d"], outputs: Float[Array, " n"], chooser: AbstractChooser, num_actions: int
 ) -> AbstractActions:
     """Return conjugate directions that span the actions of the iteration."""
-    return DenseActions(iterate(model.kernel, model.noise, X, outputs, chooser, num_actions).directions)
+    return DenseActions(take_actions(model.kernel, model.noise, X, outputs, chooser, num_actions).directions)

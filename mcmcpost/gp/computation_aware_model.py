@@ -1,4 +1,4 @@
-"""The model of a computation-aware process: its posterior through actions, its objectives, what training may move."""
+"""The posterior of a computation-aware process given its actions, the objective of its training, and the training."""
 
 import abc
 from typing import Any, NamedTuple
@@ -7,24 +7,21 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost.gp.actions import AbstractActions
-from mcmcpost.hyper import is_positive
-from mcmcpost.hyper.optimisers import AbstractOptimiser, TrainingProblem, TrainingRecord, TrainingStatus
+from mcmcpost.hyper import AbstractOptimiser, Packing, TrainingProblem, TrainingRecord, is_positive
 from mcmcpost.kernels import AbstractKernel, gram
 from mcmcpost.linsolve import factorise
 
 
 class Projection(NamedTuple):
-    """What the data look like through normalised actions S′, and the posterior weights.
+    """The data projected on normalised actions S′, and the posterior weights.
 
     actions : S′ (n, i).
     image : (n, i), K S′. inner : (i, i), S′ᵀK S′. metric : (i, i), S′ᵀS′, with 1 for a zero column.
     lower : (i, i), factor of S′ᵀ(K + σ²I)S′. weights : (i,), ṽ = (S′ᵀ(K + σ²I)S′)⁻¹S′ᵀy.
-    data : (i,), S′ᵀy.
     rank : how many actions are linearly independent.
     nugget : added to the diagonal before factorisation. raised : whether it exceeds rounding.
     """
@@ -35,7 +32,6 @@ class Projection(NamedTuple):
     metric: Float[Array, "i i"]
     lower: Float[Array, "i i"]
     weights: Float[Array, " i"]
-    data: Float[Array, " i"]
     rank: Int[Array, ""]
     nugget: Float[Array, ""]
     raised: Bool[Array, ""]
@@ -69,10 +65,9 @@ def condition(
     ones = jnp.ones(len(fixed), fixed.dtype)
     factor = factorise(fixed, ones, jnp.finfo(fixed.dtype).eps * jnp.mean(jnp.diagonal(fixed)))
     lower = jnp.linalg.cholesky(system + jax.lax.stop_gradient(factor.nugget) * jnp.eye(len(fixed), dtype=fixed.dtype))
-    data = actions.project(outputs[:, None])[:, 0]
-    weights = cho_solve((lower, True), data)
+    weights = cho_solve((lower, True), actions.project(outputs[:, None])[:, 0])
     rank = jnp.sum(~dead)
-    return Projection(actions, image, inner, metric, lower, weights, data, rank, factor.nugget, factor.raised)
+    return Projection(actions, image, inner, metric, lower, weights, rank, factor.nugget, factor.raised)
 
 
 @eqx.filter_jit
@@ -141,45 +136,26 @@ class EvidenceBound(AbstractObjective):
         return 0.5 * (fit + complexity + _log_volume(p.lower, p.metric))
 
 
-class ProjectedLikelihood(AbstractObjective):
-    """−log p(Sᵀy): the evidence of the projected data alone, eq. 9; it generalises badly, for comparison.
-
-    ½[yᵀS(SᵀK̂S)⁻¹Sᵀy + log det SᵀK̂S − log det SᵀS + i log 2π], i the number of independent actions.
-    """
-
-    @eqx.filter_jit
-    def __call__(
-        self,
-        kernel: AbstractKernel,
-        noise: Float[Array, ""],
-        X: Float[Array, "n d"],
-        outputs: Float[Array, " n"],
-        actions: AbstractActions,
-    ) -> Float[Array, ""]:
-        p = condition(kernel, noise, X, outputs, actions)
-        rank = p.rank.astype(p.weights.dtype)
-        missing = (len(p.weights) - rank) * jnp.log(noise)  # the fictitious observations of absent directions
-        constant = rank * jnp.log(2 * jnp.pi)
-        return 0.5 * (p.data @ p.weights + _log_volume(p.lower, p.metric) - missing + constant)
-
-
 def _log_volume(lower: Float[Array, "i i"], metric: Float[Array, "i i"]) -> Float[Array, ""]:
     """Return log det LLᵀ − log det of the metric."""
     reference = jnp.linalg.cholesky(metric)
     return 2 * jnp.sum(jnp.log(jnp.diagonal(lower)) - jnp.log(jnp.diagonal(reference)))
 
 
-RANGE = 7.0
-"""Log parameters stay within this of their start, a factor of 1,100."""
+TRAINING_RANGE = np.exp(7.0)
+"""Parameters of the kernel stay within this factor of their start, 1,100."""
 
 
 NOISE_BOUNDS = (1e-6, 1e2)
-"""In units of outputs of variance one."""
+"""Bounds of the noise variance, for outputs of variance one."""
 
 
 ACTION_UNIT = 10.0
-"""Of L-BFGS, relative to the entries' root mean square: on 1,500 rows of pol with 64 actions the loss per datum after
-60 steps is 0.33 with 1, 0.23 with 3, 0.205 with 10 to 100."""
+"""Unit of actions in L-BFGS, relative to the root mean square of their entries.
+
+On 1,500 rows of pol with 64 actions the loss per datum after 60 steps is 0.33 with 1, 0.23 with 3 and 0.205 with 10
+to 100.
+"""
 
 
 class Model(NamedTuple):
@@ -200,51 +176,34 @@ def train(
     hyper: bool,
     actions: bool,
 ) -> tuple[Model, TrainingRecord]:
-    """Minimise the objective over the positive kernel parameters and the noise, if `hyper`, and the actions, if so."""
-    marks = Model(
-        jax.tree.map(lambda leaf: hyper and is_positive(leaf), model.kernel),
-        hyper,
-        jax.tree.map(lambda leaf: actions and eqx.is_inexact_array_like(leaf), model.actions),
-    )
-    free, held = eqx.partition(model, marks)
-    begin = _logarithms(free)
-    x, restore = ravel_pytree(begin)
-    if not x.size:
-        value, _ = _value_and_slope(objective, begin, held, X, outputs)
-        return model, TrainingRecord(TrainingStatus.FIXED, float(value), np.asarray(value)[None], 0, 0, 0.0)
-    logs = ravel_pytree(begin._replace(actions=None))[0]
-    units, bounds = np.ones(x.size), np.full((x.size, 2), [-np.inf, np.inf])
+    """Minimise the objective over the kernel parameters and the noise (`hyper`) and over the `actions`."""
+    free = Model(is_positive if hyper else False, hyper, eqx.is_inexact_array_like if actions else False)
+    packing = Packing(model, free=free, positive=Model(True, True, False))
+    start = packing.pack(model)
+    bounds, units = packing.box(start, TRAINING_RANGE), np.ones(start.size)
+    bounds[packing.where(Model(False, True, False))] = np.log(NOISE_BOUNDS[0]), np.inf
+    entries = packing.where(Model(False, False, True))
     if actions:
-        units[logs.size :] = ACTION_UNIT * (np.sqrt(np.mean(np.asarray(x)[logs.size :] ** 2)) or 1.0)
-    bounds[: logs.size] = np.asarray(logs)[:, None] + np.array([-RANGE, RANGE])
-    if hyper:
-        bounds[logs.size - 1] = np.log(NOISE_BOUNDS[0]), np.inf
+        units[entries] = ACTION_UNIT * (np.sqrt(np.mean(start[entries] ** 2)) or 1.0)
 
-    def loss(x: Float[np.ndarray, " h"]) -> tuple[float, Float[np.ndarray, " h"]]:
-        value, slope = _value_and_slope(objective, restore(jnp.asarray(x)), held, X, outputs)
-        return float(value), np.asarray(ravel_pytree(slope)[0])
+    def loss(x: Float[np.ndarray, " h"]) -> tuple[Float[Array, ""], Float[Array, " h"]]:
+        return _value_and_slope(objective, packing, jnp.asarray(x), X, outputs)
 
-    best, record = optimiser.minimise(TrainingProblem(loss, np.asarray(x), bounds, units, len(outputs)))
-    return _exponentials(restore(jnp.asarray(best)), held), record
+    best, record = optimiser.minimise(TrainingProblem(loss, start, bounds, units, len(outputs)))
+    trained: Model = packing.unpack(jnp.asarray(best))
+    return trained, record
 
 
 @eqx.filter_jit
 def _value_and_slope(
-    objective: AbstractObjective, free: Model, held: Model, X: Float[Array, "n d"], outputs: Float[Array, " n"]
-) -> tuple[Float[Array, ""], Model]:
-    @eqx.filter_value_and_grad
-    def loss(free: Model) -> Float[Array, ""]:
-        model = _exponentials(free, held)
+    objective: AbstractObjective,
+    packing: Packing,
+    x: Float[Array, " h"],
+    X: Float[Array, "n d"],
+    outputs: Float[Array, " n"],
+) -> tuple[Float[Array, ""], Float[Array, " h"]]:
+    def loss(x: Float[Array, " h"]) -> Float[Array, ""]:
+        model = packing.unpack(x)
         return objective(model.kernel, model.noise, X, outputs, model.actions)
 
-    return loss(free)
-
-
-def _logarithms(free: Model) -> Model:
-    kernel, noise = jax.tree.map(jnp.log, (free.kernel, free.noise))
-    return Model(kernel, noise, jax.tree.map(jnp.asarray, free.actions))
-
-
-def _exponentials(free: Model, held: Model) -> Model:
-    kernel, noise = jax.tree.map(jnp.exp, (free.kernel, free.noise))
-    return eqx.combine(Model(kernel, noise, free.actions), held)
+    return jax.value_and_grad(loss)(x)

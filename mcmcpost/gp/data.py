@@ -1,4 +1,4 @@
-"""What every Gaussian process here takes and returns: checked training data, default kernel, prediction."""
+"""Training data, default kernel and predictions of every Gaussian process, with the checks of the input."""
 
 from typing import NamedTuple
 
@@ -65,7 +65,7 @@ def check_inputs(where: str, X: object, d: int | None) -> Float[np.ndarray, "m d
 def default_kernel(X: Float[np.ndarray, "m d"]) -> AbstractKernel:
     """Return Matérn-3/2 of unit amplitude with one lengthscale per coordinate, its standard deviation to start with.
 
-    A constant coordinate gets 1: it never matters.
+    A constant coordinate has the lengthscale 1, which has no effect.
     """
     spread = X.std(axis=0)
     tiny = np.finfo(float).eps * np.abs(X).max(axis=0)

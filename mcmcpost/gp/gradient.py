@@ -1,4 +1,4 @@
-"""Gaussian processes conditioned on gradients: tuned, fitted, and what they predict."""
+"""Gaussian processes conditioned on gradients: tuning, conditioning and prediction."""
 
 import dataclasses
 import functools
@@ -269,13 +269,10 @@ class GradientGP(eqx.Module):
         if self.tune:
             white = np.asarray(white_data(kernel, jnp.asarray(inputs), jnp.asarray(observations))[1])
             scale = float(np.mean(white[:, -inputs.shape[1] :] ** 2)) or 1.0
-            start = noise or START_NOISE * scale
             free = self.noise is None
-            if not free:
-                start = max(noise, np.finfo(float).tiny)
+            start = START_NOISE * scale if free else noise
             tuned = tune_gradient_kernel(kernel, start, inputs, centred, free_noise=free, max_steps=self.max_steps)
-            kernel, evaluations = tuned.kernel, tuned.num_evaluations
-            noise = tuned.noise if free else noise
+            kernel, noise, evaluations = tuned.kernel, tuned.noise, tuned.num_evaluations
         return _condition(self, kernel, noise, inputs, observations, evaluations)
 
     def _observations(self, X: Float[np.ndarray, "n d"], gradients: object, values: object) -> Float[np.ndarray, "n w"]:

@@ -14,7 +14,7 @@ f(u_a), ∇f(u_b)           A₁δ                                    A₁u_a
 ∇∇ᵀf(u_a), f(u_b)         −A₂δδᵀ − A₁I                           A₂u_b u_bᵀ
 ========================  =====================================  =====================================
 
-What de Roos, Gessner and Hennig (ICML 2021) print, and what is right:
+Corrections to de Roos, Gessner and Hennig (ICML 2021):
 
 ==========  ==============================================  ===================================================
 place       printed                                         right
@@ -52,11 +52,6 @@ from mcmcpost.kernels import (
     spread,
 )
 
-type Points = Float[Array, "n d"]
-
-
-type OtherPoints = Float[Array, "m d"]
-
 
 class Terms(NamedTuple):
     """The profile between two sets of points, with the signs and factors of the derivatives of the kernel.
@@ -73,8 +68,8 @@ class Terms(NamedTuple):
 class ScalarProfile(eqx.Module):
     """amplitude·κ(r), r = ‖u − v‖² (stationary) or u·v (dot product), u = Λ^{1/2}(x − origin).
 
-    In these white coordinates Λ is the identity, white gradients are Λ^{−1/2}g, and noise σ²(I⊗Λ) is σ²I: the one form
-    in which the structured algebra is written (docs/mathematics.md section 4).
+    In these white coordinates Λ is the identity, white gradients are Λ^{−1/2}g and noise σ²(I⊗Λ) is σ²I. All the
+    structured algebra is written in them (docs/mathematics.md section 4).
     """
 
     kernel: Stationary | DotProduct
@@ -102,7 +97,9 @@ class ScalarProfile(eqx.Module):
             return jnp.mean(jnp.asarray(points), axis=0)
         return spread("GradientGP", "centre", self.kernel.centre, points)
 
-    def terms(self, x: OtherPoints, y: Points, *, same: bool = False, third: bool = False) -> Terms:
+    def terms(
+        self, x: Float[Array, "m d"], y: Float[Array, "n d"], *, same: bool = False, third: bool = False
+    ) -> Terms:
         """Return the profile between white x (m, d) and y (n, d).
 
         `same` says that they are the same points, so the diagonal of r is exact. An r below its own rounding error is

@@ -23,7 +23,7 @@ from mcmcpost.gp.gradient_operator import (
     span_basis,
     split_weights,
 )
-from mcmcpost.hyper import Start, is_positive, minimise_from, pack, unpack
+from mcmcpost.hyper import KERNEL_MEMORY, LBFGS, Hyperparameters, Packing, TrainingProblem, is_positive
 from mcmcpost.kernels import AbstractKernel, product
 from mcmcpost.linsolve import Factor, factorise
 
@@ -294,11 +294,11 @@ compiled_factor = eqx.filter_jit(projected_factor)
 compiled_samples = eqx.filter_jit(joint_samples)
 
 
-RANGE = np.log(1e3)
-"""Log parameters stay within this of their start."""
+GRADIENT_RANGE = 1e3
+"""Parameters of the kernel stay within this factor of their start."""
 
 
-NOISE_RANGE = np.log(1e8)
+GRADIENT_NOISE_BOUNDS = np.array([-np.log(1e8), np.log(1e8)])
 
 
 TUNING_ORDER = 1200
@@ -306,13 +306,11 @@ TUNING_ORDER = 1200
 
 
 class GradientTuned(NamedTuple):
-    """A kernel and noise at a maximum of the marginal likelihood of `num_points` of the points."""
+    """A kernel and noise at a maximum of the marginal likelihood, and the evaluations of it."""
 
     kernel: AbstractKernel
     noise: float
-    log_likelihood: float
     num_evaluations: int
-    num_points: int
 
 
 def white_data(
@@ -380,21 +378,21 @@ def tune_gradient_kernel(
     n = _tuning_points(scalar.stationary, *X.shape, with_values=observations.shape[1] > X.shape[1])
     rows = np.linspace(0, len(X) - 1, n).round().astype(int)
     data = jnp.asarray(X[rows]), jnp.asarray(observations[rows])
-    parameters, static = eqx.partition(kernel, is_positive)
-    initial = np.append(pack(kernel), np.log(noise))
-    bounds = np.stack([initial - RANGE, initial + RANGE], axis=1)
-    bounds[-1] = np.log(noise) - NOISE_RANGE, np.log(noise) + NOISE_RANGE
-    free = np.ones(len(initial), bool)
-    free[-1] = free_noise
-    loss = functools.partial(_loss_and_slope, parameters, static, *data)
-    best = minimise_from([Start(loss, initial, free, bounds)], max_steps=max_steps)
+    start = Hyperparameters(kernel, np.asarray(noise))
+    packing = Packing(start, free=Hyperparameters(is_positive, free_noise))
+    initial = packing.pack(start)
+    bounds = packing.box(initial, GRADIENT_RANGE)
+    level = packing.where(Hyperparameters(False, True))
+    bounds[level] = initial[level, None] + GRADIENT_NOISE_BOUNDS[None]
+    loss = functools.partial(_loss_and_slope, packing, *data)
+    best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from([TrainingProblem(loss, initial, bounds)])
     if best is None:
         raise InputError(
             "GradientGP: expected a finite marginal likelihood at the starting kernel, got none. Raise `noise` or pass "
             "a kernel with a shorter lengthscale."
         )
-    tuned = jax.tree.map(np.asarray, unpack(jnp.asarray(best.x[:-1]), parameters, static))
-    return GradientTuned(tuned, float(np.exp(best.x[-1])), -best.value, best.num_evaluations, n)
+    found = jax.tree.map(np.asarray, packing.unpack(jnp.asarray(best.x)))
+    return GradientTuned(found.kernel, float(found.noise), best.num_evaluations)
 
 
 def _tuning_points(stationary: bool, n: int, d: int, *, with_values: bool) -> int:
@@ -406,13 +404,13 @@ def _tuning_points(stationary: bool, n: int, d: int, *, with_values: bool) -> in
 
 @eqx.filter_jit
 def _loss_and_slope(
-    parameters: AbstractKernel,
-    static: AbstractKernel,
+    packing: Packing,
     X: Float[Array, "n d"],
     observations: Float[Array, "n w"],
     x: Float[Array | np.ndarray, " h"],
 ) -> tuple[Float[Array, ""], Float[Array, " h"]]:
     def loss(x: Float[Array, " h"]) -> Float[Array, ""]:
-        return -gradient_log_likelihood(unpack(x[:-1], parameters, static), jnp.exp(x[-1]), X, observations)
+        kernel, noise = packing.unpack(x)
+        return -gradient_log_likelihood(kernel, noise, X, observations)
 
     return jax.value_and_grad(loss)(jnp.asarray(x))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import cho_factor, cho_solve
+from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._core.errors import InputError
@@ -54,11 +54,6 @@ class AbstractGradientSolver(eqx.Module):
     @abc.abstractmethod
     def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
         """Return (K + σ²I)⁻¹ right with its status and cost; traced by JAX."""
-
-
-def refuse_values(where: str, with_values: bool) -> None:
-    if with_values:
-        raise InputError(where, "gradients only", "values too", "Use ProjectedCholesky or GradientCG.")
 
 
 def relative_residual(gram: GradientGram, right: Float[Array, "n w"], value: Float[Array, "n w"]) -> Float[Array, ""]:
@@ -110,46 +105,6 @@ class ProjectedCholesky(AbstractGradientSolver):
         return direct(gram, right, value, factor.inside.shape[0], factor.nugget, factor.raised)
 
 
-class Woodbury(AbstractGradientSolver):
-    """The paper's solve, an unsymmetric system of order n²; gradients only.
-
-    With U_(ab) = e_a ⊗ δ_ab (stationary; e_a ⊗ u_b for dot products), C vec(M)_ab = c_ab M_ba, c = −A₂ (or A₂) and
-    B = (A₁ + σ²I) ⊗ I: z = B⁻¹g − B⁻¹U(I + CUᵀB⁻¹U)⁻¹CUᵀB⁻¹g, the (6) and (8) of the paper without dividing by κ″,
-    which may vanish. Kept to compare with: `ProjectedCholesky` is smaller, symmetric and positive definite.
-    """
-
-    def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
-        del profile, d
-        refuse_values("Woodbury", with_values)
-        check_memory("Woodbury", n * n)
-
-    def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
-        n = gram.shape[0]
-        points, dtype = gram.points, gram.points.dtype
-        lower = cho_factor(outside_matrix(gram), lower=True)
-        inverse = cho_solve(lower, jnp.eye(n, dtype=dtype))
-        base = cho_solve(lower, right)
-        products = points @ points.T
-        along = base @ points.T
-        if gram.stationary:
-            # (u_a − u_b)·(u_c − u_d) for all four indices.
-            inner = (
-                products[:, None, :, None]
-                - products[:, None, None, :]
-                - products[None, :, :, None]
-                + products[None, :, None, :]
-            )
-            along, c = jnp.diagonal(along)[:, None] - along, -gram.terms.second
-        else:
-            inner, c = jnp.broadcast_to(products[None, :, None, :], (n, n, n, n)), gram.terms.second
-        blocks = inverse[:, None, :, None] * inner
-        system = c[:, :, None, None] * jnp.swapaxes(blocks, 0, 1) + jnp.eye(n * n, dtype=dtype).reshape((n,) * 4)
-        solved = jnp.linalg.solve(system.reshape(n * n, n * n), (c * along.T).reshape(-1)).reshape(n, n)
-        pull = jnp.sum(solved, 1)[:, None] * points - solved @ points if gram.stationary else solved @ points
-        zero = jnp.zeros((), dtype)
-        return direct(gram, right, base - cho_solve(lower, pull), n * n, zero, zero > 0)
-
-
 class QuadraticClosedForm(AbstractGradientSolver):
     """The closed form of Sec. 4.2 for a·(x̃ᵀΛỹ)², O(n²d + n³): for noise-free gradients of a quadratic, n ≤ d.
 
@@ -159,7 +114,9 @@ class QuadraticClosedForm(AbstractGradientSolver):
     """
 
     def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
-        refuse_values("QuadraticClosedForm", with_values)
+        if with_values:
+            cure = "Use ProjectedCholesky or GradientCG."
+            raise InputError("QuadraticClosedForm", "gradients only", "values too", cure)
         kernel = profile.kernel
         if not isinstance(kernel, Polynomial) or kernel.degree != 2 or float(kernel.offset) != 0 or n > d:
             got = f"{type(kernel).__name__}, {n} points in {d} dimensions"
@@ -242,7 +199,7 @@ class GradientCG(AbstractGradientSolver):
 
 
 class Automatic(AbstractGradientSolver):
-    """Choose by the order n·q of the projected system, q = min(d, n − 1), and by what conditioning shows.
+    """Choose by the order n·q of the projected system, q = min(d, n − 1), and by the conditioning.
 
     1. Order at most `dense_order`, eight times that where n > 2d: `ProjectedCholesky`, which is dense Cholesky where
        n > d. Many more points than dimensions are badly conditioned.
@@ -291,13 +248,15 @@ def solve_system(
     """
     n, d = gram.points.shape
     solver.check(profile, n, d, gram.with_values)
-    solution = _solve(solver, gram, right)
+    solution = _solve_gradients(solver, gram, right)
     order = n * (projected_dimension(profile.stationary, n, d) + gram.with_values)
     if isinstance(solver, Automatic) and not bool(solution.converged) and fits(order):
-        return _solve(ProjectedCholesky(), gram, right)
+        return _solve_gradients(ProjectedCholesky(), gram, right)
     return solution
 
 
 @eqx.filter_jit
-def _solve(solver: AbstractGradientSolver, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
+def _solve_gradients(
+    solver: AbstractGradientSolver, gram: GradientGram, right: Float[Array, "n w"]
+) -> GradientSolution:
     return solver.solve(gram, right)

@@ -18,13 +18,16 @@ from mcmcpost._core.precision import in_float64
 from mcmcpost._core.warn import warn
 from mcmcpost.gp.data import Prediction, Training, check_inputs, check_training, default_kernel
 from mcmcpost.hyper import (
+    KERNEL_MEMORY,
+    LBFGS,
     AbstractEstimator,
     AbstractScale,
+    Hyperparameters,
     LikelihoodFit,
+    Packing,
     Pathwise,
     Softplus,
     Standard,
-    Template,
     has_random_features,
     maximise_exact_likelihood,
     maximise_likelihood_by_solves,
@@ -52,15 +55,15 @@ DENSE_LIMIT = 10_000
 
 
 RANK = 100
-"""Of the preconditioner where both costs are measured."""
+"""Rank of the preconditioner of conjugate gradients up to the dense limit."""
 
 
 LARGE_RANK = 500
-"""Beyond the dense limit: half the time of rank 100 at n = 15,000 (``benchmarks.gp.iterative_gp --ranks``)."""
+"""Rank beyond the dense limit: half the time of rank 100 at n = 15,000 (``benchmarks.gp.iterative_gp --ranks``)."""
 
 
 EXPECTED_EPOCHS = 15
-"""Solver epochs of one warm-started step, and one more for the gradient."""
+"""Solver epochs that a warm-started step is expected to take; its gradient takes one more."""
 
 
 class SolverChoice(NamedTuple):
@@ -106,7 +109,7 @@ def _seconds(call: Callable[[], jax.Array]) -> float:
 
 
 class SubsetStart(eqx.Module):
-    """Fit exactly on random rows' nearest neighbours, several times, and start at the average.
+    """Fit exactly to the nearest neighbours of random rows, several times, and start at the mean of the fits.
 
     Lin et al. (2024), Appendix B, after Lin et al. (2023).
 
@@ -132,18 +135,20 @@ def start_on_subsets(
     scale: AbstractScale,
     key: jax.Array,
 ) -> tuple[AbstractKernel, float]:
-    """Return kernel and noise at the mean, on the scale walked on, of the optima of the subsets."""
-    template = Template(kernel)
+    """Return kernel and noise at the mean of the optima of the subsets, as unconstrained parameters."""
+    start = Hyperparameters(kernel, noise)
+    packing = Packing(start, scale, relative=True)
     size = min(choice.size, len(X))
     centres = jax.random.choice(key, len(X), (min(choice.num_subsets, len(X)),), replace=False)
+    optimiser = LBFGS(choice.num_steps, memory=KERNEL_MEMORY)
     ends = []
     for centre in np.asarray(centres):
         distance = np.sum((X - X[centre]) ** 2, axis=1)
         rows = np.argpartition(distance, size - 1)[:size]
-        fit = maximise_exact_likelihood(kernel, noise, X[rows], y[rows], scale=scale, max_steps=choice.num_steps)
-        ends.append(scale.walked(template.vector(fit.kernel, fit.noise)))
-    start, level = template.build(scale.positive(jnp.asarray(np.mean(ends, axis=0))))
-    return jax.tree.map(np.asarray, start), float(level)
+        fit = maximise_exact_likelihood(kernel, noise, X[rows], y[rows], scale=scale, optimiser=optimiser)
+        ends.append(packing.pack(Hyperparameters(fit.kernel, fit.noise)))
+    mean = jax.tree.map(np.asarray, packing.unpack(jnp.asarray(np.mean(ends, axis=0))))
+    return mean.kernel, float(mean.noise)
 
 
 EXACT_RTOL = 1e-6
@@ -270,17 +275,17 @@ class IterativeGP(eqx.Module):
         deviation, and amplitude 1.
     noise : variance, in units of the variance of y; start or fixed value.
     optimise : whether to fit kernel and noise, or to take them as given.
-    solver : by default Cholesky where it fits and is predicted to be faster than conjugate gradients. The mean is as
-        good as its tolerance, which is relative to y: with little noise a residual of 0.01 can be much of a posterior
-        standard deviation: ask for less there.
+    solver : by default Cholesky where it fits in memory and is predicted to be faster than conjugate gradients. The
+        tolerance of an iterative solver is relative to y. With little noise, lower its `rtol`: a residual of 0.01 can
+        be as large as the posterior standard deviation.
     estimator : of the gradient where the solver is iterative; `Pathwise()` by default, or `Standard()` for a kernel
         without random features.
-    scale : on which parameters move, `Softplus()` (the default) or `Log()`.
+    scale : the map from unconstrained to positive parameters, `Softplus()` (the default) or `Log()`.
     learning_rate : of Adam. num_steps : of Adam or L-BFGS.
     warm_start : start each solve at the last one's solution.
     precision : of an iterative search for hyper-parameters, ``"float64"`` or ``"float32"``, whose steps take about half
         the time; what the process is conditioned on is always solved in double precision.
-    subset_start : begin at the mean optimum on subsets of neighbours, for data too large for many steps.
+    subset_start : start at the mean of exact fits to subsets of the data, for data too large for many steps.
     progress : show a progress bar, on a terminal only.
     """
 
@@ -347,7 +352,8 @@ class IterativeGP(eqx.Module):
         self, kernel: AbstractKernel, noise: float, X: np.ndarray, y: np.ndarray, solver: Solver, key: jax.Array
     ) -> LikelihoodFit:
         if isinstance(solver, Cholesky):
-            return maximise_exact_likelihood(kernel, noise, X, y, scale=self._scale, max_steps=self.num_steps)
+            optimiser = LBFGS(self.num_steps, memory=KERNEL_MEMORY)
+            return maximise_exact_likelihood(kernel, noise, X, y, scale=self._scale, optimiser=optimiser)
         return maximise_likelihood_by_solves(
             kernel,
             noise,

@@ -1,20 +1,18 @@
 """The log marginal likelihood of a Gaussian process: exact by Cholesky, or its gradient from linear solves."""
 
 import abc
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float
 from tqdm import tqdm
 
-from mcmcpost._core.errors import InputError, fault
-from mcmcpost.hyper.optimisers import Start, minimise_from
-from mcmcpost.hyper.parameters import AbstractScale, Template
+from mcmcpost._core.errors import InputError
+from mcmcpost.hyper.optimisers import AbstractOptimiser, Adam, TrainingProblem
+from mcmcpost.hyper.parameters import AbstractScale, Hyperparameters, Packing
 from mcmcpost.hyper.random_features import sample_prior
 from mcmcpost.kernels import AbstractKernel, gram
 from mcmcpost.linops import Regularised, bilinear_gradient, kernel_operator
@@ -32,7 +30,7 @@ class Sides(NamedTuple):
 
 
 class AbstractEstimator(eqx.Module):
-    """Which systems to solve, and how their solutions give ∂L = ½ v_yᵀ(∂H)v_y − ½ tr(H⁻¹∂H), v_y = H⁻¹y.
+    """The systems to solve, and the gradient from their solutions: ∂L = ½ v_yᵀ(∂H)v_y − ½ tr(H⁻¹∂H), v_y = H⁻¹y.
 
     The probes of a key are the same at every call, so that solutions change little from step to step and serve as
     first guesses (Lin et al. 2024, section 4).
@@ -114,7 +112,7 @@ def check_probes(estimator: AbstractEstimator) -> None:
         raise InputError(where, "`num_probes` of at least 1", estimator.num_probes, "Use 64.")
 
 
-RANGE = 1e4
+EXACT_RANGE = 1e4
 """L-BFGS keeps every parameter within this factor of its start."""
 
 
@@ -134,35 +132,24 @@ class LikelihoodFit(NamedTuple):
     solved: Float[np.ndarray, "n k"] | None
 
 
-def log_marginal_likelihood(
-    kernel: AbstractKernel, noise: Float[Array, ""] | float, X: Float[Array, "n d"], y: Float[Array, " n"]
-) -> Float[Array, ""]:
-    """Return log N(y; 0, K + noise·I) by Cholesky; −∞ where the matrix is not positive definite."""
-    n = X.shape[0]
-    lower = jnp.linalg.cholesky(gram(kernel, X) + noise * jnp.eye(n, dtype=X.dtype))
-    white = jax.scipy.linalg.solve_triangular(lower, y, lower=True)
-    value = -0.5 * white @ white - jnp.sum(jnp.log(jnp.diagonal(lower))) - 0.5 * n * jnp.log(2 * jnp.pi)
-    return jnp.where(jnp.isnan(value), -jnp.inf, value)
-
-
-def _exact_loss(template: Template, scale: AbstractScale, X: Array, y: Array, walked: Array) -> tuple[Array, Array]:
+def _exact_loss(packing: Packing, X: Array, y: Array, x: Array) -> tuple[Array, Array]:
     """Return −L and its gradient ½(H⁻¹ − vvᵀ)·∂H, by one factorisation and one inverse."""
-    inverse = invert(_covariance(template, scale, X, walked))
+    inverse = invert(_covariance(packing, X, x))
     precision = jnp.asarray(inverse.matrix)
     v = precision @ y
     loss = 0.5 * (y @ v + inverse.log_determinant + len(y) * jnp.log(2 * jnp.pi))
-    return loss, _pull_back(template, scale, X, walked, precision, v)
+    return loss, _pull_back(packing, X, x, precision, v)
 
 
 @eqx.filter_jit
-def _covariance(template: Template, scale: AbstractScale, X: Array, walked: Array) -> Array:
-    kernel, noise = template.build(scale.positive(walked))
+def _covariance(packing: Packing, X: Array, x: Array) -> Array:
+    kernel, noise = packing.unpack(x)
     return gram(kernel, X) + noise * jnp.eye(X.shape[0], dtype=X.dtype)
 
 
 @eqx.filter_jit
-def _pull_back(template: Template, scale: AbstractScale, X: Array, walked: Array, precision: Array, v: Array) -> Array:
-    pull_back = jax.vjp(lambda walked: _covariance(template, scale, X, walked), walked)[1]
+def _pull_back(packing: Packing, X: Array, x: Array, precision: Array, v: Array) -> Array:
+    pull_back = jax.vjp(lambda x: _covariance(packing, X, x), x)[1]
     return pull_back(0.5 * (precision - v[:, None] * v[None, :]))[0]
 
 
@@ -173,41 +160,36 @@ def maximise_exact_likelihood(
     y: Float[np.ndarray, " n"],
     *,
     scale: AbstractScale,
-    learning_rate: float | None = None,
-    max_steps: int = 100,
+    optimiser: AbstractOptimiser,
 ) -> LikelihoodFit:
-    """Maximise by Cholesky with the analytic gradient: L-BFGS, or Adam where a learning rate is given.
+    """Maximise by Cholesky with the analytic gradient.
 
     Raises
     ------
-    ValueError, FloatingPointError : no finite likelihood at the start; a gradient that is not finite, of Adam.
+    ValueError : no finite likelihood at the start.
     """
-    template = Template(kernel)
-    start = scale.walked(template.vector(kernel, noise))
+    start = Hyperparameters(kernel, noise)
+    packing = Packing(start, scale, relative=True)
+    initial = packing.pack(start)
+    bounds = packing.box(initial, EXACT_RANGE)
+    bounds[-1, 1] = np.inf  # SciPy's first step is a whole gradient where every bound is finite
     data = jnp.asarray(X), jnp.asarray(y)
-    values: list[float] = []
     trail: list[np.ndarray] = []
 
-    def loss(walked: Any) -> tuple[Any, Any]:
-        value, slope = _exact_loss(template, scale, *data, jnp.asarray(walked))
-        values.append(-float(value))
-        trail.append(template.units * np.asarray(scale.positive(jnp.asarray(walked))))
-        return value, slope
+    def loss(x: Any) -> tuple[Any, Any]:
+        trail.append(np.asarray(packing.values(jnp.asarray(x))))
+        return _exact_loss(packing, *data, jnp.asarray(x))
 
-    if learning_rate is not None:
-        walked = _adam(lambda walked: loss(walked)[1], start, learning_rate, max_steps)
-    else:
-        positive = np.asarray(scale.positive(jnp.asarray(start)))
-        bounds = np.stack([scale.walked(positive / RANGE), scale.walked(positive * RANGE)], axis=1)
-        bounds[-1, 1] = np.inf  # SciPy's first step is a whole gradient where every bound is finite
-        best = minimise_from([Start(loss, start, np.ones(len(start), bool), bounds)], max_steps=max_steps)
-        if best is None:
-            wanted = "a positive definite covariance at the start"
-            raise InputError("maximise_exact_likelihood", wanted, "none", "Start with more noise.")
-        walked = best.x
-    fitted, level = template.build(scale.positive(jnp.asarray(walked)))
-    history = {"value": np.array(values), "parameters": np.array(trail)}
-    return LikelihoodFit(_to_numpy(fitted), float(level), history, None)
+    best, record = optimiser.minimise(TrainingProblem(loss, initial, bounds, size=len(y)))
+    history = {"value": -record.history, "parameters": np.array(trail)}
+    return _likelihood_fit(packing, best, history, None)
+
+
+def _likelihood_fit(
+    packing: Packing, x: np.ndarray, history: dict[str, np.ndarray], solved: np.ndarray | None
+) -> LikelihoodFit:
+    kernel, noise = packing.unpack(jnp.asarray(x))
+    return LikelihoodFit(jax.tree.map(np.asarray, kernel), float(noise), history, solved)
 
 
 class StepReport(NamedTuple):
@@ -221,24 +203,29 @@ class StepReport(NamedTuple):
     outcome: Array
 
 
+STEP_HISTORY = ("epochs", "residual", "probe_residual", "outcome")
+"""What a search by solves keeps of each `StepReport`."""
+
+
 @eqx.filter_jit
 def estimate_gradient(
-    template: Template,
-    scale: AbstractScale,
+    packing: Packing,
     estimator: AbstractEstimator,
     solver: Solver,
     data: tuple[Array, Array],
-    walked: Float[Array, " h"],
+    x: Float[Array, " h"],
     initial: Float[Array, "n k"] | None,
     keys: tuple[jax.Array, jax.Array],
 ) -> StepReport:
-    """Return the estimated gradient of the log marginal likelihood on the walked scale, and what the solve cost.
+    """Return the estimated gradient of the log marginal likelihood in x, and what the solve cost.
 
+    packing : of `Hyperparameters`. x : (h,), unconstrained. initial : first guess of the solutions, None for zero.
     keys : of the probes, the same at every step, and of the solver.
     """
     X, y = data
-    built, pull_back = jax.vjp(lambda walked: _free(template.build(scale.positive(walked))), walked)
-    kernel, noise = eqx.combine(built, template.build(scale.positive(walked)))
+    x = jnp.asarray(x)
+    built, pull_back = jax.vjp(lambda x: eqx.filter(packing.unpack(x), eqx.is_inexact_array), x)
+    kernel, noise = eqx.combine(built, packing.unpack(x))
     targets = estimator.targets(kernel, noise, X, keys[0])
     solution = solve(
         Regularised(kernel_operator(kernel, X), noise),
@@ -249,7 +236,7 @@ def estimate_gradient(
         key=keys[1],
     )
     left, right = estimator.sides(solution.value, targets)
-    slope = bilinear_gradient(kernel, X, 0.5 * left, right), 0.5 * jnp.sum(left * right)
+    slope = Hyperparameters(bilinear_gradient(kernel, X, 0.5 * left, right), 0.5 * jnp.sum(left * right))
     gradient = pull_back(slope)[0]
     norms = solution.residual_norms
     return StepReport(gradient, solution.value, norms[0], jnp.mean(norms[1:]), solution.epochs, solution.outcome)
@@ -269,7 +256,6 @@ def maximise_likelihood_by_solves(
     num_steps: int = 100,
     warm_start: bool = True,
     progress: bool = False,
-    callback: Callable[[int, StepReport], None] | None = None,
 ) -> LikelihoodFit:
     """Climb the log marginal likelihood by Adam on estimated gradients (Lin et al. 2024, Algorithm 1).
 
@@ -278,62 +264,33 @@ def maximise_likelihood_by_solves(
     X, y : their dtype, float32 or float64, is that of the whole search.
     warm_start : start each solve at the last one's solutions; the probes are then those of one key throughout. Without
         it every solve starts at zero, with fresh probes.
-    callback : called after every step with its number and report.
 
     Raises
     ------
     FloatingPointError : a gradient that is not finite; says at which step. The solve before it may be `BROKEN`.
     """
-    template = Template(jax.tree.map(lambda leaf: np.asarray(leaf, X.dtype), kernel))
+    start = Hyperparameters(jax.tree.map(lambda leaf: np.asarray(leaf, X.dtype), kernel), noise)
+    packing = Packing(start, scale, relative=True)
     data = jnp.asarray(X), jnp.asarray(y)
     probe_key, solver_key = jax.random.split(key)
-    records: dict[str, list[Any]] = {name: [] for name in ("epochs", "residual", "probe_residual", "outcome")}
-    trail: list[np.ndarray] = []
-    last: list[Array | None] = [None]
+    reports: list[dict[str, np.ndarray]] = []
+    last: Array | None = None
 
     with tqdm(total=num_steps, desc="marginal likelihood", disable=None if progress else True, leave=False) as bar:
 
-        def slope(walked: Array) -> Array:
-            step = len(trail)
+        def slope(x: np.ndarray) -> Array:
+            nonlocal last
+            step = len(reports)
             fixed = probe_key if warm_start else jax.random.fold_in(probe_key, step)
             keys = fixed, jax.random.fold_in(solver_key, step)
-            report = estimate_gradient(template, scale, estimator, solver, data, walked, last[0], keys)
-            last[0] = report.solved if warm_start else None
-            for name in records:
-                records[name].append(np.asarray(getattr(report, name)))
-            trail.append(template.units * np.asarray(scale.positive(walked)))
-            if callback is not None:
-                callback(step, report)
+            report = estimate_gradient(packing, estimator, solver, data, jnp.asarray(x), last, keys)
+            last = report.solved if warm_start else None
+            kept = {name: np.asarray(getattr(report, name)) for name in STEP_HISTORY}
+            reports.append(kept | {"parameters": np.asarray(packing.values(jnp.asarray(x)))})
             bar.update()
             return -report.gradient
 
-        start = scale.walked(template.vector(kernel, noise)).astype(X.dtype)
-        walked = _adam(slope, start, learning_rate, num_steps)
-    fitted, level = template.build(scale.positive(jnp.asarray(walked)))
-    history = {name: np.array(values) for name, values in records.items()} | {"parameters": np.array(trail)}
-    return LikelihoodFit(_to_numpy(fitted), float(level), history, None if last[0] is None else np.asarray(last[0]))
-
-
-def _adam(slope: Callable[[Array], Array], start: np.ndarray, learning_rate: float, num_steps: int) -> np.ndarray:
-    optimiser = optax.adam(learning_rate)
-    walked = jnp.asarray(start)
-    state = optimiser.init(walked)
-    for step in range(num_steps):
-        gradient = slope(walked)
-        if not bool(jnp.isfinite(gradient).all()):
-            got = f"{np.asarray(gradient)} at step {step}"
-            raise FloatingPointError(
-                fault("Adam", "a finite gradient of the likelihood", got, "Start with more noise.")
-            )
-        change, state = optimiser.update(gradient, state)
-        walked = walked + change
-    return np.asarray(walked)
-
-
-def _free(built: tuple[AbstractKernel, Array]) -> tuple[AbstractKernel, Array]:
-    """Return what derivatives are taken of."""
-    return eqx.filter(built, eqx.is_inexact_array)
-
-
-def _to_numpy(kernel: AbstractKernel) -> AbstractKernel:
-    return jax.tree.map(np.asarray, kernel)
+        initial = packing.pack(Hyperparameters(kernel, noise)).astype(X.dtype)
+        best = Adam(rate=learning_rate, max_steps=num_steps, final=1.0).follow(slope, initial)
+    history = {name: np.array([report[name] for report in reports]) for name in (*STEP_HISTORY, "parameters")}
+    return _likelihood_fit(packing, best, history, None if last is None else np.asarray(last))

@@ -1,4 +1,4 @@
-"""The optimisers of hyper-parameters: bounded L-BFGS from several starts, and Adam that takes back exploding steps."""
+"""The optimisers of hyper-parameters: bounded L-BFGS, from one start or several, and Adam."""
 
 import abc
 import dataclasses
@@ -12,89 +12,40 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Float, PyTree
 from scipy.optimize import minimize
 
-from mcmcpost._core.errors import InputError
-
-INFINITE = 1e25
-"""Stands for +∞ in the line search, which backs away from it."""
-
-
-type Loss = Callable[[Any], tuple[Any, Any]]
-"""Parameters (h,) ↦ value and gradient, NumPy or JAX."""
-
-
-class Start(NamedTuple):
-    """A loss with its gradient, a point to start from, and a box.
-
-    initial : (h,) parameters. free : (h,) which of them move. bounds : (h, 2).
-    """
-
-    loss: Loss
-    initial: Float[np.ndarray, " h"]
-    free: Bool[np.ndarray, " h"]
-    bounds: Float[np.ndarray, "h 2"]
-
-
-class Minimum(NamedTuple):
-    """The lowest point found: `value` at `x` (h,), from which of the starts, after how many evaluations of all."""
-
-    value: float
-    x: Float[np.ndarray, " h"]
-    start: int
-    num_evaluations: int
-
-
-def minimise_from(starts: Sequence[Start], *, max_steps: int) -> Minimum | None:
-    """Return the best minimum over the starts, or None if the loss is finite at none of them.
-
-    An evaluation that is not finite counts as +∞. Every start has `max_steps` steps of L-BFGS and twice as many
-    evaluations.
-    """
-    found = [_minimise(start, index, max_steps) for index, start in enumerate(starts)]
-    best = min(found, key=lambda minimum: minimum.value)
-    evaluations = sum(minimum.num_evaluations for minimum in found)
-    return None if best.value >= INFINITE else best._replace(num_evaluations=evaluations)
-
-
-def _minimise(start: Start, index: int, max_steps: int) -> Minimum:
-    def at(part: np.ndarray) -> tuple[float, np.ndarray]:
-        x = start.initial.copy()
-        x[start.free] = part
-        value, slope = start.loss(x)
-        if not np.isfinite(value):
-            return INFINITE, np.zeros_like(part)
-        return float(value), np.asarray(slope)[start.free]
-
-    options = {"maxiter": max_steps, "maxfun": 2 * max_steps}
-    first, bounds = start.initial[start.free], start.bounds[start.free]
-    result = minimize(at, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    x = start.initial.copy()
-    x[start.free] = result.x
-    return Minimum(float(result.fun), x, index, int(result.nfev))
-
+from mcmcpost._core.errors import InputError, fault
 
 EXPLOSION = 0.1
 """Adam takes back a step to more than this above the lowest loss, in nats per datum: measured blow-ups reach 1.5."""
 
 
 MOST_HALVINGS = 30
-"""Parameters (h,) ↦ value in nats and gradient."""
+"""Adam stops when steps that explode have halved its rate so often."""
+
+
+KERNEL_MEMORY = 10
+"""Corrections that L-BFGS keeps where it moves the few parameters of kernels only."""
+
+
+type Loss = Callable[[Any], tuple[Any, Any]]
+"""Parameters (h,) ↦ value in nats and gradient (h,), NumPy or JAX."""
 
 
 class TrainingProblem(NamedTuple):
-    """A loss, where to start, a box, and how many data the loss counts.
+    """A loss with its gradient, where to start, and a box.
 
     start : (h,). bounds : (h, 2).
-    units : (h,), in which L-BFGS measures each parameter, as its first steps are steepest descent.
+    units : (h,), in which L-BFGS measures each parameter, as its first steps are steepest descent; None is ones.
+    size : how many data the loss counts.
     """
 
     loss: Loss
     start: Float[np.ndarray, " h"]
     bounds: Float[np.ndarray, "h 2"]
-    units: Float[np.ndarray, " h"]
-    size: int
+    units: Float[np.ndarray, " h"] | None = None
+    size: int = 1
 
 
 class TrainingStatus(StrEnum):
@@ -115,7 +66,7 @@ class TrainingStatus(StrEnum):
 class TrainingRecord(NamedTuple):
     """How training went.
 
-    status : why it stopped. objective : the lowest loss, in nats of all data, that of the point returned.
+    status : why it stopped. objective : the loss of the point returned, in nats of all data.
     history : (e,) loss of every evaluation, in order, inf where it was not finite. num_steps : accepted steps.
     rejected : evaluations that were not finite or exploded, and were taken back. seconds : wall clock, compilation
     included.
@@ -150,12 +101,21 @@ class AbstractOptimiser(eqx.Module):
 
     @abc.abstractmethod
     def minimise(self, problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
-        """Return the best of the points evaluated, the start included.
+        """Return the lowest point reached, the start included, and how training went.
 
         Raises
         ------
         ValueError : the loss is not finite at the start.
         """
+
+
+class Minimum(NamedTuple):
+    """The lowest point found: `value` at `x` (h,), from which of the starts, after how many evaluations of all."""
+
+    value: float
+    x: Float[np.ndarray, " h"]
+    start: int
+    num_evaluations: int
 
 
 def share(optimiser: AbstractOptimiser, rounds: int) -> AbstractOptimiser:
@@ -170,25 +130,45 @@ class LBFGS(AbstractOptimiser):
     With both bounds finite for every parameter SciPy's first step may run to a corner of the box: leave one open.
 
     max_steps : iterations, with at most twice as many evaluations. max_seconds : checked after each iteration.
+    memory : corrections from which the Hessian is estimated.
     """
 
     max_steps: int = 100
     max_seconds: float = float("inf")
+    memory: int = 20
 
     def __check_init__(self) -> None:
         _check_budget("LBFGS", self.max_steps, self.max_seconds)
 
     def minimise(self, problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
-        watch = _Watch(problem.loss, problem.start)
+        return self._minimise(_watch(problem), problem)
+
+    def minimise_from(self, problems: Sequence[TrainingProblem]) -> Minimum | None:
+        """Return the best of the minima from several starts, or None if the loss is finite at none of them."""
+        watches = [_Watch(problem) for problem in problems]
+        found = [
+            (index, *self._minimise(watch, problem))
+            for index, (watch, problem) in enumerate(zip(watches, problems, strict=True))
+            if np.isfinite(watch.lowest)
+        ]
+        if not found:
+            return None
+        index, x, record = min(found, key=lambda run: run[2].objective)
+        return Minimum(record.objective, x, index, sum(len(watch.history) for watch in watches))
+
+    def _minimise(self, watch: "_Watch", problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
+        if not problem.start.size:
+            return watch.best, watch.record(TrainingStatus.FIXED, 0, 0)
+        units = np.ones(problem.start.size) if problem.units is None else problem.units
         steps = 0
 
         def at(z: np.ndarray) -> tuple[float, np.ndarray]:
-            x = z * problem.units
+            x = z * units
             value, slope = watch(x)
             if np.isfinite(value):
-                return value, slope * problem.units
+                return value, slope * units
             away, height = x - watch.best, 1 + abs(watch.lowest)  # a bowl about the best point sends the search back
-            return watch.lowest + height * (1 + away @ away), 2 * height * away * problem.units
+            return watch.lowest + height * (1 + away @ away), 2 * height * away * units
 
         def stop(_: np.ndarray) -> None:
             nonlocal steps
@@ -196,23 +176,25 @@ class LBFGS(AbstractOptimiser):
             if watch.seconds > self.max_seconds:
                 raise StopIteration
 
-        options = {"maxiter": self.max_steps, "maxfun": 2 * self.max_steps, "maxcor": 20}
-        start, bounds = problem.start / problem.units, problem.bounds / problem.units[:, None]
+        options = {"maxiter": self.max_steps, "maxfun": 2 * self.max_steps, "maxcor": self.memory}
+        start, bounds = problem.start / units, problem.bounds / units[:, None]
         result = minimize(at, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=stop)
         stopped = {0: TrainingStatus.CONVERGED, 1: TrainingStatus.OUT_OF_STEPS, 2: TrainingStatus.STALLED}
-        late = watch.seconds > self.max_seconds
-        return watch.best, watch.record(TrainingStatus.OUT_OF_TIME if late else stopped[result.status], steps, 0)
+        status = TrainingStatus.OUT_OF_TIME if watch.seconds > self.max_seconds else stopped[result.status]
+        return result.x * units, watch.record(status, steps, 0)._replace(objective=float(result.fun))
 
 
 class Adam(AbstractOptimiser):
-    """Adam with a rate that falls linearly to a tenth; a step that explodes is taken back and the rate halved.
+    """Adam with a rate that falls linearly; a step that explodes is taken back and the rate halved.
 
-    rate : at the start. max_steps : evaluations. max_seconds : checked after each.
+    rate : at the start. final : the rate at the end, relative to that at the start. max_steps : steps, each with one
+    evaluation; the start is evaluated too. max_seconds : checked after each.
     """
 
     rate: float = 0.1
     max_steps: int = 300
     max_seconds: float = float("inf")
+    final: float = 0.1
 
     def __check_init__(self) -> None:
         _check_budget("Adam", self.max_steps, self.max_seconds)
@@ -220,10 +202,11 @@ class Adam(AbstractOptimiser):
             raise InputError("Adam", "a positive `rate`", self.rate, "Try 0.1.")
 
     def minimise(self, problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
-        watch = _Watch(problem.loss, problem.start)
-        fresh = optax.scale_by_adam().init(jnp.asarray(problem.start))
-        moments, x, shrink, exploded, status = fresh, problem.start, 1.0, 0, TrainingStatus.OUT_OF_STEPS
-        value, slope = watch(x)
+        watch = _watch(problem)
+        if not problem.start.size:
+            return watch.best, watch.record(TrainingStatus.FIXED, 0, 0)
+        moments, x, shrink, exploded, status = None, problem.start, 1.0, 0, TrainingStatus.OUT_OF_STEPS
+        value, slope = watch.lowest, watch.slope
         for step in range(self.max_steps):
             if watch.seconds > self.max_seconds:
                 status = TrainingStatus.OUT_OF_TIME
@@ -234,25 +217,48 @@ class Adam(AbstractOptimiser):
                 if shrink < 0.5**MOST_HALVINGS:
                     status = TrainingStatus.STALLED
                     break
-                x, slope, moments = watch.best, watch.slope, fresh
-            direction, moments = _adam_direction(jnp.asarray(slope), moments)
-            rate = self.rate * shrink * (1 - 0.9 * step / self.max_steps)
-            x = np.clip(x - rate * np.asarray(direction), *problem.bounds.T)
+                x, slope, moments = watch.best, watch.slope, None
+            change, moments = self._change(slope, moments, step)
+            x = np.clip(x - shrink * change, *problem.bounds.T)
             value, slope = watch(x)
         steps = len(watch.history) - 1 - watch.broken - exploded
         return watch.best, watch.record(status, steps, exploded)
 
+    def follow(
+        self, slope: Callable[[Float[np.ndarray, " h"]], Any], start: Float[np.ndarray, " h"]
+    ) -> Float[np.ndarray, " h"]:
+        """Return where `max_steps` steps against noisy gradients end: there is no loss by which to take steps back.
+
+        Raises
+        ------
+        FloatingPointError : a gradient that is not finite; says at which step.
+        """
+        x, moments = start, None
+        for step in range(self.max_steps):
+            gradient = np.asarray(slope(x))
+            if not np.isfinite(gradient).all():
+                got = f"{gradient} at step {step}"
+                cure = "Start with more noise."
+                raise FloatingPointError(fault("Adam", "a finite gradient of the likelihood", got, cure))
+            change, moments = self._change(gradient, moments, step)
+            x = x - change
+        return x
+
+    def _change(self, slope: Float[np.ndarray, " h"], moments: PyTree, step: int) -> tuple[np.ndarray, PyTree]:
+        before = optax.scale_by_adam().init(jnp.asarray(slope)) if moments is None else moments
+        direction, moments = _adam_direction(jnp.asarray(slope), before)
+        return self.rate * (1 - (1 - self.final) * step / self.max_steps) * np.asarray(direction), moments
+
 
 class _Watch:
-    """A loss that remembers its history and the lowest point so far."""
+    """A loss that remembers its history and the lowest point so far; the loss at the start is evaluated first."""
 
-    def __init__(self, loss: Loss, start: Float[np.ndarray, " h"]) -> None:
-        self.loss, self.began = loss, time.perf_counter()
+    def __init__(self, problem: TrainingProblem) -> None:
+        self.loss, self.began = problem.loss, time.perf_counter()
         self.history: list[float] = []
-        self.broken, self.lowest, self.best, self.slope = 0, np.inf, start, np.zeros_like(start)
-        if not np.isfinite(self(start)[0]):
-            got = self.history.pop()
-            raise InputError("fit", "a finite loss at the start", got, "Start from another kernel or noise.")
+        self.broken, self.lowest, self.best = 0, np.inf, problem.start
+        self.slope = np.zeros_like(problem.start)
+        self(problem.start)
 
     @property
     def seconds(self) -> float:
@@ -273,6 +279,13 @@ class _Watch:
     def record(self, status: TrainingStatus, steps: int, exploded: int) -> TrainingRecord:
         history = np.array(self.history)
         return TrainingRecord(status, self.lowest, history, int(steps), int(self.broken + exploded), self.seconds)
+
+
+def _watch(problem: TrainingProblem) -> _Watch:
+    watch = _Watch(problem)
+    if problem.start.size and not np.isfinite(watch.lowest):
+        raise InputError("fit", "a finite loss at the start", watch.history[0], "Start from another kernel or noise.")
+    return watch
 
 
 @jax.jit

@@ -1,89 +1,167 @@
-"""Positive parameters of a kernel and its noise as one vector, on the scale that an optimiser walks on."""
+"""Free parameters of kernels, noises and whatever is tuned with them as one vector of unconstrained numbers."""
 
 import abc
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from mcmcpost.hyper.restricted_likelihood import is_positive
-from mcmcpost.kernels import AbstractKernel
+VARIANCES = ("amplitude", "noise")
+"""Names of leaves that are variances."""
+
+
+class Hyperparameters(NamedTuple):
+    """A kernel, and the variance of the noise, or the nugget, that stands beside it."""
+
+    kernel: Any
+    noise: Any
 
 
 class AbstractScale(eqx.Module):
-    """A smooth increasing map from the line to the positive numbers."""
+    """A smooth increasing map from unconstrained to positive numbers."""
 
     @abc.abstractmethod
-    def positive(self, walked: Float[Array, " h"]) -> Float[Array, " h"]:
-        """Return the positive values."""
+    def positive(self, x: Float[Array, " h"]) -> Float[Array, " h"]:
+        """Return the positive values of unconstrained parameters."""
 
     @abc.abstractmethod
-    def walked(self, positive: Float[np.ndarray, " h"]) -> Float[np.ndarray, " h"]:
-        """Return what maps to them."""
+    def unconstrained(self, positive: Float[np.ndarray, " h"]) -> Float[np.ndarray, " h"]:
+        """Return the unconstrained parameters of positive values."""
+
+    @abc.abstractmethod
+    def interval(self, x: Float[np.ndarray, " h"], factor: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the unconstrained parameters of the positive values of x divided by the factor, and times it."""
 
 
 class Softplus(AbstractScale):
     """log(1 + eˣ), as in Lin et al. (2024), Appendix B."""
 
-    def positive(self, walked: Float[Array, " h"]) -> Float[Array, " h"]:
-        return jax.nn.softplus(walked)
+    def positive(self, x: Float[Array, " h"]) -> Float[Array, " h"]:
+        return jax.nn.softplus(x)
 
-    def walked(self, positive: Float[np.ndarray, " h"]) -> Float[np.ndarray, " h"]:
+    def unconstrained(self, positive: Float[np.ndarray, " h"]) -> Float[np.ndarray, " h"]:
         return positive + np.log(-np.expm1(-positive))
+
+    def interval(self, x: Float[np.ndarray, " h"], factor: float) -> tuple[np.ndarray, np.ndarray]:
+        middle = np.asarray(self.positive(jnp.asarray(x)))
+        return self.unconstrained(middle / factor), self.unconstrained(middle * factor)
 
 
 class Log(AbstractScale):
     """eˣ."""
 
-    def positive(self, walked: Float[Array, " h"]) -> Float[Array, " h"]:
-        return jnp.exp(walked)
+    def positive(self, x: Float[Array, " h"]) -> Float[Array, " h"]:
+        return jnp.exp(x)
 
-    def walked(self, positive: Float[np.ndarray, " h"]) -> Float[np.ndarray, " h"]:
+    def unconstrained(self, positive: Float[np.ndarray, " h"]) -> Float[np.ndarray, " h"]:
         return np.log(positive)
 
+    def interval(self, x: Float[np.ndarray, " h"], factor: float) -> tuple[np.ndarray, np.ndarray]:
+        return x - np.log(factor), x + np.log(factor)
 
-class Template(eqx.Module):
-    """A kernel whose positive parameters, with the noise last, are one vector.
 
-    Amplitudes and the noise are variances in the kernel and standard deviations in the vector, so that all its entries
-    are on the scale of lengthscales. The others are counted in units of those of the kernel that the template is made
-    from, where a search starts, so that it does not depend on the units of the inputs. Parameters that are zero or
-    negative (a centre) are held fixed.
+def is_positive(leaf: Any) -> bool:
+    """Return whether a leaf of a kernel can be tuned: a positive number or an array of them."""
+    return eqx.is_inexact_array_like(leaf) and bool(np.all(np.asarray(leaf) > 0))
 
-    units : (h,), in which the vector counts.
+
+class Packing(eqx.Module):
+    """The free leaves of a tree, such as `Hyperparameters`, as one vector x of unconstrained numbers.
+
+    Positive numbers go through the scale, others are taken as they are. Leaves that are not free, such as the centre
+    of a kernel, keep the values that they have in the tree.
+
+    Parameters
+    ----------
+    tree : kernels and numbers; gives the structure and the values of the leaves that are not free.
+    scale : `Log()` by default.
+    free : filter of the free leaves, a prefix of the tree; by default, every positive leaf.
+    positive : which free numbers go through the scale, a prefix of the tree with bools or arrays of them.
+    relative : whether amplitudes and noises are counted as standard deviations and everything else in units of its
+        value in `tree`. A search on a scale other than the logarithm then does not depend on the units of the inputs.
     """
 
     fixed: Any
-    units: Float[np.ndarray, " h"]
+    scale: AbstractScale
+    is_scaled: Bool[np.ndarray, " h"]
+    units: Float[np.ndarray, " h"] | None
     structure: Any = eqx.field(static=True)
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
-    variances: tuple[bool, ...] = eqx.field(static=True)
+    squared: tuple[bool, ...] = eqx.field(static=True)
+    mixed: bool = eqx.field(static=True)
 
-    def __init__(self, kernel: AbstractKernel) -> None:
-        free, self.fixed = eqx.partition(kernel, is_positive)
-        found = jax.tree_util.tree_flatten_with_path(free)[0]
-        self.structure = jax.tree.structure(free)
+    def __init__(
+        self,
+        tree: Any,
+        scale: AbstractScale | None = None,
+        *,
+        free: Any = is_positive,
+        positive: Any = True,
+        relative: bool = False,
+    ) -> None:
+        chosen, self.fixed = eqx.partition(tree, free)
+        found = jax.tree_util.tree_flatten_with_path(chosen)[0]
+        self.scale = Log() if scale is None else scale
+        self.structure = jax.tree.structure(chosen)
         self.shapes = tuple(np.shape(leaf) for _, leaf in found)
-        self.variances = tuple(getattr(path[-1], "name", "") == "amplitude" for path, _ in found)
-        pairs = zip(found, self.variances, strict=True)
+        self.is_scaled = self.where(positive)
+        self.mixed = not self.is_scaled.all()
+        self.squared = tuple(relative and getattr(path[-1], "name", "") in VARIANCES for path, _ in found)
+        pairs = zip(found, self.squared, strict=True)
         units = [np.ones(np.shape(leaf)) if square else np.asarray(leaf) for (_, leaf), square in pairs]
-        self.units = np.concatenate([*map(np.ravel, units), np.ones(1)])
+        self.units = _join(units, float) if relative else None
 
-    def vector(self, kernel: AbstractKernel, noise: float) -> Float[np.ndarray, " h"]:
-        """Return the positive parameters of `kernel`, and the noise, as one vector."""
-        leaves = [np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(eqx.filter(kernel, is_positive))]
-        parts = [np.sqrt(leaf) if square else leaf for leaf, square in zip(leaves, self.variances, strict=True)]
-        return np.concatenate([*parts, [np.sqrt(noise)]]) / self.units
+    def pack(self, tree: Any) -> Float[np.ndarray, " h"]:
+        """Return the unconstrained parameters of a tree of the same structure."""
+        chosen = eqx.filter(tree, jax.tree.map(_is_none, self.fixed, is_leaf=_is_none))
+        leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(chosen)]
+        pairs = zip(leaves, self.squared, strict=True)
+        values = _join([np.sqrt(leaf) if square else leaf for leaf, square in pairs], float)
+        if self.units is not None:
+            values = values / self.units
+        if self.mixed:
+            return np.where(self.is_scaled, self.scale.unconstrained(np.where(self.is_scaled, values, 1.0)), values)
+        return self.scale.unconstrained(values)
 
-    def build(self, vector: Float[Array, " h"]) -> tuple[AbstractKernel, Float[Array, ""]]:
-        """Return the kernel and the noise variance of a vector."""
-        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes])
-        parts = jnp.split(vector * jnp.asarray(self.units, vector.dtype), ends)
-        shaped = [
+    def values(self, x: Float[Array, " h"]) -> Float[Array, " h"]:
+        """Return the parameters themselves; with `relative`, variances as standard deviations."""
+        if self.mixed:
+            values = jnp.where(self.is_scaled, self.scale.positive(jnp.where(self.is_scaled, x, 0)), x)
+        else:
+            values = self.scale.positive(x)
+        return values if self.units is None else values * jnp.asarray(self.units, values.dtype)
+
+    def unpack(self, x: Float[Array, " h"]) -> Any:
+        """Return the tree of unconstrained parameters."""
+        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes], dtype=int)
+        parts = jnp.split(self.values(x), ends)[:-1]
+        leaves = [
             (part**2 if square else part).reshape(shape)
-            for part, square, shape in zip(parts[:-1], self.variances, self.shapes, strict=True)
+            for part, square, shape in zip(parts, self.squared, self.shapes, strict=True)
         ]
-        return eqx.combine(jax.tree.unflatten(self.structure, shaped), self.fixed), parts[-1][0] ** 2
+        return eqx.combine(jax.tree.unflatten(self.structure, leaves), self.fixed)
+
+    def where(self, marks: Any) -> Bool[np.ndarray, " h"]:
+        """Return which entries of x stand for marked leaves; a prefix of the tree with bools or arrays of them."""
+        tree = jax.tree.unflatten(self.structure, [np.empty(shape) for shape in self.shapes])
+        return _join(jax.tree.leaves(jax.tree.map(_broadcast, marks, tree)), bool)
+
+    def box(self, x: Float[np.ndarray, " h"], factor: float) -> Float[np.ndarray, "h 2"]:
+        """Return bounds that keep positive parameters within a factor of their values at x."""
+        box = np.stack(self.scale.interval(x, factor), axis=1)
+        return np.where(self.is_scaled[:, None], box, np.array([[-np.inf, np.inf]]))
+
+
+def _broadcast(mark: Any, tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: np.broadcast_to(mark, np.shape(leaf)), tree)
+
+
+def _join(parts: list[Any], dtype: type) -> np.ndarray:
+    return np.concatenate([np.ravel(part) for part in parts] or [np.zeros(0)]).astype(dtype)
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None

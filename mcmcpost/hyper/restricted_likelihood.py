@@ -1,7 +1,7 @@
 """Kernel and nugget of a control functional by restricted marginal likelihood: by L-BFGS or on a grid."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,7 +12,8 @@ from jaxtyping import Array, Float
 
 from mcmcpost._core.arrays import pad_columns
 from mcmcpost._core.errors import InputError
-from mcmcpost.hyper.optimisers import Start, minimise_from
+from mcmcpost.hyper.optimisers import KERNEL_MEMORY, LBFGS, TrainingProblem
+from mcmcpost.hyper.parameters import Hyperparameters, Packing, is_positive
 from mcmcpost.kernels import AbstractKernel, SquaredExponential
 from mcmcpost.stein import stein_gram
 
@@ -72,14 +73,17 @@ def negative_restricted_likelihood(
 
 
 PRIOR_SD = 1.5
-"""Weak normal prior on each log parameter about its first start: an inert coordinate keeps a finite lengthscale."""
+"""Standard deviation of a normal prior on each log parameter, centred at its first start.
+
+Without it the lengthscale of a coordinate that has no effect would be infinite.
+"""
 
 
 NUGGET_BOUNDS = (1e-8, 1e2)
 
 
-RANGE = 3.5
-"""Log parameters stay within this of their start, a factor of 33: the line search may not run to a diagonal kernel."""
+RESTRICTED_RANGE = np.exp(3.5)
+"""Factor, 33, within which parameters of the kernel stay of their start: no line search reaches a diagonal kernel."""
 
 
 class Tuned(NamedTuple):
@@ -127,22 +131,20 @@ def maximise_restricted_likelihood(
         If the likelihood is finite at none of the starts under any nugget.
     """
     data = tuple(jnp.asarray(a) for a in (draws, scores, basis, pad_columns(values)))
-    centre = jnp.asarray(np.append(pack(starts[0]), np.log(nugget)))
-    parts = [eqx.partition(start, is_positive) for start in starts]
-    prepared = []
-    for start, (parameters, static) in zip(starts, parts, strict=True):
-        initial = np.append(pack(start), np.log(nugget))
-        bounds = np.stack([initial - RANGE, initial + RANGE], axis=1)
-        bounds[-1] = np.log(NUGGET_BOUNDS)
-        free = np.ones(len(initial), bool)
-        free[-1] = free_nugget
-        loss = functools.partial(_loss_and_gradient, centre, parameters, static, data)
-        prepared.append(Start(loss, initial, free, bounds))
-    best = minimise_from(prepared, max_steps=max_steps)
+    centre = jnp.asarray(Packing(starts[0]).pack(starts[0]))
+    packings, problems = [], []
+    for start in starts:
+        tree = Hyperparameters(start, np.asarray(nugget))
+        packing = Packing(tree, free=Hyperparameters(is_positive, free_nugget))
+        initial = packing.pack(tree)
+        bounds = packing.box(initial, RESTRICTED_RANGE)
+        bounds[packing.where(Hyperparameters(False, True))] = np.log(NUGGET_BOUNDS)
+        packings.append(packing)
+        problems.append(TrainingProblem(functools.partial(_restricted_loss, centre, packing, data), initial, bounds))
+    best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from(problems)
     if best is not None:
-        kernel = unpack(jnp.asarray(best.x[:-1]), *parts[best.start])
-        kernel = jax.tree.map(np.asarray, kernel)
-        return Tuned(kernel, float(np.exp(best.x[-1])), best.value, best.num_evaluations)
+        kernel, level = jax.tree.map(np.asarray, packings[best.start].unpack(jnp.asarray(best.x)))
+        return Tuned(kernel, float(level), best.value, best.num_evaluations)
     if nugget >= NUGGET_BOUNDS[1]:
         raise InputError(
             "maximise_restricted_likelihood: expected a positive definite Stein kernel matrix at one start, got none "
@@ -160,47 +162,28 @@ def maximise_restricted_likelihood(
     )
 
 
-def is_positive(leaf: Any) -> bool:
-    """Return whether a leaf of a kernel is a tunable parameter: a positive number or array of them."""
-    return eqx.is_inexact_array_like(leaf) and bool(np.all(np.asarray(leaf) > 0))
-
-
-def pack(kernel: Any) -> Float[np.ndarray, " h"]:
-    """Return the logarithms of the positive parameters of a kernel, or of a tuple of kernels."""
-    leaves = jax.tree.leaves(eqx.filter(kernel, is_positive))
-    return np.log(np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in leaves] or [np.ones(0)]))
-
-
-def unpack(x: Float[Array, " h"], parameters: Any, static: Any) -> Any:
-    """Return the kernel whose log parameters are `x`; `parameters` and `static` are the partition of one like it."""
-    leaves, structure = jax.tree.flatten(parameters)
-    ends = np.cumsum([np.size(leaf) for leaf in leaves])
-    parts = jnp.split(jnp.exp(x), ends[:-1]) if leaves else []
-    shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
-    return eqx.combine(jax.tree.unflatten(structure, shaped), static)
-
-
 @eqx.filter_jit
-def _loss_and_gradient(
-    centre: Float[Array, " h"], parameters: Any, static: Any, data: tuple[Array, ...], x: Float[Array, " h"]
+def _restricted_loss(
+    centre: Float[Array, " k"], packing: Packing, data: tuple[Array, ...], x: Float[Array, " h"]
 ) -> tuple[Float[Array, ""], Float[Array, " h"]]:
     draws, scores, basis, values = data
     noise = jnp.ones(draws.shape[0], draws.dtype)
     x = jnp.asarray(x)
 
     def covariance(x: Float[Array, " h"]) -> Float[Array, "m m"]:
-        return stein_covariance(unpack(x[:-1], parameters, static), draws, scores, noise, jnp.exp(x[-1]))
+        kernel, nugget = packing.unpack(x)
+        return stein_covariance(kernel, draws, scores, noise, nugget)
 
     matrix, pull_back = jax.vjp(covariance, x)
     likelihood = negative_restricted_likelihood(matrix, basis, values)
-    offset = (x - centre)[:-1]
+    offset = x[: len(centre)] - centre
     loss = jnp.sum(likelihood.losses) + 0.5 * jnp.sum((offset / PRIOR_SD) ** 2)
     slope = pull_back(likelihood.slope)[0]
-    return loss, slope.at[:-1].add(offset / PRIOR_SD**2)
+    return loss, slope.at[: len(centre)].add(offset / PRIOR_SD**2)
 
 
 GRID_SPREADS = (0.5, 2.0, 8.0, 32.0)
-"""Squared lengthscales as multiples of the median squared distance; long ones are best on smooth posteriors."""
+"""Squared lengthscales, relative to the median squared distance; long ones are best on smooth posteriors."""
 
 
 GRID_NUGGETS = (1e-8, 1e-6, 1e-4, 1e-2, 1.0)
@@ -219,7 +202,7 @@ class GridChoice(NamedTuple):
     members: tuple[int, ...]
 
 
-def median_squared_distance(draws: Float[np.ndarray, "m d"]) -> float:
+def _median_squared_distance(draws: Float[np.ndarray, "m d"]) -> float:
     """Return the median of ‖x−y‖² over pairs of at most 1,000 evenly spaced draws."""
     from scipy.spatial.distance import pdist
 
@@ -257,9 +240,9 @@ def search_grid(
 ) -> tuple[GridChoice, ...]:
     """Choose lengthscale and nugget for every integrand from the grid, in at most `max_groups` groups.
 
-    Every grid point costs one factorisation for all integrands together. Integrands that would like different
-    settings are grouped greedily: each further group is the grid point that lowers the summed loss most, so that rough
-    integrands (indicators) do not cost smooth ones their accuracy.
+    Every grid point costs one factorisation for all integrands together. Integrands with different optima are grouped
+    greedily: each further group is the grid point that lowers the summed loss most. So smooth integrands keep their
+    accuracy beside rough ones (indicators).
 
     Parameters
     ----------
@@ -268,7 +251,7 @@ def search_grid(
     values : (m, p), integrands of unit scale.
     max_groups : at most so many factorisations later on.
     """
-    lengthscales = np.sqrt(np.asarray(GRID_SPREADS) * median_squared_distance(draws))
+    lengthscales = np.sqrt(np.asarray(GRID_SPREADS) * _median_squared_distance(draws))
     nuggets = np.asarray(GRID_NUGGETS)
     losses = np.asarray(_grid_losses(draws, scores, basis, pad_columns(values), lengthscales, nuggets))
     losses = losses[..., : values.shape[1]]

@@ -7,20 +7,21 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost.hyper.optimisers import Start, minimise_from
-from mcmcpost.hyper.restricted_likelihood import is_positive, negative_restricted_likelihood, pack, unpack
+from mcmcpost.hyper.optimisers import KERNEL_MEMORY, LBFGS, TrainingProblem
+from mcmcpost.hyper.parameters import Packing, is_positive
+from mcmcpost.hyper.restricted_likelihood import negative_restricted_likelihood
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linops import tile_diagonal, tile_gram
 from mcmcpost.stein import Coregionalisation, MatrixSteinTile
 
 TASK_NUGGET_BOUNDS = (1e-10, 1e2)
-"""Related tasks determine each other to more digits than one does itself: the floor is lower than for one task."""
+"""The lower bound is below that for one task, because related tasks determine each other to more digits."""
 
 
-TASK_RANGE = 12.0
-"""Log kernel parameters stay within this of their start. There is no prior: an inert coordinate may become flat."""
+TASK_RANGE = np.exp(12.0)
+"""Parameters of kernels stay within this factor of their start. Without a prior an inert coordinate may become flat."""
 
 
 LOG_DIAGONAL_BOUNDS = (-14.0, 6.0)
@@ -30,8 +31,16 @@ ROUNDING = 1e-13
 """Added to a learnt B, relative to its trace: tasks that are multiples of each other make it singular to rounding."""
 
 
-FLOOR = 1e-6
+COVARIANCE_FLOOR = 1e-6
 """Relative size of the smallest eigenvalue of a covariance that starts a search."""
+
+
+class TaskParameters(NamedTuple):
+    """The kernels, the entries (q, e) of the factors of their covariances, and the nugget."""
+
+    kernels: Any
+    entries: Any
+    nugget: Any
 
 
 class TasksTuned(NamedTuple):
@@ -86,34 +95,30 @@ def maximise_task_likelihood(
     """
     num_tasks = starts[0].num_tasks
     data = tuple(jnp.asarray(a) for a in (draws, scores, np.eye(num_tasks)[tasks], basis, values[:, None], 1 / counts))
-    prepared, parts = [], []
+    logs = _positive_entries(num_tasks, rank)
+    free = TaskParameters(is_positive if learn_kernel else False, learn_covariance, free_nugget)
+    packings, problems = [], []
     for start in starts:
-        parameters, static = eqx.partition(start.kernels, is_positive)
-        parts.append((parameters, static))
-        kernel_part = pack(start.kernels)
-        task_part = np.concatenate([_pack_covariance(b, rank) for b in np.asarray(start.covariances)])
-        diagonal = np.tile(_is_log(num_tasks, rank), len(start.kernels))
-        initial = np.concatenate([kernel_part, task_part, [np.log(nugget)]])
-        bounds = np.full((len(initial), 2), (-np.inf, np.inf))
-        h = len(kernel_part)
-        bounds[:h, 0], bounds[:h, 1] = kernel_part - TASK_RANGE, kernel_part + TASK_RANGE
-        bounds[h:-1][diagonal] = LOG_DIAGONAL_BOUNDS
-        bounds[-1] = np.log(TASK_NUGGET_BOUNDS)
-        free = np.concatenate([np.full(h, learn_kernel), np.full(len(task_part), learn_covariance), [free_nugget]])
-        loss = functools.partial(_loss_and_gradient, parameters, static, num_tasks, rank, start.order, data)
-        if not free.any():
-            value = float(loss(jnp.asarray(initial))[0])
-            return TasksTuned(_scaled(start, draws, scores), nugget, value, 1) if np.isfinite(value) else None
-        prepared.append(Start(loss, initial, free, bounds))
-    best = minimise_from(prepared, max_steps=max_steps)
+        entries = np.stack([_covariance_entries(b, rank) for b in np.asarray(start.covariances)])
+        tree = TaskParameters(start.kernels, entries, np.asarray(nugget))
+        packing = Packing(tree, free=free, positive=TaskParameters(True, logs, True))
+        initial = packing.pack(tree)
+        bounds = packing.box(initial, TASK_RANGE)
+        bounds[packing.where(TaskParameters(False, logs, False))] = LOG_DIAGONAL_BOUNDS
+        bounds[packing.where(TaskParameters(False, False, True))] = np.log(TASK_NUGGET_BOUNDS)
+        loss = functools.partial(_task_loss, packing, num_tasks, rank, start.order, data)
+        packings.append(packing)
+        problems.append(TrainingProblem(loss, initial, bounds))
+    best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from(problems)
     if best is None:
         return None
-    parameters, static = parts[best.start]
-    kernels, covariances = _unpack(jnp.asarray(best.x[:-1]), parameters, static, num_tasks, rank)
-    between = np.asarray(covariances)
+    if not best.x.size:
+        return TasksTuned(_scaled(starts[best.start], draws, scores), nugget, best.value, best.num_evaluations)
+    found: TaskParameters = packings[best.start].unpack(jnp.asarray(best.x))
+    between = np.asarray(_covariances(jnp.asarray(found.entries), num_tasks, rank))
     between = between + ROUNDING * np.trace(between, axis1=1, axis2=2)[:, None, None] * np.eye(num_tasks)
-    tuned = Coregionalisation(jax.tree.map(np.asarray, kernels), between, starts[0].order)
-    return TasksTuned(_scaled(tuned, draws, scores), float(np.exp(best.x[-1])), best.value, best.num_evaluations)
+    tuned = Coregionalisation(jax.tree.map(np.asarray, found.kernels), between, starts[0].order)
+    return TasksTuned(_scaled(tuned, draws, scores), float(found.nugget), best.value, best.num_evaluations)
 
 
 def _scaled(kernel: Coregionalisation, draws: np.ndarray, scores: np.ndarray) -> Coregionalisation:
@@ -130,50 +135,39 @@ def _kernel_scale(kernel: AbstractKernel, order: int, draws: Array, scores: Arra
     return jnp.mean(tile_diagonal(tile, (draws, scores, one)))
 
 
-def _is_log(num_tasks: int, rank: int | None) -> np.ndarray:
+def _positive_entries(num_tasks: int, rank: int | None) -> Bool[np.ndarray, " e"]:
     if rank is None:
         rows, columns = np.tril_indices(num_tasks)
         return rows == columns
     return np.repeat([False, True], [num_tasks * rank, num_tasks])
 
 
-def _pack_covariance(covariance: Float[np.ndarray, "t t"], rank: int | None) -> Float[np.ndarray, " h"]:
-    """Return the parameters of B: the lower triangle of its factor, or W and the rest; positive ones as logarithms."""
+def _covariance_entries(covariance: Float[np.ndarray, "t t"], rank: int | None) -> Float[np.ndarray, " e"]:
+    """Return the parameters of B: the lower triangle of its factor, or W and the rest of the diagonal."""
     num_tasks = len(covariance)
     values, vectors = np.linalg.eigh(covariance)
-    values = np.maximum(values, FLOOR * values[-1])
-    logs = _is_log(num_tasks, rank)
+    values = np.maximum(values, COVARIANCE_FLOOR * values[-1])
     if rank is None:
-        entries = np.linalg.cholesky((vectors * values) @ vectors.T)[np.tril_indices(num_tasks)]
-    else:
-        factor = vectors[:, -rank:] * np.sqrt(values[-rank:])
-        rest = np.maximum(np.diagonal(covariance) - (factor**2).sum(axis=1), 1e-2 * np.diagonal(covariance))
-        entries = np.concatenate([factor.ravel(), rest])
-    return np.where(logs, np.log(np.where(logs, entries, 1.0)), entries)
+        return np.linalg.cholesky((vectors * values) @ vectors.T)[np.tril_indices(num_tasks)]
+    factor = vectors[:, -rank:] * np.sqrt(values[-rank:])
+    rest = np.maximum(np.diagonal(covariance) - (factor**2).sum(axis=1), 1e-2 * np.diagonal(covariance))
+    return np.concatenate([factor.ravel(), rest])
 
 
-def _unpack(
-    x: Float[Array, " h"], parameters: Any, static: Any, num_tasks: int, rank: int | None
-) -> tuple[tuple[AbstractKernel, ...], Float[Array, "q t t"]]:
-    size = sum(np.size(leaf) for leaf in jax.tree.leaves(parameters))
-    logs = _is_log(num_tasks, rank)
-    entries = x[size:].reshape(-1, len(logs))
-    entries = jnp.where(logs[None, :], jnp.exp(jnp.where(logs[None, :], entries, 0.0)), entries)
-
-    def covariance(entry: Float[Array, " h"]) -> Float[Array, "t t"]:
+def _covariances(entries: Float[Array, "q e"], num_tasks: int, rank: int | None) -> Float[Array, "q t t"]:
+    def covariance(entry: Float[Array, " e"]) -> Float[Array, "t t"]:
         if rank is None:
-            factor = jnp.zeros((num_tasks, num_tasks), x.dtype).at[np.tril_indices(num_tasks)].set(entry)
+            factor = jnp.zeros((num_tasks, num_tasks), entry.dtype).at[np.tril_indices(num_tasks)].set(entry)
             return factor @ factor.T
         factor = entry[: num_tasks * rank].reshape(num_tasks, rank)
         return factor @ factor.T + jnp.diag(entry[num_tasks * rank :])
 
-    return unpack(x[:size], parameters, static), jax.vmap(covariance)(entries)
+    return jax.vmap(covariance)(entries)
 
 
 @eqx.filter_jit
-def _loss_and_gradient(
-    parameters: Any,
-    static: Any,
+def _task_loss(
+    packing: Packing,
     num_tasks: int,
     rank: int | None,
     order: int,
@@ -183,10 +177,11 @@ def _loss_and_gradient(
     draws, scores, tasks, basis, values, noise = data
 
     def covariance(x: Float[Array, " h"]) -> Float[Array, "m m"]:
-        kernels, between = _unpack(x[:-1], parameters, static, num_tasks, rank)
+        kernels, entries, nugget = packing.unpack(x)
+        between = _covariances(entries, num_tasks, rank)
         scales = jnp.stack([_kernel_scale(kernel, order, draws, scores) for kernel in kernels])
         gram = tile_gram(MatrixSteinTile(kernels, between / scales[:, None, None], order), (draws, scores, tasks))
-        return gram / jnp.mean(jnp.diagonal(gram)) + jnp.exp(x[-1]) * jnp.diag(noise)
+        return gram / jnp.mean(jnp.diagonal(gram)) + nugget * jnp.diag(noise)
 
     matrix, pull_back = jax.vjp(covariance, jnp.asarray(x))
     likelihood = negative_restricted_likelihood(matrix, basis, values)

@@ -1,6 +1,7 @@
 """The contract of a kernel, its parameters and Gram matrix; scaled, summed, multiplied and weighted kernels."""
 
 import abc
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
@@ -26,6 +27,10 @@ type OtherPoints = Float[Array, "m d"]
 
 
 type Point = Float[Array | np.ndarray, " d"]
+
+
+type Profile = Callable[[Array, int], tuple[Array, ...]]
+"""The scalar r and an order ↦ the function κ(r) of a kernel and its derivatives up to that order."""
 
 
 def parameter(value: object) -> Array | np.ndarray:

@@ -1,7 +1,5 @@
 """Dot-product kernels: a profile κ of r = (x − c)ᵀΛ(y − c), Λ = diag(scale²)."""
 
-from collections.abc import Callable
-
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -13,13 +11,12 @@ from mcmcpost.kernels.base import (
     Parameter,
     Point,
     Points,
+    Profile,
     check_parameter,
     parameter,
     spread,
 )
 from mcmcpost.kernels.jet import Field, Jet, Term, product
-
-type Profile = Callable[[Array, int], tuple[Array, ...]]
 
 
 def scaled_product(where: str, scale: Parameter, centre: Parameter, x: Point, y: Point) -> Float[Array, ""]:

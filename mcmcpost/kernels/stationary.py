@@ -4,7 +4,6 @@ There is no Matérn-1/2: its sample paths have no gradient, so neither its Stein
 """
 
 import functools
-from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -18,6 +17,7 @@ from mcmcpost.kernels.base import (
     Parameter,
     Point,
     Points,
+    Profile,
     check_parameter,
     parameter,
     spread,
@@ -60,9 +60,6 @@ def _reverse_bessel(n: int, s: Float[Array, "..."]) -> Float[Array, "..."]:
     for j in range(2, n + 1):
         previous, current = current, (2 * j - 1) * current + s**2 * previous
     return current
-
-
-type Profile = Callable[[Array, int], tuple[Array, ...]]
 
 
 def squared_distance(where: str, lengthscale: Parameter, x: Point, y: Point) -> Float[Array, ""]:

@@ -10,7 +10,7 @@ from mcmcpost.linsolve.cholesky import (
     generalised_least_squares,
     invert,
 )
-from mcmcpost.linsolve.iterative import AbstractIterativeSolver, Outcome, Solution, worst_residual
+from mcmcpost.linsolve.iterative import AbstractIterativeSolver, Outcome, Solution
 from mcmcpost.linsolve.krylov import CGSolution, ConjugateGradients, conjugate_gradients
 from mcmcpost.linsolve.linear_solve import Solver, solve
 from mcmcpost.linsolve.stochastic_gradient import StochasticGradientDescent
@@ -33,5 +33,4 @@ __all__ = [
     "generalised_least_squares",
     "invert",
     "solve",
-    "worst_residual",
 ]

@@ -22,7 +22,7 @@ class _Blocks(NamedTuple):
     factors: Float[Array, "g b b"]
 
 
-class _State(NamedTuple):
+class _ProjectionState(NamedTuple):
     value: Float[Array, "n k"]
     residual: Float[Array, "n k"]
     working: Bool[Array, ""]
@@ -62,22 +62,24 @@ class AlternatingProjections(AbstractIterativeSolver):
         return _Blocks(rows, real, jax.lax.map(factor, (rows, real)))
 
     @override
-    def init(self, prepared: _Blocks, value: Array, residual: Array) -> _State:
-        return _State(value, residual, jnp.ones((), bool))
+    def init(self, prepared: _Blocks, value: Array, residual: Array) -> _ProjectionState:
+        return _ProjectionState(value, residual, jnp.ones((), bool))
 
     @override
-    def step(self, system: Regularised, prepared: _Blocks, right: Array, state: _State, key: jax.Array) -> _State:
+    def step(
+        self, system: Regularised, prepared: _Blocks, right: Array, state: _ProjectionState, key: jax.Array
+    ) -> _ProjectionState:
         squares = jnp.sum(state.residual**2, axis=1)
         worst = jnp.argmax(jnp.sum(jnp.where(prepared.real, squares[prepared.rows], 0), axis=1))
         rows, real = prepared.rows[worst], prepared.real[worst][:, None]
         change = cho_solve((prepared.factors[worst], True), jnp.where(real, state.residual[rows], 0))
         change = jnp.where(real, change, 0)
-        return _State(
+        return _ProjectionState(
             state.value.at[rows].add(change), state.residual - system.columns_matmul(rows, change), state.working
         )
 
     @override
-    def restart(self, prepared: _Blocks, state: _State, residual: Array) -> _State:
+    def restart(self, prepared: _Blocks, state: _ProjectionState, residual: Array) -> _ProjectionState:
         return state._replace(residual=residual)
 
     @override

@@ -1,4 +1,4 @@
-"""What a solver returns, the contract of an iterative one, and the one loop that drives them all."""
+"""The result of a solver, the contract of an iterative solver, and the loop that runs every one of them."""
 
 import abc
 from enum import IntEnum
@@ -57,7 +57,7 @@ def column_norms(B: Float[Array, "n k"]) -> Float[Array, " k"]:
 
 
 SLACK = 2.0
-"""A recomputed residual may exceed the tolerance so much: the recursion's rounding is not held against a solver."""
+"""Factor by which a recomputed residual may exceed the tolerance, for the rounding errors of the recursion."""
 
 
 PATIENCE = 3

@@ -13,10 +13,10 @@ from mcmcpost._core.errors import InputError
 from mcmcpost.linops import LowRankInverse, Regularised
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, check_limits
 
-Product = Callable[[Float[Array, "n k"]], Float[Array, "n k"]]
+BlockProduct = Callable[[Float[Array, "n k"]], Float[Array, "n k"]]
 
 
-class _State(NamedTuple):
+class _ConjugateState(NamedTuple):
     value: Float[Array, "n k"]
     residual: Float[Array, "n k"]
     direction: Float[Array, "n k"]
@@ -24,13 +24,15 @@ class _State(NamedTuple):
     working: Bool[Array, ""]
 
 
-def _start(precondition: Product, value: Array, residual: Array) -> _State:
+def _first_state(precondition: BlockProduct, value: Array, residual: Array) -> _ConjugateState:
     # The first direction is P⁻¹r₀; b, as Algorithm 1 of Lin et al. (2024) prints, diverges with a first guess.
     first = precondition(residual)
-    return _State(value, residual, first, jnp.sum(residual * first, axis=0), jnp.ones((), bool))
+    return _ConjugateState(value, residual, first, jnp.sum(residual * first, axis=0), jnp.ones((), bool))
 
 
-def _advance(product: Product, precondition: Product, goal: Array, state: _State) -> _State:
+def _next_state(
+    product: BlockProduct, precondition: BlockProduct, goal: Array, state: _ConjugateState
+) -> _ConjugateState:
     """Return the next state; a column within its goal, or without a direction of positive curvature, rests."""
     image = product(state.direction)
     curvature = jnp.sum(state.direction * image, axis=0)
@@ -43,7 +45,7 @@ def _advance(product: Product, precondition: Product, goal: Array, state: _State
     memory = jnp.where(moving, energy / jnp.where(state.energy > 0, state.energy, 1), 0)
     onward = preconditioned + memory[None, :] * state.direction
     direction = jnp.where(moving[None, :], onward, state.direction)
-    return _State(value, residual, direction, jnp.where(moving, energy, state.energy), jnp.any(moving))
+    return _ConjugateState(value, residual, direction, jnp.where(moving, energy, state.energy), jnp.any(moving))
 
 
 class ConjugateGradients(AbstractIterativeSolver):
@@ -71,19 +73,19 @@ class ConjugateGradients(AbstractIterativeSolver):
         return system.preconditioner(self.rank)
 
     @override
-    def init(self, prepared: LowRankInverse, value: Array, residual: Array) -> _State:
-        return _start(prepared, value, residual)
+    def init(self, prepared: LowRankInverse, value: Array, residual: Array) -> _ConjugateState:
+        return _first_state(prepared, value, residual)
 
     @override
     def step(
-        self, system: Regularised, prepared: LowRankInverse, right: Array, state: _State, key: jax.Array
-    ) -> _State:
+        self, system: Regularised, prepared: LowRankInverse, right: Array, state: _ConjugateState, key: jax.Array
+    ) -> _ConjugateState:
         goal = self.rtol * jnp.ones(right.shape[1], right.dtype)
-        return _advance(system.matmul, prepared, goal, state)
+        return _next_state(system.matmul, prepared, goal, state)
 
     @override
-    def restart(self, prepared: LowRankInverse, state: _State, residual: Array) -> _State:
-        return _start(prepared, state.value, residual)
+    def restart(self, prepared: LowRankInverse, state: _ConjugateState, residual: Array) -> _ConjugateState:
+        return _first_state(prepared, state.value, residual)
 
     @override
     def step_epochs(self, n: int) -> float:
@@ -110,17 +112,17 @@ class CGSolution(NamedTuple):
 
 
 class _Loop(NamedTuple):
-    state: _State
+    state: _ConjugateState
     step: Int[Array, ""]
     level: Float[Array, ""]
     done: Bool[Array, ""]
 
 
 def conjugate_gradients(
-    product: Product,
+    product: BlockProduct,
     right_hand_sides: Float[Array, "n k"],
     *,
-    precondition: Product,
+    precondition: BlockProduct,
     rtol: float,
     max_steps: int,
     initial: Float[Array, "n k"] | None = None,
@@ -153,14 +155,16 @@ def conjugate_gradients(
         return (loop.step < max_steps) & above & ~loop.done & loop.state.working
 
     def advance(loop: _Loop) -> _Loop:
-        state = _advance(product, precondition, goal, loop.state)
+        state = _next_state(product, precondition, goal, loop.state)
         if enough is None:
             return _Loop(state, loop.step + 1, loop.level, loop.done)
         level = enough(state.value, state.residual)
         return _Loop(state, loop.step + 1, level, loop.level - level < gain * loop.level)
 
     value = jnp.zeros_like(right_hand_sides) if initial is None else initial
-    start = _start(precondition, value, right_hand_sides if initial is None else right_hand_sides - product(initial))
+    start = _first_state(
+        precondition, value, right_hand_sides if initial is None else right_hand_sides - product(initial)
+    )
     infinite = jnp.asarray(jnp.inf, right_hand_sides.dtype)
     end = jax.lax.while_loop(unsolved, advance, _Loop(start, jnp.zeros((), int), infinite, jnp.zeros((), bool)))
     residual = end.state.residual

@@ -17,7 +17,7 @@ GROWTH = 4.0
 """A residual estimate so many times its smallest is divergence: return to the smallest and halve the step."""
 
 
-class _State(NamedTuple):
+class _DescentState(NamedTuple):
     """`residual` holds each row as it was when last visited; `best_*` is where its norm was smallest."""
 
     value: Float[Array, "n k"]
@@ -66,12 +66,16 @@ class StochasticGradientDescent(AbstractIterativeSolver):
         return 1 / jnp.linalg.eigvalsh(system.block(rows))[-1]
 
     @override
-    def init(self, prepared: Array, value: Array, residual: Array) -> _State:
+    def init(self, prepared: Array, value: Array, residual: Array) -> _DescentState:
         norm = jnp.linalg.norm(residual)
-        return _State(value, residual, jnp.zeros_like(value), prepared, value, residual, norm, jnp.ones((), bool))
+        return _DescentState(
+            value, residual, jnp.zeros_like(value), prepared, value, residual, norm, jnp.ones((), bool)
+        )
 
     @override
-    def step(self, system: Regularised, prepared: Array, right: Array, state: _State, key: jax.Array) -> _State:
+    def step(
+        self, system: Regularised, prepared: Array, right: Array, state: _DescentState, key: jax.Array
+    ) -> _DescentState:
         n = right.shape[0]
         rows = jax.random.choice(key, n, (self._batch(n),), replace=False)
         value = state.value + state.momentum  # where the newest rows of the residual belong
@@ -80,7 +84,7 @@ class StochasticGradientDescent(AbstractIterativeSolver):
         residual = state.residual.at[rows].set(downhill)
         norm = jnp.linalg.norm(residual)
         better = norm <= state.best_norm
-        moved = _State(
+        moved = _DescentState(
             value,
             residual,
             momentum,
@@ -100,7 +104,7 @@ class StochasticGradientDescent(AbstractIterativeSolver):
         return jax.tree.map(lambda new, old: jnp.where(fine, new, old), moved, back)
 
     @override
-    def restart(self, prepared: Array, state: _State, residual: Array) -> _State:
+    def restart(self, prepared: Array, state: _DescentState, residual: Array) -> _DescentState:
         return self.init(state.step_size, state.value, residual)
 
     @override

@@ -21,7 +21,7 @@ from mcmcpost.gp import (
 from mcmcpost.kernels import AbstractKernel, Matern52
 
 CURVATURE = 1e-10
-"""A pair of step and gradient change counts where its cosine exceeds this."""
+"""A pair of step and gradient change is used where its cosine exceeds this."""
 
 
 class Memory(NamedTuple):
@@ -42,7 +42,7 @@ class Secants(NamedTuple):
 
 
 def empty_memory(pairs: int, x: Float[Array, " d"]) -> Memory:
-    """Return a memory for so many pairs, with nothing in it."""
+    """Return an empty memory for so many pairs."""
     zeros = jnp.zeros((pairs + 1, x.shape[0]), x.dtype)
     return Memory(zeros, zeros, jnp.zeros((), int))
 
@@ -115,7 +115,7 @@ def apply(matrix: DiagonalPlusLowRank, V: Float[Array, "m d"]) -> Float[Array, "
 
 
 NUGGET = 1e-10
-"""Relative to κ's largest slope: evaluations are exact, the factorisation is not."""
+"""Relative to the largest slope of κ; evaluations are exact, so it covers rounding in the factorisation only."""
 
 
 FLOOR = 1e-3
@@ -128,9 +128,9 @@ class AbstractMethod(eqx.Module):
     memory : pairs of step and gradient change that are kept, as in L-BFGS.
     kernel : a stationary one; its lengthscale is in units of the last step (of the last gradient change for `GPX`).
         None is Matern52(0.8).
-    window : how many of the pairs the process sees; older ones are left to the quasi-Newton matrix.
-    quasi_newton : whether the prior mean is the L-BFGS matrix of the memory, so that the process learns only what that
-        leaves unexplained; otherwise it is γI, as published but for γ.
+    window : how many of the pairs the process is conditioned on; older ones enter the quasi-Newton matrix only.
+    quasi_newton : whether the prior mean is the L-BFGS matrix of the memory, so that the process models the difference
+        from it. Otherwise the prior mean is γI; the paper has another γ.
     """
 
     memory: int = 10
@@ -186,9 +186,9 @@ class GPH(AbstractMethod):
 
 
 class GPX(AbstractMethod):
-    """Optimum inference: the process maps gradients to points, and d points to where it sees a zero gradient.
+    """Optimum inference: the process maps gradients to points, and d leads to its prediction for a zero gradient.
 
-    Where that is no descent direction, the prior mean's is taken: −γg or the L-BFGS direction.
+    Where that is no descent direction, d is the direction of the prior mean: −γg or the L-BFGS direction.
 
     Source: de Roos, Gessner and Hennig (ICML 2021), section 4.1.2, (13) with its signs corrected, and Algorithm 1.
     """

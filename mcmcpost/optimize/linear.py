@@ -14,7 +14,7 @@ from mcmcpost.gp import DiagonalPlusLowRank
 
 
 class LinearSolution(NamedTuple):
-    """x with A x ≈ b, and what was learnt on the way.
+    """The solution of Ax = b and the posterior mean of the matrix.
 
     value, residual : (d,), Ax − b. converged : whether ‖residual‖ ≤ rtol ‖b‖. num_steps : products with A after the
     first. estimate : posterior mean of A (`MatrixBased`) or of A⁻¹ (`SolutionBased`), None before the first step.
@@ -42,7 +42,7 @@ class AbstractBelief(eqx.Module):
 
     @abc.abstractmethod
     def direction(self, estimate: DiagonalPlusLowRank, g: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
-        """Return where the estimate sees the solution from here."""
+        """Return the step from the current iterate to the solution of the estimate."""
 
 
 class MatrixBased(AbstractBelief):

@@ -1,4 +1,4 @@
-"""GP optimisers with the faces of ``scipy.optimize.minimize`` and of optax."""
+"""GP optimisers with the interfaces of ``scipy.optimize.minimize`` and of optax."""
 
 import warnings
 from collections.abc import Callable

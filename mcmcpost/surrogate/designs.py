@@ -19,7 +19,7 @@ from mcmcpost.gp import (
     posterior_mean,
     scalar_profile,
 )
-from mcmcpost.hyper import is_positive, pack, unpack
+from mcmcpost.hyper import Packing
 from mcmcpost.kernels import AbstractKernel, Scaled, SquaredExponential
 
 HELD_OUT = 5
@@ -207,14 +207,14 @@ def farthest_points(points: Float[Array, "n q"], kept: Float[Array, " n"], numbe
 
 def tune(start: AbstractKernel, points: Float[Array, "m q"], gradients: Float[Array, "m q"], steps: int) -> Tuned:
     """Return the best kernel and noise of `steps` of Adam on the marginal likelihood, in logarithms, within bounds."""
-    parameters, static = eqx.partition(start, is_positive)
+    packing = Packing(start)
     white = jnp.mean((gradients / scalar_profile("SurrogateHMC", start).root(points)[None]) ** 2)
-    initial = jnp.append(jnp.asarray(pack(start), points.dtype), jnp.log(NOISE * white))
+    initial = jnp.append(jnp.asarray(packing.pack(start), points.dtype), jnp.log(NOISE * white))
     below = jnp.append(jnp.full(len(initial) - 1, TUNING_RANGE), 0.5 * math.log(1 / float(jnp.finfo(points.dtype).eps)))
     above = jnp.append(jnp.full(len(initial) - 1, TUNING_RANGE), -math.log(NOISE))
 
     def loss(x: Float[Array, " h"]) -> Float[Array, ""]:
-        kernel = unpack(x[:-1], parameters, static)
+        kernel = packing.unpack(x[:-1])
         return -gradient_log_likelihood(kernel, jnp.exp(x[-1]), points, gradients) / points.size
 
     optimiser = optax.adam(LEARNING_RATE)
@@ -229,7 +229,7 @@ def tune(start: AbstractKernel, points: Float[Array, "m q"], gradients: Float[Ar
 
     carry = (initial, optimiser.init(initial), initial, jnp.asarray(jnp.inf, points.dtype))
     best = jax.lax.scan(step, carry, None, length=steps)[0][2]
-    return Tuned(unpack(best[:-1], parameters, static), jnp.exp(best[-1]))
+    return Tuned(packing.unpack(best[:-1]), jnp.exp(best[-1]))
 
 
 def condition(tuned: Tuned, points: Float[Array, "m q"], gradients: Float[Array, "m q"]) -> Process:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from cagp_cases import KERNEL, exact_posterior, make_case
 
+from benchmarks.gp._projected_likelihood import ProjectedLikelihood
 from mcmcpost.gp import (
     LBFGS,
     Adam,
@@ -12,14 +13,13 @@ from mcmcpost.gp import (
     ComputationAwareGP,
     EvidenceBound,
     GivenActions,
-    ProjectedLikelihood,
     RandomActions,
     ResidualActions,
     TrainingStatus,
     UnitActions,
 )
 from mcmcpost.gp.actions import AbstractPolicy
-from mcmcpost.hyper.optimisers import TrainingProblem
+from mcmcpost.hyper import TrainingProblem
 from mcmcpost.kernels import Matern32, Scaled
 
 POLICIES = {

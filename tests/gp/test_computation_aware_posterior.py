@@ -18,16 +18,16 @@ from cagp_cases import (
     random_actions,
 )
 
+from benchmarks.gp._projected_likelihood import ProjectedLikelihood
 from mcmcpost.gp import (
     BlockActions,
     EvidenceBound,
     GivenActions,
-    ProjectedLikelihood,
     RandomActions,
     ResidualActions,
     UnitActions,
 )
-from mcmcpost.gp.actions import ActionTask, DenseActions, Planned, SparseActions, balanced_blocks, iterate
+from mcmcpost.gp.actions import ActionTask, DenseActions, Planned, SparseActions, balanced_blocks, take_actions
 from mcmcpost.gp.computation_aware_model import condition, joint_covariance, predict
 from mcmcpost.kernels import Matern32, Scaled, gram
 from mcmcpost.linsolve import conjugate_gradients
@@ -133,7 +133,7 @@ def test_one_action_at_a_time_is_the_batch(policy, key, rng):
     case, n, i = make_case(rng, 23), 23, 6
     X, y, Z = map(jnp.asarray, case)
     chooser = POLICIES[policy].start(ActionTask(X, y, i, key))
-    state = iterate(KERNEL, SIGMA2, X, y, chooser, i, tile=100)
+    state = take_actions(KERNEL, SIGMA2, X, y, chooser, i, tile=100)
     actions = chooser.actions if isinstance(chooser, Planned) else DenseActions(state.directions)
     projection = condition(KERNEL, SIGMA2, X, y, actions)
     mean, variance = predict(KERNEL, X, projection, Z)
@@ -153,7 +153,7 @@ def test_residual_actions_give_the_iterates_of_conjugate_gradients(i, key, rng):
     X, y = jnp.asarray(case.X), jnp.asarray(case.y)
     K = gram(KERNEL, X) + NOISE * jnp.eye(40)
     chooser = ResidualActions().start(ActionTask(X, y, i, key))
-    state = iterate(KERNEL, SIGMA2, X, y, chooser, i)
+    state = take_actions(KERNEL, SIGMA2, X, y, chooser, i)
     solved = conjugate_gradients(lambda v: K @ v, y[:, None], precondition=lambda r: r, rtol=0.0, max_steps=i)
     np.testing.assert_allclose(state.weights, solved.value[:, 0], rtol=1e-9, atol=1e-11)
 
@@ -174,7 +174,7 @@ def test_actions_without_full_rank_are_those_of_their_span(kind, rng):
     for objective, _ in OBJECTIVES.values():
         mine, theirs = (objective(KERNEL, SIGMA2, X, y, DenseActions(A)) for A in (wide, S))
         np.testing.assert_allclose(mine, theirs, rtol=1e-9)
-    state = iterate(KERNEL, SIGMA2, X, y, Planned(DenseActions(wide)), 6)
+    state = take_actions(KERNEL, SIGMA2, X, y, Planned(DenseActions(wide)), 6)
     assert (int(state.step), int(state.rank)) == (6, 5)
     np.testing.assert_allclose(gram(KERNEL, Z, X) @ state.weights, predict(KERNEL, X, full, Z)[0], atol=1e-9)
 

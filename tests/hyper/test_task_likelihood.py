@@ -5,7 +5,7 @@ import pytest
 from normal_task_cases import KERNEL, RELATED, normal_task, related_tasks, smooth
 
 from mcmcpost.control.problem import make_joint_problem
-from mcmcpost.hyper import maximise_task_likelihood, task_likelihood
+from mcmcpost.hyper import LBFGS, maximise_task_likelihood
 from mcmcpost.kernels import Matern52, SquaredExponential
 from mcmcpost.stein import Coregionalisation, stein_gram
 
@@ -22,7 +22,7 @@ def likelihood_data(tasks):
 def searches(monkeypatch):
     """The searches that `maximise_task_likelihood` would have run."""
     caught = []
-    monkeypatch.setattr(task_likelihood, "minimise_from", lambda starts, **_: caught.extend(starts))
+    monkeypatch.setattr(LBFGS, "minimise_from", lambda _, problems: caught.extend(problems))
     return caught
 
 
@@ -35,7 +35,7 @@ def test_the_gradient_is_that_of_the_loss_and_the_loss_is_the_definition(rng, se
     options = {"nugget": 1e-2, "free_nugget": True, "rank": rank}
     assert maximise_task_likelihood((start,), *data, **options) is None
     (search,) = searches
-    x = search.initial + 0.1 * rng.normal(size=len(search.initial))
+    x = search.start + 0.1 * rng.normal(size=len(search.start))
     gradient = np.asarray(search.loss(x)[1])
     step = 1e-5
     for j, e in enumerate(step * np.eye(len(x))):
@@ -55,7 +55,7 @@ def test_the_gradient_is_that_of_the_loss_and_the_loss_is_the_definition(rng, se
         projected = inverse - inverse @ basis @ np.linalg.solve(information, basis.T @ inverse)
         logs = np.linalg.slogdet(a)[1] + np.linalg.slogdet(information)[1]
         loss = 0.5 * (len(values) - 2) * np.log(values @ projected @ values) + 0.5 * logs
-        np.testing.assert_allclose(float(search.loss(search.initial)[0]), loss, rtol=1e-9)
+        np.testing.assert_allclose(float(search.loss(search.start)[0]), loss, rtol=1e-9)
 
 
 def test_the_amplitude_of_a_kernel_does_not_matter(rng, searches):
@@ -63,7 +63,7 @@ def test_the_amplitude_of_a_kernel_does_not_matter(rng, searches):
     for factor in (1.0, 50.0):
         start = Coregionalisation((factor * KERNEL, Matern52(2.0)), np.array([RELATED, np.eye(2)]))
         maximise_task_likelihood((start,), *data, nugget=1e-2, free_nugget=True)
-    once, again = (float(search.loss(search.initial)[0]) for search in searches)
+    once, again = (float(search.loss(search.start)[0]) for search in searches)
     np.testing.assert_allclose(again, once, rtol=1e-10)
 
 

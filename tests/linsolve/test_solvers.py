@@ -19,8 +19,8 @@ from mcmcpost.linsolve import (
     Outcome,
     StochasticGradientDescent,
     solve,
-    worst_residual,
 )
+from mcmcpost.linsolve.iterative import worst_residual
 from mcmcpost.stein import stein_operator
 
 N, K = 61, 3
