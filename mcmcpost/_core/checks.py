@@ -1,6 +1,7 @@
 """Checks of what a user gave; each raises an `InputError` or an `InputTypeError`."""
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,14 @@ def as_float64(where: str, name: str, values: object, shape: str, *, copy: bool 
     result = array.astype(np.float64, copy=copy).view()
     result.flags.writeable = copy
     return result
+
+
+def as_labels(where: str, names: Iterable[str] | None, d: int) -> tuple[str, ...]:
+    """Return d distinct coordinate labels, ``x[0]``, ``x[1]``, … where there are none."""
+    labels = tuple(f"x[{i}]" for i in range(d)) if names is None else tuple(names)
+    if len(labels) != d or len(set(labels)) != d:
+        raise InputError(where, f"{d} distinct coordinate names", labels, "Name every coordinate once.")
+    return labels
 
 
 def check_count(where: str, name: str, value: object, cure: str, *, least: int = 1) -> None:

@@ -11,7 +11,7 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from mcmcpost._core.checks import as_float64
+from mcmcpost._core.checks import as_float64, as_labels
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean
@@ -232,10 +232,7 @@ def check_draws(where: str, draws: object, names: tuple[str, ...] | None) -> tup
     bad = ~np.isfinite(points).all(axis=-1)
     if bad.any():
         raise InputError(where, "finite draws", f"{bad.sum()} with NaN or infinity", "Remove them.")
-    labels = tuple(f"x[{i}]" for i in range(points.shape[-1])) if names is None else tuple(names)
-    if len(labels) != points.shape[-1]:
-        raise InputError(where, f"{points.shape[-1]} names", len(labels), "Name every coordinate.")
-    return points, labels
+    return points, as_labels(where, names, points.shape[-1])
 
 
 def split_halves(points: Float[np.ndarray, "c n d"]) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""Draws of every power posterior of a ladder: the run, more rungs for a finished one, temperatures from a pilot."""
+"""Draws of every power posterior of a ladder: the run, and more rungs for a finished one."""
 
 import os
 from pathlib import Path
@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.interpolate import PchipInterpolator
 from tqdm import tqdm
 
-from mcmcpost._core.checks import as_float64
-from mcmcpost._core.devices import over_devices
+from mcmcpost._core.devices import map_rows, over_devices
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.evidence.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
-from mcmcpost.evidence.ladder import Ladder, TemperedTarget, check_temperatures
+from mcmcpost.evidence.ladder import Ladder, TemperedTarget, check_temperatures, new_temperatures
 from mcmcpost.evidence.lanes import (
     Evaluation,
     HamiltonianKernel,
@@ -26,7 +24,7 @@ from mcmcpost.evidence.lanes import (
     evaluate_at,
     make_program,
 )
-from mcmcpost.evidence.starts import Pool, Starts, choose_starts, prior_pool, sample_prior
+from mcmcpost.evidence.starts import Pool, Starts, choose_starts, prior_pool
 
 POOL = 256
 """Prior draws at least, from which the starts are chosen."""
@@ -209,7 +207,8 @@ def _draw_prior(run: Run, key: jax.Array) -> _Prior:
     warmup, samples, chains = run.length
     kept = samples if run.temperatures[0] == 0 or run.exchange is not None else 0
     before = warmup if run.exchange is not None else max(0, -(-POOL // chains) - kept)
-    draws = sample_prior(run.target, key, (before + kept) * chains).reshape(before + kept, chains, -1)
+    keys = jax.random.split(key, (before + kept) * chains)
+    draws = np.asarray(map_rows(run.target.sample_prior, keys), np.float64).reshape(before + kept, chains, -1)
     return _Prior(draws, evaluate_at(run.target, draws, forward_mode=run.kernel.forward_mode), before)
 
 
@@ -373,19 +372,6 @@ def sample_more_rungs(
     )
 
 
-def new_temperatures(where: str, ladder: Ladder, temperatures: object) -> Float[np.ndarray, " t"]:
-    """Return new temperatures in order, refusing those outside (0, 1), repeated, or in the ladder."""
-    levels = np.sort(as_float64(where, "temperatures", np.atleast_1d(np.asarray(temperatures)), "t"))
-    if not len(levels) or not ((levels > 0) & (levels < 1)).all():
-        raise InputError(where, "new temperatures inside (0, 1)", levels.tolist(), "Both ends are rungs.")
-    known = np.intersect1d(levels, ladder.temperatures)
-    if len(known) or (np.diff(levels) == 0).any():
-        raise InputError(
-            where, "temperatures that are new, each once", (known if len(known) else levels).tolist(), "Drop it."
-        )
-    return levels
-
-
 def _starts_from(ladder: Ladder, levels: Float[np.ndarray, " t"], chains: int, key: jax.Array) -> Starts:
     parts = []
     for level, rung_key in zip(levels, jax.random.split(key, len(levels)), strict=True):
@@ -395,54 +381,3 @@ def _starts_from(ladder: Ladder, levels: Float[np.ndarray, " t"], chains: int, k
         pool = Pool(draws, likelihood, np.full(len(draws), ladder.temperatures[hotter]))
         parts.append(choose_starts(pool, level[None], chains, rung_key))
     return Starts(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-
-
-FLOOR = 0.05
-"""Least share of one pilot interval, relative to an equal share: a variance that does not change is only noisy."""
-
-
-POWER = 5
-"""Temperatures are interpolated in t^(1/5), in which a path is smooth near the prior."""
-
-
-def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
-    """Return `size` temperatures with equal contributions to the error of the trapezoid rule, from a pilot ladder.
-
-    On [a, b] the rule errs by (b − a)³|μ″|/12, and μ′ is the variance v of the log likelihood, so rungs are spread
-    with density |dv/dt|^(1/3). The pilot gives v at its rungs; between them its derivative is taken as constant.
-
-    Parameters
-    ----------
-    ladder : a pilot run, as short as its variances are informative.
-    size : number of temperatures, both ends included.
-    """
-    where = "adaptive_ladder"
-    if size < 2:
-        raise InputError(where, "`size` of at least 2", size, "Both ends are rungs.")
-    variance = _variances(ladder)
-    gap = np.diff(ladder.temperatures)
-    share = np.cbrt(np.abs(np.diff(variance)) * gap**2)
-    total = share.sum()
-    if not np.isfinite(total) or total == 0:
-        raise InputError(
-            where,
-            "a pilot whose log likelihood has a finite variance that changes along the ladder",
-            f"variances {np.array2string(variance, precision=3)}",
-            "Draw more, or use power_ladder.",
-        )
-    share = np.maximum(share / total, FLOOR / len(share))
-    cumulative = np.concatenate([[0.0], np.cumsum(share)])
-    level = PchipInterpolator(cumulative / cumulative[-1], ladder.temperatures ** (1 / POWER))
-    temperatures = level(np.linspace(0.0, 1.0, size)) ** POWER
-    temperatures[[0, -1]] = 0.0, 1.0
-    return temperatures
-
-
-def _variances(ladder: Ladder) -> Float[np.ndarray, " t"]:
-    """Return the variance of the finite log likelihoods of every rung."""
-    likelihood = ladder.log_likelihood.reshape(-1, len(ladder.temperatures))
-    finite = np.isfinite(likelihood)
-    count = np.maximum(finite.sum(axis=0), 1)
-    mean = np.where(finite, likelihood, 0.0).sum(axis=0) / count
-    squares = np.where(finite, np.where(finite, likelihood, 0.0) - mean, 0.0) ** 2
-    return np.where(finite.sum(axis=0) > 1, squares.sum(axis=0) / count, np.nan)

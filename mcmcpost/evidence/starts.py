@@ -6,7 +6,6 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.evidence.ladder import TemperedTarget
 from mcmcpost.evidence.lanes import Evaluation, evaluate_at
@@ -33,11 +32,6 @@ class Starts(NamedTuple):
 
     draws: Float[np.ndarray, "t c d"]
     inverse_mass: Float[np.ndarray, "t d d"]
-
-
-def sample_prior(target: TemperedTarget, key: jax.Array, size: int) -> Float[np.ndarray, "n d"]:
-    """Return iid draws of the prior."""
-    return np.asarray(map_rows(target.sample_prior, jax.random.split(key, size)), np.float64)
 
 
 def prior_pool(
