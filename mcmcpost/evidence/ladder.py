@@ -112,7 +112,10 @@ def new_temperatures(where: str, ladder: Ladder, temperatures: object) -> Float[
     known = np.intersect1d(levels, ladder.temperatures)
     if len(known) or (np.diff(levels) == 0).any():
         raise InputError(
-            where, "temperatures that are new, each once", (known if len(known) else levels).tolist(), "Drop it."
+            where,
+            "temperatures that are new, each once",
+            (known if len(known) else levels).tolist(),
+            "Leave out temperatures that the ladder has.",
         )
     return levels
 
@@ -171,7 +174,7 @@ def geometric_ladder(size: int, smallest: float = 1e-4) -> Float[np.ndarray, " t
 
 
 FLOOR = 0.05
-"""Least share of one pilot interval, relative to an equal share: a variance that does not change is only noisy."""
+"""Least share of a pilot interval, relative to equal shares: noise can hide that the variance changes on it."""
 
 
 POWER = 5
@@ -222,15 +225,15 @@ def _variances(ladder: Ladder) -> Float[np.ndarray, " t"]:
 
 
 TOLERANCE = 1e-4
-"""Differences that another solver tolerance explains: of ℓ in nats, of gradients relative to their size."""
+"""Differences that are put down to another solver tolerance: of ℓ in nats, of gradients relative to their size."""
 
 
 class LadderWarning(UserWarning):
-    """A stored ladder disagrees with its model; what was recomputed replaces what was stored."""
+    """A stored ladder disagrees with its model; the values of the model are used."""
 
 
 def likelihood_finding(stored: Float[np.ndarray, "..."], model: Float[np.ndarray, "..."]) -> str | None:
-    """Say how stored log likelihoods differ from the model's, None where they agree.
+    """Return how stored log likelihoods differ from the model's, in words; None where they agree.
 
     An additive constant (a normalising constant left out, or counted twice) leaves every expectation as it is and
     shifts the log evidence by its own size.
@@ -264,7 +267,7 @@ def likelihood_finding(stored: Float[np.ndarray, "..."], model: Float[np.ndarray
 
 
 def gradient_finding(name: str, stored: Float[np.ndarray, "... d"], model: Float[np.ndarray, "... d"]) -> str | None:
-    """Say how stored gradients differ from the model's, None where they agree."""
+    """Return how stored gradients differ from the model's, in words; None where they agree."""
     both = np.isfinite(stored).all(axis=-1) & np.isfinite(model).all(axis=-1)
     ours, theirs = model[both], stored[both]
     size = np.sqrt((ours**2).sum())

@@ -55,7 +55,7 @@ KERNEL_DEGREE = 2
 
 
 KERNEL_DRAWS = 10_000
-"""Above so many draws no kernel is tried: its fits without each block would take minutes."""
+"""Number of draws above which no kernel is tried: its fits without each block would take minutes."""
 
 
 class PooledPath(NamedTuple):
@@ -66,8 +66,8 @@ class PooledPath(NamedTuple):
     degree, level, method : of the polynomial, zero for none; the column of `fit` that was chosen; and its name.
     temperatures : (k,) the quadrature nodes; `fit` has the path there.
     mixtures : MBAR, all draws first and then without each block. overlap : (t−1,) of neighbouring rungs.
-    reason : why the pooled path is not to be used; empty if it is.
-    info : what each method tried would report.
+    reason : why the pooled path is not to be used; empty if it can be used.
+    info : the value and error of each method tried, and the smallest effective sample size and overlap.
     """
 
     value: float
@@ -112,13 +112,13 @@ def pooled_path(
 
     Parameters
     ----------
-    degree : of the zero-variance control variate. By default the method with the smallest error: a degree for which
-        three effective draws stand against each feature at every temperature, up to eight in one dimension, six in two
-        and three beyond; or, for up to 10,000 draws, the quadratic with a kernel beside it (semi-exact). The error of
-        each includes how far it moved the value from the one below, times the ratio of their errors among polynomials:
-        the best of several errors is too small without it, and for semi-exact fits with that ratio.
-    num_nodes : of Gauss–Legendre.
-    controlled : whether scores may be used at all.
+    degree : degree of the zero-variance control variate. By default the method with the smallest error is chosen: a
+        degree with at least three effective draws for each feature at every temperature, up to eight in one dimension,
+        six in two and three beyond; or, for up to 10,000 draws, the quadratic with a kernel (semi-exact). The smallest
+        of several estimated errors is too small. The error of each method therefore includes the change of the value
+        from the method below it, for polynomials times the ratio of their errors.
+    num_nodes : number of Gauss–Legendre nodes.
+    controlled : whether scores may be used.
     """
     levels = jnp.asarray(ladder.temperatures)
     pooled, num_blocks = pool(ladder)
@@ -172,8 +172,8 @@ def _choose_level(ladder: Ladder, fit: PathFit, family: Family, degree: int | No
     for level in range(1, family.num_levels):
         of_degree, before, label = _level(family, level)
         errors.append(path_error(ladder, fit, level, num_polynomial_features(d, of_degree), smallest_ess))
-        # What the last step changed, as far as errors still shrink, stands for what the next would change; a kernel's
-        # penalty is not such a series, and all of the change counts.
+        # The last change, times the ratio by which errors still shrink, estimates the next one. The penalties of the
+        # kernel are no such series: the whole change counts.
         series = level <= family.degree and errors[before] > 0
         shrinking = min(1.0, errors[level] / errors[before]) if series else 1.0
         change = shrinking * float(fit.integral[level] - fit.integral[before])

@@ -30,7 +30,7 @@ INTEGRANDS = ("mean", "square")
 
 
 class RungHealth(NamedTuple):
-    """What is known of each rung before any control.
+    """Diagnostics of each rung before any control variate is fitted.
 
     usable : (t,) whether it has finite draws, log likelihoods and gradients at four distinct states at least.
     impossible : (t,) draws of zero likelihood; only the prior rung may have any.
@@ -204,18 +204,18 @@ def control_rungs(
 
 
 ALONE = ("not_converged", "too_few_draws", "constant", "boundary")
-"""Findings of a rung's gate that do not accuse the scores."""
+"""Patterns of the score gate on a rung that do not mean wrong scores."""
 
 
 MIN_DRAWS = 100
-"""Draws per rung from which what is not recognised counts, and z-scores are added up.
+"""Draws per rung from which an unrecognised failure counts, and z-scores are added up.
 
-The sample mean in E[(x−x̄)s] biases each z by 1/√(2n), and of 620 rungs of ten right draws two failed by chance.
+The sample mean in E[(x−x̄)s] biases each z by 1/√(2n): with ten draws and correct scores 2 of 620 rungs failed.
 """
 
 
 class LadderCheck(NamedTuple):
-    """What the score gate found on a ladder.
+    """The result of the score gate on a ladder.
 
     passed : whether control variates may be used. message : what failed and where; empty for a pass.
     """
@@ -227,9 +227,9 @@ class LadderCheck(NamedTuple):
 def check_ladder(ladder: Ladder, health: RungHealth) -> LadderCheck:
     """Test Stein's identities at every rung, and their z-scores added up over the rungs.
 
-    A short rung cannot show scores that are wrong by a tenth; thirty of them can: the sums of the z-scores of
-    E[s_i] = 0 and E[(x_i − x̄_i)s_i] = −1 over t rungs, divided by √t, are standard normal too,
-    if a rung has a hundred draws.
+    One short rung cannot show an error of a tenth in the scores, but thirty rungs together can: the sums of the
+    z-scores of E[s_i] = 0 and E[(x_i − x̄_i)s_i] = −1 over t rungs, divided by √t, are standard normal as well, if each
+    rung has a hundred draws.
     """
     z_mean, z_product, failing, threshold = [], [], [], 0.0
     enough = ladder.draws.shape[0] * ladder.draws.shape[1] >= MIN_DRAWS

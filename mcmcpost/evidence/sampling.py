@@ -27,7 +27,7 @@ from mcmcpost.evidence.lanes import (
 from mcmcpost.evidence.starts import Pool, Starts, choose_starts, prior_pool
 
 POOL = 256
-"""Prior draws at least, from which the starts are chosen."""
+"""Least number of prior draws from which the starts are chosen."""
 
 
 CHUNKS = 50
@@ -35,13 +35,13 @@ CHUNKS = 50
 
 
 class LadderStats(NamedTuple):
-    """How the sampler fared; the prior rung, drawn iid, has no steps and accepts always.
+    """Statistics of the sampler. The prior rung is drawn iid: it has no steps and always accepts.
 
     acceptance_rate, num_steps, diverging : (c, n, t) of every trajectory; a step costs one gradient.
     step_size : (c, t) after warm-up, NaN at the prior.
     swap_rate : (c, t) accepted fraction of the swaps proposed with the next rung; NaN without any.
-    gradient_evaluations : gradients that all lanes asked for, warm-up included.
-    lockstep_evaluations : gradients computed, as every lane waits for the longest trajectory.
+    gradient_evaluations : gradients that the chains of all rungs needed, warm-up included.
+    lockstep_evaluations : gradients computed: every chain waits for the longest trajectory.
     """
 
     acceptance_rate: Float[np.ndarray, "c n t"]
@@ -69,7 +69,7 @@ class RunLength(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One checked request."""
+    """The arguments of a run, checked."""
 
     where: str
     target: TemperedTarget
@@ -118,8 +118,8 @@ def sample_ladder(
 
     Returns
     -------
-    SampledLadder : the ladder and the sampler's statistics. A rung whose chains diverge or do not move is in the
-        statistics; it raises nothing.
+    SampledLadder : the ladder and the sampler's statistics. Chains that diverge or do not move raise nothing: the
+        statistics show them.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def sample_rungs(
     check_kernel(where, choice)
     for name, value in (*length._asdict().items(), ("exchange", 1 if exchange is None else exchange)):
         if value < 1:
-            raise InputError(where, f"`{name}` of at least 1", value, "Ask for more.")
+            raise InputError(where, f"`{name}` of at least 1", value, "Use a positive integer.")
     start = None if init is None else np.asarray(init, np.float64)
     if start is not None and (start.shape != (len(target.names),) or not np.isfinite(start).all()):
         raise InputError(
@@ -196,7 +196,7 @@ def _sample(run: Run, key: jax.Array) -> SampledLadder:
 
 
 class _Prior(NamedTuple):
-    """Prior draws (w + n, c, d) and their values: w before the n that the prior rung keeps."""
+    """Prior draws (w + n, c, d) and their values; the prior rung keeps the last n."""
 
     draws: np.ndarray
     values: Evaluation
@@ -337,7 +337,7 @@ def sample_more_rungs(
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SampledLadder:
-    """Sample rungs at new temperatures only, as many chains and draws as the ladder has.
+    """Sample rungs at new temperatures only, with as many chains and draws as the ladder has.
 
     They start from the draws of the next hotter rung, resampled by exp((t − t₀)ℓ).
 

@@ -46,7 +46,7 @@ def _(kernel: Sum, X: Array, SX: Array, Y: Array, SY: Array) -> Array:
 
 @stein_block.register
 def _(kernel: Weighted, X: Array, SX: Array, Y: Array, SY: Array) -> Array:
-    """A weight is a change of score: k̃₀ = w(x) w(y) k₀ with s replaced by s + ∇log w (mathematics.md section 1)."""
+    """k̃₀ = w(x) w(y) k₀ with s replaced by s + ∇log w: a weight changes the score (docs/mathematics.md section 1)."""
     (wx, gx), (wy, gy) = kernel.weight(X), kernel.weight(Y)
     return wx[:, None] * wy[None, :] * stein_block(kernel.kernel, X, SX + gx, Y, SY + gy)
 
