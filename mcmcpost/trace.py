@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.arrays import rows_of
-from mcmcpost._core.checks import as_float64
+from mcmcpost._core.checks import as_float64, as_labels
 from mcmcpost._core.errors import InputError
 
 
@@ -58,12 +58,7 @@ def make_trace(draws: object, scores: object, names: tuple[str, ...] | None = No
     if not np.isfinite(draws_).all():
         bad = int((~np.isfinite(draws_)).any(-1).sum())
         raise InputError("Trace", "finite draws", f"{bad} draws with NaN or infinity", "Remove them.")
-    labels = tuple(f"x[{i}]" for i in range(draws_.shape[-1])) if names is None else tuple(names)
-    if len(labels) != draws_.shape[-1] or len(set(labels)) != len(labels):
-        raise InputError(
-            "Trace", f"{draws_.shape[-1]} distinct coordinate names", labels, "Name every coordinate once."
-        )
-    return Trace(draws_, scores_, labels)
+    return Trace(draws_, scores_, as_labels("Trace", names, draws_.shape[-1]))
 
 
 def moving(draws: Float[np.ndarray, "c n d"]) -> Bool[np.ndarray, " d"]:

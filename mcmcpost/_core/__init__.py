@@ -1,1 +1,1 @@
-"""What every layer may touch: statuses, input errors, precision, ArviZ's MCSE, long axes, printed numbers."""
+"""What every layer may use: statuses, input errors, warnings, precision, devices, MCSE, long axes, printed numbers."""

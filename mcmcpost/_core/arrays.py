@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 ENTRIES = 1 << 20
-"""Of a block that is formed on the way: 8 MB."""
+"""Entries of a temporary block (8 MB)."""
 
 
 LARGE = 1 << 22
@@ -19,11 +19,11 @@ LARGE = 1 << 22
 
 
 COLUMNS = 8
-"""Integrands are padded to a multiple of this: any few of them share one compiled program."""
+"""The number of integrands is padded to a multiple of this, so that different numbers share one compiled program."""
 
 
 def is_large(entries: int) -> bool:
-    """Return whether an array is to be worked through in blocks."""
+    """Return whether an array of so many entries is worked through in blocks."""
     return entries > LARGE
 
 
@@ -34,21 +34,21 @@ def in_blocks(length: int, width: int) -> Iterator[slice]:
 
 
 def pad_columns(values: Float[np.ndarray, "m p"]) -> Float[np.ndarray, "m q"]:
-    """Return `values` with columns of zeros up to a multiple of `COLUMNS`; a large array as it is."""
+    """Return `values` with columns of zeros up to a multiple of `COLUMNS`; a large array is returned unchanged."""
     if is_large(values.size):
         return values
     return np.pad(values, ((0, 0), (0, -values.shape[1] % COLUMNS)))
 
 
 SCRATCH = 1 << 27
-"""Bytes (134 MB) from which an array lies in a temporary file."""
+"""Size in bytes (134 MB) from which an array is kept in a temporary file."""
 
 
 def zeros(shape: Sequence[int], dtype: np.dtype | type = np.float64) -> np.ndarray:
-    """Return zeros; a large array lies in a temporary file, whose pages the system can take from memory.
+    """Return zeros. A large array is kept in a temporary file, whose pages the system can move out of memory.
 
-    The file is in ``$TMPDIR``, or /var/tmp, without a name, and goes with the array. Where a file of that size cannot
-    be reserved (no room, or a system without ``posix_fallocate``) the array is in memory like any other.
+    The file has no name, is in ``$TMPDIR`` or /var/tmp, and is deleted with the array. Where a file of that size cannot
+    be reserved (no room, or a system without ``posix_fallocate``) the array is in memory.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size >= SCRATCH and hasattr(os, "posix_fallocate"):
@@ -75,6 +75,6 @@ def rows_of(array: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def _folder() -> str | None:
-    """Return where large files belong: /tmp may itself be memory. None leaves it to Python."""
+    """Return the folder of large files, None for Python's choice; /tmp may itself be in memory."""
     large = "/var/tmp"
     return large if "TMPDIR" not in os.environ and Path(large).is_dir() else None

@@ -1,6 +1,7 @@
 """Checks of what a user gave; each raises an `InputError` or an `InputTypeError`."""
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from mcmcpost._core.errors import InputError, InputTypeError, fault
 
 
 def as_float64(where: str, name: str, values: object, shape: str, *, copy: bool = True) -> np.ndarray:
-    """Return `values` as a float64 array, refusing what is not a real numeric array of the rank of `shape`.
+    """Return `values` as a float64 array, and refuse one that is not real and numeric or has not the rank of `shape`.
 
     Without `copy` a float64 array is returned as a view that cannot be written to.
     """
@@ -30,14 +31,22 @@ def as_float64(where: str, name: str, values: object, shape: str, *, copy: bool 
     return result
 
 
+def as_labels(where: str, names: Iterable[str] | None, d: int) -> tuple[str, ...]:
+    """Return d distinct coordinate labels, ``x[0]``, ``x[1]``, … where there are none."""
+    labels = tuple(f"x[{i}]" for i in range(d)) if names is None else tuple(names)
+    if len(labels) != d or len(set(labels)) != d:
+        raise InputError(where, f"{d} distinct coordinate names", labels, "Name every coordinate once.")
+    return labels
+
+
 def check_count(where: str, name: str, value: object, cure: str, *, least: int = 1) -> None:
-    """Refuse what is not an integer of at least `least`."""
+    """Refuse a value that is not an integer of at least `least`."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise InputError(where, f"`{name}` of at least {least}, an integer", value, cure)
 
 
 def check_kind(where: str, name: str, value: object, kind: type | tuple[type, ...], cure: str) -> None:
-    """Refuse what is no instance of `kind`, such as the name of a kernel in place of the kernel."""
+    """Refuse a value that is not an instance of `kind`, such as the name of a kernel instead of the kernel."""
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         names = " or ".join("None" if k is type(None) else k.__name__.removeprefix("Abstract") for k in kinds)
@@ -46,7 +55,7 @@ def check_kind(where: str, name: str, value: object, kind: type | tuple[type, ..
 
 
 def check_writable(where: str, folder: Path) -> None:
-    """Refuse a folder in which no file can be made; permissions alone do not tell, as for a read-only system."""
+    """Refuse a folder in which no file can be made. It tries: permissions do not show that a disk is read-only."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass

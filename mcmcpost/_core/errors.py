@@ -1,8 +1,8 @@
-"""Errors about what a user gave."""
+"""Errors about the input of a user."""
 
 
 class InputError(ValueError):
-    """What a user gave has a value that cannot be used.
+    """An argument of a user has a value that cannot be used.
 
     The message says where, what was expected, what was got, and the cure: four arguments, or one sentence of all.
     """
@@ -12,7 +12,7 @@ class InputError(ValueError):
 
 
 class InputTypeError(TypeError):
-    """What a user gave is of a kind that cannot be used; the arguments are those of `InputError`."""
+    """An argument of a user has a type that cannot be used; the arguments are those of `InputError`."""
 
     def __init__(self, where: str, expected: str | None = None, got: object = None, cure: str = "") -> None:
         super().__init__(where if expected is None else fault(where, expected, got, cure))

@@ -1,4 +1,4 @@
-"""Monte Carlo standard errors and R-hat, by ArviZ: the one lazy import of ``arviz_stats.base``."""
+"""Monte Carlo standard errors and R-hat, computed by ArviZ, which is imported on first use."""
 
 import numpy as np
 from jaxtyping import Float

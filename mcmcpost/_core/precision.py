@@ -1,4 +1,4 @@
-"""Precision: the one place that enters float64, and points as floating JAX arrays."""
+"""Precision: functions run in float64, and points as floating JAX arrays."""
 
 import functools
 from collections.abc import Callable

@@ -13,7 +13,7 @@ class Status(StrEnum):
     CONTROLLED = "controlled"
     """The control variate reduced the error."""
     EXACT = "exact"
-    """The control variate reproduces the integrand: the residual is at rounding."""
+    """The control variate reproduces the integrand up to rounding."""
     PLAIN = "plain"
     """No gain was found: the plain posterior mean is returned."""
     REGULARISED = "regularised"
@@ -21,7 +21,7 @@ class Status(StrEnum):
     NUGGET_RAISED = "nugget_raised"
     """The kernel system was singular at the requested nugget, which was raised."""
     NOT_CONVERGED = "not_converged"
-    """An iterative solve stopped at its budget; the error is still that of the rule that it returned."""
+    """An iterative solve stopped at its budget; the reported error is that of the result it returned."""
     TOO_FEW_DRAWS = "too_few_draws"
     """Too few distinct draws for any control variate of the requested kind: the plain mean is returned."""
     UNDEFINED = "undefined"
@@ -32,4 +32,4 @@ class Status(StrEnum):
 
 
 WITHOUT_GAIN = (Status.EXACT, Status.TOO_FEW_DRAWS, Status.UNDEFINED, Status.BAD_SCORES)
-"""Statuses whose gain is rounding, or rests on an error that is not to be trusted."""
+"""Statuses whose gain is not reported: it is rounding, or its error cannot be trusted."""

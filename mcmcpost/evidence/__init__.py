@@ -7,6 +7,7 @@ from mcmcpost.evidence.ladder import (
     Ladder,
     LadderWarning,
     TemperedTarget,
+    adaptive_ladder,
     check_temperatures,
     geometric_ladder,
     gradient_finding,
@@ -25,7 +26,6 @@ from mcmcpost.evidence.rungs import LadderCheck, RungHealth, RungMeans, check_la
 from mcmcpost.evidence.sampling import (
     LadderStats,
     SampledLadder,
-    adaptive_ladder,
     sample_ladder,
     sample_more_rungs,
 )

@@ -11,7 +11,7 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from mcmcpost._core.checks import as_float64
+from mcmcpost._core.checks import as_float64, as_labels
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean
@@ -97,11 +97,11 @@ def log_densities(
 
 
 MIN_PARTICIPANTS = 10.0
-"""Below so many effective draws in the overlap of posterior and proposal the estimate is not one."""
+"""With fewer effective draws in the overlap of posterior and proposal, the estimate is not to be used."""
 
 
 DRIFT_LEVEL = 1e-4
-"""Of the test that the chains and their halves agree, as in the score gate."""
+"""Level of the test that the chains and their halves agree, as in the score gate."""
 
 
 WHERE = "bridge_sampling"
@@ -110,9 +110,11 @@ WHERE = "bridge_sampling"
 class Bridge(NamedTuple):
     """One solved bridge.
 
-    value : log Z. mcse : its standard error. drawn_error : the part of it that is due to the draws. share : s₁ =
-    ess/(ess + proposals). participants : the fewer of the effective draws and proposals that carry it. ess : median
-    effective sample size of the draws.
+    value, mcse : log Z and its standard error.
+    drawn_error : the part of `mcse` that is due to the draws.
+    share : s₁ = ess/(ess + proposals).
+    participants : effective number of draws, or of proposals if smaller, in the overlap.
+    ess : median effective sample size of the draws over the coordinates.
     """
 
     value: float
@@ -135,8 +137,8 @@ def bridge_sampling(
     """Estimate log Z = log ∫q with the optimal bridge between posterior draws and a normal fitted to other draws.
 
     Z = E_g[q h]/E_p[g h] with h = 1/(s₁q + s₂Zg), p = q/Z the posterior and g the proposal. The first half of each
-    chain fits the proposal and the second half is bridged; then they change places and the two estimates are averaged.
-    Sample sizes s are effective ones, and the error sees autocorrelation.
+    chain fits the proposal and the second half is bridged; then the halves are exchanged and both results averaged.
+    The shares s are those of the effective sample sizes, and the error includes autocorrelation.
 
     Parameters
     ----------
@@ -232,10 +234,7 @@ def check_draws(where: str, draws: object, names: tuple[str, ...] | None) -> tup
     bad = ~np.isfinite(points).all(axis=-1)
     if bad.any():
         raise InputError(where, "finite draws", f"{bad.sum()} with NaN or infinity", "Remove them.")
-    labels = tuple(f"x[{i}]" for i in range(points.shape[-1])) if names is None else tuple(names)
-    if len(labels) != points.shape[-1]:
-        raise InputError(where, f"{points.shape[-1]} names", len(labels), "Name every coordinate.")
-    return points, labels
+    return points, as_labels(where, names, points.shape[-1])
 
 
 def split_halves(points: Float[np.ndarray, "c n d"]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -336,7 +335,7 @@ NUM_NODES = 10
 
 
 QUADRATIC = 2
-"""From this degree on the control variate removes the errors of the fitted moments, which the halves share."""
+"""Degree from which the control variate removes the errors of the fitted moments, which both halves share."""
 
 
 def controlled_bridge(
@@ -350,9 +349,9 @@ def controlled_bridge(
     """Estimate log Z = ∫₀¹ E_t[log q − log g] dt, E_t under g^(1−t)q^t/Z_t, with zero-variance control variates.
 
     g is the normal fitted to one half of each chain. As many draws of g and the draws of the other half are the two
-    rungs of a ladder on which log q − log g is the log likelihood. Pooled (docs/mathematics.md section 3) they are the
-    bridge in the middle of which every draw serves every t, and scores are known all along. Where the posterior is near
-    the normal log q − log g is nearly a polynomial, whose expectation Stein features reproduce.
+    rungs of a ladder on which log q − log g is the log likelihood. The ladder is pooled (docs/mathematics.md section
+    3): every draw serves every t, at which its score is known. Where the posterior is near the normal, log q − log g is
+    nearly a polynomial, whose expectation Stein features reproduce.
 
     Parameters
     ----------

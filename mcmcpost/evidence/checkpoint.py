@@ -1,4 +1,4 @@
-"""A file from which an interrupted run goes on: the state of the sampler and what was drawn so far, without pickles."""
+"""Checkpoints: the state of the sampler and the draws so far in a file, from which an interrupted run continues."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from mcmcpost._core.errors import InputError
 def save_checkpoint(
     path: Path, step: int, state: Any, records: dict[str, np.ndarray], settings: dict[str, Any]
 ) -> None:
-    """Write the state after `step` iterations; a crash leaves the previous file whole."""
+    """Write the state after `step` iterations; a crash leaves the previous file intact."""
     content: dict[str, Any] = {f"state_{i}": _data(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
     content |= {f"record_{name}": array for name, array in records.items()}
     content |= {"step": step, "settings": np.array(json.dumps(settings))}

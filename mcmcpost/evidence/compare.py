@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import pandas
 
 DISAGREEMENT = 4.0
-"""Methods on the same draws differ by more than so many of their joint standard errors: something is wrong."""
+"""Joint standard errors by which methods on the same draws may differ before they are said to disagree."""
 
 
 class EvidenceComparison(NamedTuple):
-    """Models side by side.
+    """Log evidences, Bayes factors and posterior probabilities of several models.
 
     names : t models. log_evidence, error : (t,) with √(mcse² + discretisation_error²).
     log_bayes_factor : (t, t) log p(y|row) − log p(y|column), with `log_bayes_factor_error`; models are taken to be
@@ -96,7 +96,7 @@ def compare_models(
 
 
 def disagreements(evidence: Evidence) -> list[str]:
-    """Return, in words, the methods whose estimates differ from the reported one beyond both errors.
+    """Return a sentence for each method whose estimate differs from the reported one beyond both errors.
 
     Rules that miss part of the path are given their discretisation error as well.
     """

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jaxtyping import Array, Float
+from scipy.interpolate import PchipInterpolator
 
-from mcmcpost._core.checks import as_float64, check_count
+from mcmcpost._core.checks import as_float64, as_labels, check_count
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.trace import Trace, make_trace
@@ -103,6 +104,22 @@ def check_temperatures(where: str, temperatures: object) -> Float[np.ndarray, " 
     return values
 
 
+def new_temperatures(where: str, ladder: Ladder, temperatures: object) -> Float[np.ndarray, " t"]:
+    """Return new temperatures in order, refusing those outside (0, 1), repeated, or in the ladder."""
+    levels = np.sort(as_float64(where, "temperatures", np.atleast_1d(np.asarray(temperatures)), "t"))
+    if not len(levels) or not ((levels > 0) & (levels < 1)).all():
+        raise InputError(where, "new temperatures inside (0, 1)", levels.tolist(), "Both ends are rungs.")
+    known = np.intersect1d(levels, ladder.temperatures)
+    if len(known) or (np.diff(levels) == 0).any():
+        raise InputError(
+            where,
+            "temperatures that are new, each once",
+            (known if len(known) else levels).tolist(),
+            "Leave out temperatures that the ladder has.",
+        )
+    return levels
+
+
 def make_ladder(
     temperatures: object,
     draws: object,
@@ -134,10 +151,7 @@ def make_ladder(
     ):
         if array.shape != shape:
             raise InputError(where, f"`{name}` of shape {shape}", array.shape, "One value for each draw.")
-    labels = tuple(f"x[{i}]" for i in range(points.shape[-1])) if names is None else tuple(names)
-    if len(labels) != points.shape[-1] or len(set(labels)) != len(labels):
-        raise InputError(where, f"{points.shape[-1]} distinct coordinate names", labels, "Name each once.")
-    return Ladder(levels, points, values, slopes[0], slopes[1], labels)
+    return Ladder(levels, points, values, slopes[0], slopes[1], as_labels(where, names, points.shape[-1]))
 
 
 def power_ladder(size: int, power: float | int = 5) -> Float[np.ndarray, " t"]:
@@ -159,16 +173,67 @@ def geometric_ladder(size: int, smallest: float = 1e-4) -> Float[np.ndarray, " t
     return np.concatenate([[0.0], np.geomspace(smallest, 1.0, size - 1) if size > 2 else [1.0]])
 
 
+FLOOR = 0.05
+"""Least share of a pilot interval, relative to equal shares: noise can hide that the variance changes on it."""
+
+
+POWER = 5
+"""Temperatures are interpolated in t^(1/5), in which a path is smooth near the prior."""
+
+
+def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
+    """Return `size` temperatures with equal contributions to the error of the trapezoid rule, from a pilot ladder.
+
+    On [a, b] the rule errs by (b − a)³|μ″|/12, and μ′ is the variance v of the log likelihood, so rungs are spread
+    with density |dv/dt|^(1/3). The pilot gives v at its rungs; between them its derivative is taken as constant.
+
+    Parameters
+    ----------
+    ladder : a pilot run, as short as its variances are informative.
+    size : number of temperatures, both ends included.
+    """
+    where = "adaptive_ladder"
+    if size < 2:
+        raise InputError(where, "`size` of at least 2", size, "Both ends are rungs.")
+    variance = _variances(ladder)
+    gap = np.diff(ladder.temperatures)
+    share = np.cbrt(np.abs(np.diff(variance)) * gap**2)
+    total = share.sum()
+    if not np.isfinite(total) or total == 0:
+        raise InputError(
+            where,
+            "a pilot whose log likelihood has a finite variance that changes along the ladder",
+            f"variances {np.array2string(variance, precision=3)}",
+            "Draw more, or use power_ladder.",
+        )
+    share = np.maximum(share / total, FLOOR / len(share))
+    cumulative = np.concatenate([[0.0], np.cumsum(share)])
+    level = PchipInterpolator(cumulative / cumulative[-1], ladder.temperatures ** (1 / POWER))
+    temperatures = level(np.linspace(0.0, 1.0, size)) ** POWER
+    temperatures[[0, -1]] = 0.0, 1.0
+    return temperatures
+
+
+def _variances(ladder: Ladder) -> Float[np.ndarray, " t"]:
+    """Return the variance of the finite log likelihoods of every rung."""
+    likelihood = ladder.log_likelihood.reshape(-1, len(ladder.temperatures))
+    finite = np.isfinite(likelihood)
+    count = np.maximum(finite.sum(axis=0), 1)
+    mean = np.where(finite, likelihood, 0.0).sum(axis=0) / count
+    squares = np.where(finite, np.where(finite, likelihood, 0.0) - mean, 0.0) ** 2
+    return np.where(finite.sum(axis=0) > 1, squares.sum(axis=0) / count, np.nan)
+
+
 TOLERANCE = 1e-4
-"""Differences that another solver tolerance explains: of ℓ in nats, of gradients relative to their size."""
+"""Differences that are put down to another solver tolerance: of ℓ in nats, of gradients relative to their size."""
 
 
 class LadderWarning(UserWarning):
-    """A stored ladder disagrees with its model; what was recomputed replaces what was stored."""
+    """A stored ladder disagrees with its model; the values of the model are used."""
 
 
 def likelihood_finding(stored: Float[np.ndarray, "..."], model: Float[np.ndarray, "..."]) -> str | None:
-    """Say how stored log likelihoods differ from the model's, None where they agree.
+    """Return how stored log likelihoods differ from the model's, in words; None where they agree.
 
     An additive constant (a normalising constant left out, or counted twice) leaves every expectation as it is and
     shifts the log evidence by its own size.
@@ -202,7 +267,7 @@ def likelihood_finding(stored: Float[np.ndarray, "..."], model: Float[np.ndarray
 
 
 def gradient_finding(name: str, stored: Float[np.ndarray, "... d"], model: Float[np.ndarray, "... d"]) -> str | None:
-    """Say how stored gradients differ from the model's, None where they agree."""
+    """Return how stored gradients differ from the model's, in words; None where they agree."""
     both = np.isfinite(stored).all(axis=-1) & np.isfinite(model).all(axis=-1)
     ours, theirs = model[both], stored[both]
     size = np.sqrt((ours**2).sum())

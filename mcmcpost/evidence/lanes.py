@@ -1,4 +1,4 @@
-"""One compiled program that moves every lane (rung × chain): NumPyro's kernels, replica exchange, adaptation."""
+"""The compiled program that moves all chains of all rungs (lanes): NumPyro's kernels, adaptation, replica exchange."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -15,15 +15,16 @@ from mcmcpost.evidence.ladder import TemperedTarget
 from mcmcpost.scores import value_and_score
 
 JITTER = 0.2
-"""Half-width of the uniform relative jitter of the step size of HMC, whose fixed length may resonate otherwise."""
+"""Half-width of the uniform relative jitter of HMC's step size; without it a fixed length may resonate."""
 
 
 class HamiltonianKernel(NamedTuple):
     """The Markov kernel of every rung: NUTS, or HMC of fixed length, with step size and mass matrix adapted per chain.
 
-    num_steps : leapfrog steps of HMC; None for NUTS. Lanes run in lockstep: equal lengths waste nothing, NUTS adapts.
-    max_tree_depth : of NUTS, in warm-up and in sampling. One deep tree keeps every lane waiting.
-    target_accept : of the step size adaptation.
+    num_steps : leapfrog steps of HMC; None for NUTS. All chains of all rungs step together, so that each waits for the
+        longest trajectory: HMC wastes nothing, NUTS adapts the length.
+    max_tree_depth : of NUTS, in warm-up and in sampling. One deep tree keeps all chains waiting.
+    target_accept : acceptance probability that the step size is adapted to.
     dense_mass : adapt a dense mass matrix; otherwise a diagonal one.
     forward_mode : differentiate in forward mode, which suits ODE solves with one to three parameters.
     """
@@ -36,7 +37,7 @@ class HamiltonianKernel(NamedTuple):
 
 
 class KernelFunctions(NamedTuple):
-    """The kernel on lanes.
+    """The kernel, vectorised over lanes: the chains of all rungs.
 
     init : (keys, starts, temperatures, inverse_mass) → state.
     step : (state, temperatures, jitter) → state; the jitter is uniform in (−1, 1) and independent of the state's key.
@@ -109,7 +110,7 @@ def make_kernel(target: TemperedTarget, kernel: HamiltonianKernel, num_warmup: i
 
 
 class Swap(NamedTuple):
-    """What one round of exchange decided.
+    """The decisions of one round of exchange.
 
     source : (t, c) the rung whose state each rung takes over.
     accepted, proposed : (t−1, c) whether the pair of rungs i and i+1 swapped, and whether it tried.
@@ -143,7 +144,7 @@ def propose_swaps(
 
 
 class Evaluation(NamedTuple):
-    """At one draw, or stacked over leading axes.
+    """Both terms of a target and their gradients at one draw, or stacked over leading axes.
 
     log_likelihood, log_prior : scalars ℓ and log p(x).
     gradient_log_likelihood, gradient_log_prior : (d,), NaN where the value is not finite.
@@ -177,7 +178,7 @@ def _evaluation(target: TemperedTarget, forward_mode: bool) -> Callable[[Array],
 
 
 class Record(NamedTuple):
-    """What one iteration leaves; l lanes, c chains.
+    """The record of one iteration; l lanes, c chains.
 
     draw (l, d), log_likelihood (l,), gradient_log_likelihood and gradient_log_prior (l, d) : after the exchange.
     num_steps, accept_prob, diverging : (l,) of the trajectory.
@@ -196,10 +197,10 @@ class Record(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the program is compiled for.
+    """The sizes that the program is compiled for.
 
     rungs, chains : of the sampled lanes, which come first; padding follows them.
-    with_prior : an iid prior draw stands below the lowest rung, and may be swapped in.
+    with_prior : whether there is a prior rung of iid draws below, which may be swapped in.
     num_warmup : iterations whose records are not kept.
     exchange : iterations between rounds of exchange, or None.
     capacity : iterations of one call at most.
@@ -302,7 +303,7 @@ def _evaluate_if(wanted: Array, target: TemperedTarget, kernel: HamiltonianKerne
 def _swap(
     plan: Plan, key: jax.Array, parity: Array, temperatures: Array, moved: Any, partner: Any
 ) -> tuple[Any, Array, Array]:
-    """Swap lanes between rungs; a state given to the prior rung is dropped, as the next draw there is a fresh one."""
+    """Swap lanes between rungs. A state that moves to the prior rung is dropped: the next draw there is independent."""
     lanes = plan.rungs * plan.chains
 
     def by_rung(lane: Array, prior: Array | None) -> Array:

@@ -1,4 +1,4 @@
-"""Importance sampling from the Laplace approximation: the log evidence in a few dimensions, without trusting draws."""
+"""Importance sampling from the Laplace approximation: log evidence in a few dimensions, independent of the draws."""
 
 from collections.abc import Callable
 
@@ -21,8 +21,8 @@ SCALES = np.array([1.0, 3.0])
 
 
 SHARES = np.array([0.9, 0.1])
-"""Nine tenths of the proposals at the scale of the Laplace approximation, the rest three times wider, in case the
-curvature at the mode hides the tails."""
+"""Nine tenths of the proposals have the scale of the Laplace approximation. The rest are three times wider, for tails
+that the curvature at the mode does not show."""
 
 
 MIN_ESS = 100.0
@@ -41,8 +41,9 @@ def laplace_importance(
 ) -> EvidenceEstimate:
     """Estimate log ∫q by importance sampling from Student t proposals at the mode of q.
 
-    The mode is climbed to by L-BFGS from the draw of highest density; the proposals have five degrees of freedom, the
-    inverse of −∇²log q as scale, and a tenth of them three times that. Good to about twenty dimensions and one mode.
+    L-BFGS finds the mode from the draw of highest density; the proposals have five degrees of freedom, the
+    inverse of −∇²log q as scale, and a tenth of them three times that. It needs one mode and at most
+    about twenty dimensions.
 
     Parameters
     ----------
@@ -100,7 +101,7 @@ def laplace_importance(
 
 
 def _climb(logdensity_fn: Callable[[Array], Array], start: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
-    """Return the mode nearest to `start` uphill; where the search leaves the support, the best point before."""
+    """Return the mode that L-BFGS reaches from `start`, or the best point before it leaves the support."""
     slope = jax.jit(jax.value_and_grad(lambda x: -logdensity_fn(x)))
 
     def downhill(x: np.ndarray) -> tuple[float, np.ndarray]:

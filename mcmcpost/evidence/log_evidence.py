@@ -27,12 +27,12 @@ PATHS = ("auto", "pooled", "rungs")
 
 
 class Evidence(NamedTuple):
-    """The log evidence with both error terms, its cross-checks and the path it was integrated along.
+    """A log evidence with both error terms, other estimates on the same draws, and the path that was integrated.
 
     value : log p(y), in nats. mcse : Monte Carlo standard error. discretisation_error : size of the quadrature error
         along the path, not a standard error.
     status, method : what happened and which estimator `value` is, ``pooled`` or a rule.
-    complaints : what is wrong with the ladder, and why the pooled path was not used.
+    complaints : sentences on what is wrong with the ladder and why the pooled path was not used.
     estimates : every method on the same draws, that of `value` first.
     temperatures : (t,) all rungs. health : of every rung.
     used : the rungs that were usable, to which `rungs` and `pooled` refer.

@@ -17,7 +17,7 @@ MAX_STEPS = 200
 
 
 TOLERANCE = 1e-11
-"""Of a step, relative to the largest |f_j| or one: what rounding leaves of sums of exponentials."""
+"""Size of a step, relative to the largest |f_j| or one, at which the iteration stops: rounding of the sums."""
 
 
 class FreeEnergies(NamedTuple):
@@ -135,7 +135,7 @@ def adjacent_overlap(
     sizes: Float[Array, " t"],
     values: Float[Array, " t"],
 ) -> Float[Array, " t-1"]:
-    """Return, for neighbouring rungs, the chance that a draw of one is taken for the other's.
+    """Return, for neighbouring rungs, the probability that a draw of one is attributed to the other.
 
     O_{j,j+1} = m_{j+1} Σ_n W_nj W_n,j+1; 0.5 between two equal rungs alone, near zero without overlap (Klimovich,
     Shirts and Mobley, 2015, doi:10.1007/s10822-015-9840-9, who ask for 0.03).

@@ -18,18 +18,18 @@ PATH_POWER = 5.0
 
 
 RIDGE = 1e-12
-"""Of the squared norm of a feature: settles combinations that vanish, far below what they could control."""
+"""Ridge penalty relative to the squared norm of a feature; it only decides combinations that vanish."""
 
 
 NEGLIGIBLE = 1e-290
 
 
 LENGTHSCALE = 2.0
-"""Of the kernel, in units of √d and of the coordinates' standard deviation at each temperature."""
+"""Lengthscale of the kernel, in units of √d standard deviations of the coordinates at each temperature."""
 
 
 PENALTIES = (1e-6, 1e-9)
-"""Of the squared norm of a kernel part, on squared residuals of weights that sum to one."""
+"""Penalties on the squared norm of the kernel part, relative to the weighted mean square of the residuals."""
 
 
 JITTER = 1e-10
@@ -66,10 +66,10 @@ class Mixtures(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The control variates that are fitted side by side, its levels: degrees 0..degree, then semi-exact ones.
+    """The control variates that are fitted together, called levels: degrees 0..degree, then semi-exact ones.
 
-    degree : the highest of the polynomials. kernel_degree : that beside which the kernel stands.
-    num_landmarks : J, of the kernel; none for polynomials only. There is one semi-exact level for each of `PENALTIES`.
+    degree : the highest degree of the polynomials. kernel_degree : degree of the polynomial used with the kernel.
+    num_landmarks : J, the landmarks of the kernel; zero for polynomials only. Each of `PENALTIES` is one more level.
     """
 
     degree: int

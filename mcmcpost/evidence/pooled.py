@@ -55,7 +55,7 @@ KERNEL_DEGREE = 2
 
 
 KERNEL_DRAWS = 10_000
-"""Above so many draws no kernel is tried: its fits without each block would take minutes."""
+"""Number of draws above which no kernel is tried: its fits without each block would take minutes."""
 
 
 class PooledPath(NamedTuple):
@@ -66,8 +66,8 @@ class PooledPath(NamedTuple):
     degree, level, method : of the polynomial, zero for none; the column of `fit` that was chosen; and its name.
     temperatures : (k,) the quadrature nodes; `fit` has the path there.
     mixtures : MBAR, all draws first and then without each block. overlap : (t−1,) of neighbouring rungs.
-    reason : why the pooled path is not to be used; empty if it is.
-    info : what each method tried would report.
+    reason : why the pooled path is not to be used; empty if it can be used.
+    info : the value and error of each method tried, and the smallest effective sample size and overlap.
     """
 
     value: float
@@ -112,21 +112,21 @@ def pooled_path(
 
     Parameters
     ----------
-    degree : of the zero-variance control variate. By default the method with the smallest error: a degree for which
-        three effective draws stand against each feature at every temperature, up to eight in one dimension, six in two
-        and three beyond; or, for up to 10,000 draws, the quadratic with a kernel beside it (semi-exact). The error of
-        each includes how far it moved the value from the one below, times the ratio of their errors among polynomials:
-        the best of several errors is too small without it, and for semi-exact fits with that ratio.
-    num_nodes : of Gauss–Legendre.
-    controlled : whether scores may be used at all.
+    degree : degree of the zero-variance control variate. By default the method with the smallest error is chosen: a
+        degree with at least three effective draws for each feature at every temperature, up to eight in one dimension,
+        six in two and three beyond; or, for up to 10,000 draws, the quadratic with a kernel (semi-exact). The smallest
+        of several estimated errors is too small. The error of each method therefore includes the change of the value
+        from the method below it, for polynomials times the ratio of their errors.
+    num_nodes : number of Gauss–Legendre nodes.
+    controlled : whether scores may be used.
     """
     levels = jnp.asarray(ladder.temperatures)
     pooled, num_blocks = pool(ladder)
-    finite = np.isfinite(ladder.log_likelihood)
+    c, n, t = ladder.log_likelihood.shape
     # Not from the trapezoid: the mean log likelihood of the prior may be -1e10, or infinite.
     start = np.concatenate([[0.0], np.cumsum(stepping_stones(ladder))])
     mixtures = solve_mixtures(levels, pooled, jnp.asarray(start), num_blocks=num_blocks)
-    sizes = jnp.full(len(levels), float(finite.shape[0] * finite.shape[1]))
+    sizes = jnp.full(t, float(c * n))
     overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, sizes, mixtures.free_energies[0]))
 
     nodes, weights = (jnp.asarray(a) for a in path_quadrature(num_nodes))
@@ -134,20 +134,7 @@ def pooled_path(
     d = ladder.draws.shape[-1]
     family = _family(d, len(pooled.points), smallest, degree) if controlled else Family(0)
     fit = fit_path(nodes, weights, pooled, mixtures, family=family)
-    errors = [path_error(ladder, fit, 0, 0, smallest)]
-    chosen, error, tried = 0, errors[0], {}
-    for level in range(1, family.num_levels):
-        of_degree, before, label = _level(family, level)
-        errors.append(path_error(ladder, fit, level, num_polynomial_features(d, of_degree), smallest))
-        # What the last step changed, as far as errors still shrink, stands for what the next would change; a kernel's
-        # penalty is not such a series, and all of the change counts.
-        series = level <= family.degree and errors[before] > 0
-        shrinking = min(1.0, errors[level] / errors[before]) if series else 1.0
-        change = shrinking * float(fit.integral[level] - fit.integral[before])
-        found = float(np.hypot(errors[level], change))
-        tried[label] = {"value": float(fit.integral[level]), "mcse": found}
-        if np.isfinite(found) and (level == degree or found * NEED < error):
-            chosen, error = level, found
+    chosen, error, tried = _choose_level(ladder, fit, family, degree, smallest)
     of_degree, _, label = _level(family, chosen)
     alone = Family(of_degree) if chosen <= family.degree else family._replace(degree=of_degree)
     again = path_integral(*map(jnp.asarray, path_quadrature(2 * num_nodes)), pooled, mixtures, family=alone)
@@ -167,6 +154,34 @@ def pooled_path(
         reason=_reason(mixtures, overlap, smallest),
         info={"tried": tried, "smallest_ess": smallest, "smallest_overlap": float(overlap.min())},
     )
+
+
+class _Choice(NamedTuple):
+    """The level of a family with the smallest error, that error, and what every level tried would report."""
+
+    level: int
+    error: float
+    tried: dict[str, dict[str, float]]
+
+
+def _choose_level(ladder: Ladder, fit: PathFit, family: Family, degree: int | None, smallest_ess: float) -> _Choice:
+    """Compare the levels by error; a `degree` that was asked for is taken where its error is finite."""
+    d = ladder.draws.shape[-1]
+    errors = [path_error(ladder, fit, 0, 0, smallest_ess)]
+    chosen, error, tried = 0, errors[0], {}
+    for level in range(1, family.num_levels):
+        of_degree, before, label = _level(family, level)
+        errors.append(path_error(ladder, fit, level, num_polynomial_features(d, of_degree), smallest_ess))
+        # The last change, times the ratio by which errors still shrink, estimates the next one. The penalties of the
+        # kernel are no such series: the whole change counts.
+        series = level <= family.degree and errors[before] > 0
+        shrinking = min(1.0, errors[level] / errors[before]) if series else 1.0
+        change = shrinking * float(fit.integral[level] - fit.integral[before])
+        found = float(np.hypot(errors[level], change))
+        tried[label] = {"value": float(fit.integral[level]), "mcse": found}
+        if np.isfinite(found) and (level == degree or found * NEED < error):
+            chosen, error = level, found
+    return _Choice(chosen, error, tried)
 
 
 def _family(d: int, num_draws: int, smallest_ess: float, degree: int | None) -> Family:

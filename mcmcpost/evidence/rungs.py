@@ -30,7 +30,7 @@ INTEGRANDS = ("mean", "square")
 
 
 class RungHealth(NamedTuple):
-    """What is known of each rung before any control.
+    """Diagnostics of each rung before any control variate is fitted.
 
     usable : (t,) whether it has finite draws, log likelihoods and gradients at four distinct states at least.
     impossible : (t,) draws of zero likelihood; only the prior rung may have any.
@@ -92,39 +92,49 @@ class RungMeans(NamedTuple):
 
 def examine_rungs(ladder: Ladder) -> RungHealth:
     """Return the health of each rung; nothing is raised."""
-    size = len(ladder.temperatures)
-    usable, converged = np.zeros(size, bool), np.zeros(size, bool)
-    impossible, states = np.zeros(size, int), np.zeros(size, int)
-    rhat, problems = np.full(size, np.nan), []
-    for i, temperature in enumerate(ladder.temperatures):
-        draws, values = ladder.draws[:, :, i], ladder.log_likelihood[:, :, i]
-        slopes = np.concatenate([ladder.gradient_log_likelihood[:, :, i], ladder.gradient_log_prior[:, :, i]], axis=-1)
-        zero = values == -np.inf
-        impossible[i] = zero.sum()
-        problem = ""
-        if not np.isfinite(draws).all():
-            problem = "draws that are not finite"
-        elif (~np.isfinite(values) & ~zero).any():
-            problem = "log likelihoods that are NaN or +infinity"
-        elif (zero & (temperature > 0)).any():
-            problem = "draws of zero likelihood at a positive temperature"
-        elif not np.isfinite(slopes[~zero]).all():
-            problem = "gradients that are not finite"
-        else:
-            states[i] = len(distinct_states(make_trace(draws, np.zeros_like(draws))).counts)
-            if states[i] < MIN_STATES:
-                problem = f"{states[i]} distinct states"
-        problems.append(problem)
-        usable[i] = not problem
-        if problem:
-            continue
-        safe = np.where(zero, np.min(values, where=~zero, initial=0.0), values)
-        seen = np.concatenate([draws, safe[..., None]], axis=-1)
-        varying = np.ptp(seen, axis=(0, 1)) > 0
-        converged[i] = not disagreeing(seen[..., varying], LEVEL).any()
-        if draws.shape[0] > 1 and draws.shape[1] >= MIN_STATES:
-            rhat[i] = rank_rhat(seen[..., varying]).max()
-    return RungHealth(usable, impossible, states, rhat, converged, tuple(problems))
+    found = [_examine(ladder, i) for i in range(len(ladder.temperatures))]
+    usable, impossible, states, rhat, converged, problem = zip(*found, strict=True)
+    return RungHealth(
+        np.array(usable), np.array(impossible), np.array(states), np.array(rhat), np.array(converged), problem
+    )
+
+
+class _Examined(NamedTuple):
+    """One rung of `RungHealth`."""
+
+    usable: bool
+    impossible: int
+    states: int
+    rhat: float
+    converged: bool
+    problem: str
+
+
+def _examine(ladder: Ladder, index: int) -> _Examined:
+    draws, values = ladder.draws[:, :, index], ladder.log_likelihood[:, :, index]
+    slopes = np.stack([ladder.gradient_log_likelihood[:, :, index], ladder.gradient_log_prior[:, :, index]], axis=-1)
+    zero = values == -np.inf
+    states = 0
+    problem = ""
+    if not np.isfinite(draws).all():
+        problem = "draws that are not finite"
+    elif (~np.isfinite(values) & ~zero).any():
+        problem = "log likelihoods that are NaN or +infinity"
+    elif (zero & (ladder.temperatures[index] > 0)).any():
+        problem = "draws of zero likelihood at a positive temperature"
+    elif not np.isfinite(slopes[~zero]).all():
+        problem = "gradients that are not finite"
+    else:
+        states = len(distinct_states(make_trace(draws, np.zeros_like(draws))).counts)
+        problem = f"{states} distinct states" if states < MIN_STATES else ""
+    if problem:
+        return _Examined(False, int(zero.sum()), states, np.nan, False, problem)
+    safe = np.where(zero, np.min(values, where=~zero, initial=0.0), values)
+    seen = np.concatenate([draws, safe[..., None]], axis=-1)
+    seen = seen[..., np.ptp(seen, axis=(0, 1)) > 0]
+    several = draws.shape[0] > 1 and draws.shape[1] >= MIN_STATES
+    rhat = float(rank_rhat(seen).max()) if several else np.nan
+    return _Examined(True, int(zero.sum()), states, rhat, not disagreeing(seen, LEVEL).any(), problem)
 
 
 def control_rungs(
@@ -194,18 +204,18 @@ def control_rungs(
 
 
 ALONE = ("not_converged", "too_few_draws", "constant", "boundary")
-"""Findings of a rung's gate that do not accuse the scores."""
+"""Patterns of the score gate on a rung that do not mean wrong scores."""
 
 
 MIN_DRAWS = 100
-"""Draws per rung from which what is not recognised counts, and z-scores are added up.
+"""Draws per rung from which an unrecognised failure counts, and z-scores are added up.
 
-The sample mean in E[(x−x̄)s] biases each z by 1/√(2n), and of 620 rungs of ten right draws two failed by chance.
+The sample mean in E[(x−x̄)s] biases each z by 1/√(2n): with ten draws and correct scores 2 of 620 rungs failed.
 """
 
 
 class LadderCheck(NamedTuple):
-    """What the score gate found on a ladder.
+    """The result of the score gate on a ladder.
 
     passed : whether control variates may be used. message : what failed and where; empty for a pass.
     """
@@ -217,9 +227,9 @@ class LadderCheck(NamedTuple):
 def check_ladder(ladder: Ladder, health: RungHealth) -> LadderCheck:
     """Test Stein's identities at every rung, and their z-scores added up over the rungs.
 
-    A short rung cannot show scores that are wrong by a tenth; thirty of them can: the sums of the z-scores of
-    E[s_i] = 0 and E[(x_i − x̄_i)s_i] = −1 over t rungs, divided by √t, are standard normal too,
-    if a rung has a hundred draws.
+    One short rung cannot show an error of a tenth in the scores, but thirty rungs together can: the sums of the
+    z-scores of E[s_i] = 0 and E[(x_i − x̄_i)s_i] = −1 over t rungs, divided by √t, are standard normal as well, if each
+    rung has a hundred draws.
     """
     z_mean, z_product, failing, threshold = [], [], [], 0.0
     enough = ladder.draws.shape[0] * ladder.draws.shape[1] >= MIN_DRAWS

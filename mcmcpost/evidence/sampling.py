@@ -1,4 +1,4 @@
-"""Draws of every power posterior of a ladder: the run, more rungs for a finished one, temperatures from a pilot."""
+"""Draws of every power posterior of a ladder: the run, and more rungs for a finished one."""
 
 import os
 from pathlib import Path
@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.interpolate import PchipInterpolator
 from tqdm import tqdm
 
-from mcmcpost._core.checks import as_float64
-from mcmcpost._core.devices import over_devices
+from mcmcpost._core.devices import map_rows, over_devices
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.evidence.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
-from mcmcpost.evidence.ladder import Ladder, TemperedTarget, check_temperatures
+from mcmcpost.evidence.ladder import Ladder, TemperedTarget, check_temperatures, new_temperatures
 from mcmcpost.evidence.lanes import (
     Evaluation,
     HamiltonianKernel,
@@ -26,10 +24,10 @@ from mcmcpost.evidence.lanes import (
     evaluate_at,
     make_program,
 )
-from mcmcpost.evidence.starts import Pool, Starts, choose_starts, prior_pool, sample_prior
+from mcmcpost.evidence.starts import Pool, Starts, choose_starts, prior_pool
 
 POOL = 256
-"""Prior draws at least, from which the starts are chosen."""
+"""Least number of prior draws from which the starts are chosen."""
 
 
 CHUNKS = 50
@@ -37,13 +35,13 @@ CHUNKS = 50
 
 
 class LadderStats(NamedTuple):
-    """How the sampler fared; the prior rung, drawn iid, has no steps and accepts always.
+    """Statistics of the sampler. The prior rung is drawn iid: it has no steps and always accepts.
 
     acceptance_rate, num_steps, diverging : (c, n, t) of every trajectory; a step costs one gradient.
     step_size : (c, t) after warm-up, NaN at the prior.
     swap_rate : (c, t) accepted fraction of the swaps proposed with the next rung; NaN without any.
-    gradient_evaluations : gradients that all lanes asked for, warm-up included.
-    lockstep_evaluations : gradients computed, as every lane waits for the longest trajectory.
+    gradient_evaluations : gradients that the chains of all rungs needed, warm-up included.
+    lockstep_evaluations : gradients computed: every chain waits for the longest trajectory.
     """
 
     acceptance_rate: Float[np.ndarray, "c n t"]
@@ -71,7 +69,7 @@ class RunLength(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One checked request."""
+    """The arguments of a run, checked."""
 
     where: str
     target: TemperedTarget
@@ -120,8 +118,8 @@ def sample_ladder(
 
     Returns
     -------
-    SampledLadder : the ladder and the sampler's statistics. A rung whose chains diverge or do not move is in the
-        statistics; it raises nothing.
+    SampledLadder : the ladder and the sampler's statistics. Chains that diverge or do not move raise nothing: the
+        statistics show them.
 
     Raises
     ------
@@ -164,7 +162,7 @@ def sample_rungs(
     check_kernel(where, choice)
     for name, value in (*length._asdict().items(), ("exchange", 1 if exchange is None else exchange)):
         if value < 1:
-            raise InputError(where, f"`{name}` of at least 1", value, "Ask for more.")
+            raise InputError(where, f"`{name}` of at least 1", value, "Use a positive integer.")
     start = None if init is None else np.asarray(init, np.float64)
     if start is not None and (start.shape != (len(target.names),) or not np.isfinite(start).all()):
         raise InputError(
@@ -198,7 +196,7 @@ def _sample(run: Run, key: jax.Array) -> SampledLadder:
 
 
 class _Prior(NamedTuple):
-    """Prior draws (w + n, c, d) and their values: w before the n that the prior rung keeps."""
+    """Prior draws (w + n, c, d) and their values; the prior rung keeps the last n."""
 
     draws: np.ndarray
     values: Evaluation
@@ -209,7 +207,8 @@ def _draw_prior(run: Run, key: jax.Array) -> _Prior:
     warmup, samples, chains = run.length
     kept = samples if run.temperatures[0] == 0 or run.exchange is not None else 0
     before = warmup if run.exchange is not None else max(0, -(-POOL // chains) - kept)
-    draws = sample_prior(run.target, key, (before + kept) * chains).reshape(before + kept, chains, -1)
+    keys = jax.random.split(key, (before + kept) * chains)
+    draws = np.asarray(map_rows(run.target.sample_prior, keys), np.float64).reshape(before + kept, chains, -1)
     return _Prior(draws, evaluate_at(run.target, draws, forward_mode=run.kernel.forward_mode), before)
 
 
@@ -338,7 +337,7 @@ def sample_more_rungs(
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SampledLadder:
-    """Sample rungs at new temperatures only, as many chains and draws as the ladder has.
+    """Sample rungs at new temperatures only, with as many chains and draws as the ladder has.
 
     They start from the draws of the next hotter rung, resampled by exp((t − t₀)ℓ).
 
@@ -373,19 +372,6 @@ def sample_more_rungs(
     )
 
 
-def new_temperatures(where: str, ladder: Ladder, temperatures: object) -> Float[np.ndarray, " t"]:
-    """Return new temperatures in order, refusing those outside (0, 1), repeated, or in the ladder."""
-    levels = np.sort(as_float64(where, "temperatures", np.atleast_1d(np.asarray(temperatures)), "t"))
-    if not len(levels) or not ((levels > 0) & (levels < 1)).all():
-        raise InputError(where, "new temperatures inside (0, 1)", levels.tolist(), "Both ends are rungs.")
-    known = np.intersect1d(levels, ladder.temperatures)
-    if len(known) or (np.diff(levels) == 0).any():
-        raise InputError(
-            where, "temperatures that are new, each once", (known if len(known) else levels).tolist(), "Drop it."
-        )
-    return levels
-
-
 def _starts_from(ladder: Ladder, levels: Float[np.ndarray, " t"], chains: int, key: jax.Array) -> Starts:
     parts = []
     for level, rung_key in zip(levels, jax.random.split(key, len(levels)), strict=True):
@@ -395,54 +381,3 @@ def _starts_from(ladder: Ladder, levels: Float[np.ndarray, " t"], chains: int, k
         pool = Pool(draws, likelihood, np.full(len(draws), ladder.temperatures[hotter]))
         parts.append(choose_starts(pool, level[None], chains, rung_key))
     return Starts(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-
-
-FLOOR = 0.05
-"""Least share of one pilot interval, relative to an equal share: a variance that does not change is only noisy."""
-
-
-POWER = 5
-"""Temperatures are interpolated in t^(1/5), in which a path is smooth near the prior."""
-
-
-def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
-    """Return `size` temperatures with equal contributions to the error of the trapezoid rule, from a pilot ladder.
-
-    On [a, b] the rule errs by (b − a)³|μ″|/12, and μ′ is the variance v of the log likelihood, so rungs are spread
-    with density |dv/dt|^(1/3). The pilot gives v at its rungs; between them its derivative is taken as constant.
-
-    Parameters
-    ----------
-    ladder : a pilot run, as short as its variances are informative.
-    size : number of temperatures, both ends included.
-    """
-    where = "adaptive_ladder"
-    if size < 2:
-        raise InputError(where, "`size` of at least 2", size, "Both ends are rungs.")
-    variance = _variances(ladder)
-    gap = np.diff(ladder.temperatures)
-    share = np.cbrt(np.abs(np.diff(variance)) * gap**2)
-    total = share.sum()
-    if not np.isfinite(total) or total == 0:
-        raise InputError(
-            where,
-            "a pilot whose log likelihood has a finite variance that changes along the ladder",
-            f"variances {np.array2string(variance, precision=3)}",
-            "Draw more, or use power_ladder.",
-        )
-    share = np.maximum(share / total, FLOOR / len(share))
-    cumulative = np.concatenate([[0.0], np.cumsum(share)])
-    level = PchipInterpolator(cumulative / cumulative[-1], ladder.temperatures ** (1 / POWER))
-    temperatures = level(np.linspace(0.0, 1.0, size)) ** POWER
-    temperatures[[0, -1]] = 0.0, 1.0
-    return temperatures
-
-
-def _variances(ladder: Ladder) -> Float[np.ndarray, " t"]:
-    """Return the variance of the finite log likelihoods of every rung."""
-    likelihood = ladder.log_likelihood.reshape(-1, len(ladder.temperatures))
-    finite = np.isfinite(likelihood)
-    count = np.maximum(finite.sum(axis=0), 1)
-    mean = np.where(finite, likelihood, 0.0).sum(axis=0) / count
-    squares = np.where(finite, np.where(finite, likelihood, 0.0) - mean, 0.0) ** 2
-    return np.where(finite.sum(axis=0) > 1, squares.sum(axis=0) / count, np.nan)

@@ -1,4 +1,4 @@
-"""Where the chains of a ladder start, and in which metric: prior draws resampled by their tempered likelihood."""
+"""Starts and first mass matrices of the chains of a ladder: prior draws resampled by their tempered likelihood."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,12 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.evidence.ladder import TemperedTarget
 from mcmcpost.evidence.lanes import Evaluation, evaluate_at
 
 SPREAD = 0.05
-"""Standard deviation of the starts about a given one, in prior standard deviations."""
+"""Standard deviation of the starts about a given start, in prior standard deviations."""
 
 
 class Pool(NamedTuple):
@@ -33,11 +32,6 @@ class Starts(NamedTuple):
 
     draws: Float[np.ndarray, "t c d"]
     inverse_mass: Float[np.ndarray, "t d d"]
-
-
-def sample_prior(target: TemperedTarget, key: jax.Array, size: int) -> Float[np.ndarray, "n d"]:
-    """Return iid draws of the prior."""
-    return np.asarray(map_rows(target.sample_prior, jax.random.split(key, size)), np.float64)
 
 
 def prior_pool(
@@ -76,8 +70,8 @@ def prior_pool(
 def choose_starts(pool: Pool, temperatures: Float[np.ndarray, " t"], num_chains: int, key: jax.Array) -> Starts:
     """Resample candidates with weights exp((t − t₀)ℓ), each at most once per rung, and estimate covariances alike.
 
-    The weights of a cold rung rest on few candidates: its metric is that of the coldest rung whose weights still have
-    an effective size, which the step size adaptation can start from.
+    On a cold rung few candidates have weight, too few for a covariance. It gets that of the coldest rung whose weights
+    have a large enough effective size.
     """
     usable = np.isfinite(pool.log_likelihood) & np.isfinite(pool.draws).all(axis=1)
     draws, likelihood, level = (array[usable] for array in pool)

@@ -1,4 +1,4 @@
-"""The score gate: do these scores belong to these draws, and if not, what is the likely cause?"""
+"""The score gate tests whether the scores belong to the draws, and names the likely cause if they do not."""
 
 from collections import defaultdict
 from typing import NamedTuple
@@ -56,7 +56,7 @@ def diagnose(
     threshold: float,
     apart: Bool[np.ndarray, " d"],
 ) -> Finding:
-    """Name the cause of failed tests: a known mistake first, then what cannot be repaired, then chains that disagree.
+    """Name the cause of failed tests: first a known mistake, then one without repair, then chains that disagree.
 
     Parameters
     ----------
@@ -214,11 +214,11 @@ class ScoreError(InputError):
 
 
 class ScoreWarning(UserWarning):
-    """The scores, or the draws, look wrong in a way that is not recognised with certainty."""
+    """The scores or the draws look wrong, but no mistake is recognised with certainty."""
 
 
 class ScoreCheck(NamedTuple):
-    """What the score gate found.
+    """The result of the score gate.
 
     verdict : "pass", "warn" or "error".
     pattern : None, "nonfinite", "sign", "jacobian", "constrained", "order", "scale", "constant", "boundary",

@@ -18,19 +18,18 @@ def batch_scores(
     draws: object,
     *,
     batch_size: int = BATCH_SIZE,
-    progress: bool = False,
 ) -> Float[np.ndarray, "c n d"]:
     """Return the gradient of a log density at every stored draw, in float64.
 
     s = ∇ log p(x). The gradient is compiled once and vectorised over blocks of equal size, each device taking its
-    share. A draw at which log p is NaN or infinite gets a NaN score, see `value_and_score`.
+    share; a terminal shows a progress bar. A draw at which log p is NaN or infinite gets a NaN score (see
+    `value_and_score`).
 
     Parameters
     ----------
     logdensity_fn : log density of one unconstrained draw, (d,) → scalar, written in JAX.
     draws : (c, n, d) unconstrained draws.
     batch_size : draws differentiated at a time on each device; memory grows with it.
-    progress : show a progress bar, on a terminal only.
 
     Returns
     -------
@@ -51,7 +50,7 @@ def batch_scores(
         lambda draw: value_and_score(logdensity_fn, draw).score,
         points.reshape(-1, points.shape[-1]),
         batch_size=batch_size,
-        progress="scores" if progress else None,
+        progress="scores",
     )
     return scores.reshape(points.shape)
 

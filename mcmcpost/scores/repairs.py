@@ -1,4 +1,4 @@
-"""Known mistakes in scores, each with the repair that would undo it and the test that the repair worked."""
+"""Known mistakes in scores, the repair that would undo each, and tests of whether the repair succeeds."""
 
 from collections.abc import Callable
 from typing import NamedTuple

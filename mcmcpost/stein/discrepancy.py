@@ -33,7 +33,10 @@ def kernel_stein_discrepancy(
 
 
 class Thinned(NamedTuple):
-    """indices : (size,) of the points in the order chosen. discrepancy : (size,) of the points chosen so far."""
+    """The points chosen.
+
+    indices : (size,) in the order chosen. discrepancy : (size,) Stein discrepancy after each choice.
+    """
 
     indices: Int[Array, " k"]
     discrepancy: Float[Array, " k"]

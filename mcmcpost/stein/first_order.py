@@ -10,9 +10,11 @@ from jaxtyping import Array, Float
 
 from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel, Field, Scaled, SquaredExponential, Sum, Weighted, contract, product, spread
-from mcmcpost.linops import TileOperator, device_mesh, tile_diagonal, tile_gram
+from mcmcpost.linops import Tile, TileOperator, device_mesh, tile_diagonal, tile_gram
 
-_FLUSH = -80.0  # smaller values are set to zero: subnormal numbers would slow factorisations a hundredfold
+FLUSH = -80.0
+"""Logarithm of the kernel value below which it is set to zero: subnormal numbers would slow factorisations a
+hundredfold."""
 
 
 type Points = Float[Array | np.ndarray, "n d"]
@@ -44,7 +46,7 @@ def _(kernel: Sum, X: Array, SX: Array, Y: Array, SY: Array) -> Array:
 
 @stein_block.register
 def _(kernel: Weighted, X: Array, SX: Array, Y: Array, SY: Array) -> Array:
-    """A weight is a change of score: k̃₀ = w(x) w(y) k₀ with s replaced by s + ∇log w (mathematics.md section 1)."""
+    """k̃₀ = w(x) w(y) k₀ with s replaced by s + ∇log w: a weight changes the score (docs/mathematics.md section 1)."""
     (wx, gx), (wy, gy) = kernel.weight(X), kernel.weight(Y)
     return wx[:, None] * wy[None, :] * stein_block(kernel.kernel, X, SX + gx, Y, SY + gy)
 
@@ -65,7 +67,7 @@ def _(kernel: SquaredExponential, X: Array, SX: Array, Y: Array, SY: Array) -> A
         jnp.concatenate([a, left, _rowsum(a, left) + jnp.sum(precision), ones_left], 1),
         jnp.concatenate([b, right, ones_right, _rowsum(b, right)], 1),
     )
-    value = jnp.where(log_kernel < _FLUSH, 0, jnp.exp(jnp.clip(log_kernel, _FLUSH, 0)))
+    value = jnp.where(log_kernel < FLUSH, 0, jnp.exp(jnp.clip(log_kernel, FLUSH, 0)))
     return value * bracket
 
 
@@ -116,13 +118,17 @@ def stein_gram(
 
     Source: Sun, Barp and Briol, Vector-Valued Control Variates (ICML 2023), equation 3.
     """
+    return gram_of_tile("stein_gram", SteinTile(kernel), (X, SX), Y, SY)
+
+
+def gram_of_tile(
+    where: str, tile: Tile, rows: tuple[Points, Points], Y: OtherPoints | None, SY: OtherPoints | None
+) -> Float[Array, "n m"]:
+    """Return a Stein kernel between two sets of points, or of one with itself where `Y` and `SY` are both None."""
     if (Y is None) != (SY is None):
         missing = "Y" if Y is None else "SY"
-        raise InputError("stein_gram", "`Y` and `SY` together", f"no `{missing}`", "A point needs its score.")
-    rows = (X, SX)
-    if Y is not None and SY is not None:
-        return SteinTile(kernel)(rows, (Y, SY))
-    return tile_gram(SteinTile(kernel), rows)
+        raise InputError(where, "`Y` and `SY` together", f"no `{missing}`", "A point needs its score.")
+    return tile_gram(tile, rows) if Y is None else tile(rows, (Y, SY))
 
 
 def stein_operator(kernel: AbstractKernel, X: Points, SX: Points, *, block: int | None = None) -> TileOperator:

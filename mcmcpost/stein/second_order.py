@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import InputError, InputTypeError
+from mcmcpost._core.errors import InputTypeError
 from mcmcpost.kernels import (
     AbstractKernel,
     ExponentialDotProduct,
@@ -24,7 +24,8 @@ from mcmcpost.kernels import (
     product,
     spread,
 )
-from mcmcpost.stein.first_order import _FLUSH, OtherPoints, Points
+from mcmcpost.linops import tile_diagonal
+from mcmcpost.stein.first_order import FLUSH, OtherPoints, Points, gram_of_tile
 
 
 @functools.singledispatch
@@ -82,7 +83,7 @@ def _(
     # The second bound keeps r^{5/2}, the divisor in the slope of κ⁗ of Matérn-5/2, from underflow.
     r = jnp.where(distance > jnp.maximum(8 * jnp.finfo(X.dtype).eps * norms, _smallest(X)), distance, 0)
     profile = kernel.derivatives(r, 4)
-    _, k1, k2, k3, k4 = (jnp.where(profile[0] < math.exp(_FLUSH), 0, k) for k in profile)
+    _, k1, k2, k3, k4 = (jnp.where(profile[0] < math.exp(FLUSH), 0, k) for k in profile)
 
     from_x, from_y = inner(u, Field(SX, None)), inner(u, Field(None, SY))
     if kernel.lengthscale.ndim == 0:
@@ -135,7 +136,6 @@ class SecondOrderSteinTile(eqx.Module):
         return second_order_stein_block(self.kernel, X, SX, Y, SY)
 
 
-@eqx.filter_jit
 def second_order_stein_diagonal(kernel: AbstractKernel, X: Points, SX: Points) -> Float[Array, " n"]:
     """Return k₀″(x_i, x_i), shape (n,), exact at coincidence (δ is formed as an exact zero).
 
@@ -143,13 +143,7 @@ def second_order_stein_diagonal(kernel: AbstractKernel, X: Points, SX: Points) -
 
     X, SX : (n, d) points and scores.
     """
-    tile = SecondOrderSteinTile(kernel)
-
-    def one(x: Array, s: Array) -> Array:
-        row = (x[None], s[None])
-        return tile(row, row)[0, 0]
-
-    return jax.vmap(one)(jnp.asarray(X), jnp.asarray(SX))
+    return tile_diagonal(SecondOrderSteinTile(kernel), (X, SX))
 
 
 @eqx.filter_jit
@@ -183,12 +177,4 @@ def second_order_stein_gram(
 
     Source: Sun, Barp and Briol, Vector-Valued Control Variates (ICML 2023), Theorem C.1 with T = 1.
     """
-    if (Y is None) != (SY is None):
-        missing = "Y" if Y is None else "SY"
-        where, cure = "second_order_stein_gram", "A point needs its score."
-        raise InputError(where, "`Y` and `SY` together", f"no `{missing}`", cure)
-    tile, rows = SecondOrderSteinTile(kernel), (X, SX)
-    if Y is not None and SY is not None:
-        return tile(rows, (Y, SY))
-    full = tile(rows, rows)
-    return jnp.where(jnp.eye(full.shape[0], dtype=bool), second_order_stein_diagonal(kernel, X, SX)[:, None], full)
+    return gram_of_tile("second_order_stein_gram", SecondOrderSteinTile(kernel), (X, SX), Y, SY)

@@ -1,4 +1,4 @@
-"""Surrogates of a potential energy, and how they follow from what warm-up saw."""
+"""Surrogates of a potential energy, fitted to the trajectories of warm-up."""
 
 import abc
 import math
@@ -23,11 +23,11 @@ from mcmcpost.hyper import Packing
 from mcmcpost.kernels import AbstractKernel, Scaled, SquaredExponential
 
 HELD_OUT = 5
-"""One trajectory in so many is kept for the gate."""
+"""One trajectory in this many is held out, for the test of the surrogate."""
 
 
 ENERGY_RANGE = 6.0
-"""Points whose energy is above the upper quartile by more than so many interquartile ranges are not trained on."""
+"""Points whose energy exceeds the upper quartile by more interquartile ranges than this are not trained on."""
 
 
 class Trajectory(NamedTuple):
@@ -39,7 +39,7 @@ class Trajectory(NamedTuple):
 
 
 class History(NamedTuple):
-    """The latest s trajectories of every chain; energies are infinite where nothing was written."""
+    """The latest s trajectories of every chain; energies are infinite in slots not yet used."""
 
     points: Float[Array, "c s l d"]
     gradients: Float[Array, "c s l d"]
@@ -140,7 +140,7 @@ def relative_error(
 
 
 TUNING_RANGE = math.log(30.0)
-"""Log lengthscales and amplitude stay within this of their start."""
+"""Largest distance of log lengthscales and log amplitude from their start in tuning."""
 
 
 NOISE = 1e-4
@@ -242,7 +242,7 @@ def condition(tuned: Tuned, points: Float[Array, "m q"], gradients: Float[Array,
 
 
 class AbstractSurrogate(eqx.Module):
-    """Turns gradients into a frozen energy, within JAX and in fixed shapes."""
+    """A way to fit an energy to gradients, within JAX and in fixed shapes."""
 
     @abc.abstractmethod
     def min_gradients(self, d: int) -> int:
@@ -252,24 +252,27 @@ class AbstractSurrogate(eqx.Module):
     def fit(
         self, points: Float[Array, "n d"], gradients: Float[Array, "n d"], kept: Float[Array, " n"]
     ) -> FittedSurrogate:
-        """Fit to the gradients of the potential at the points whose `kept` is one; where it is zero, both are zero."""
+        """Fit to the gradients at the points whose `kept` is one; the other points and gradients are zero."""
 
 
 class SubspaceSurrogate(AbstractSurrogate):
-    """A quadratic fitted to all gradients, and a Gaussian process on what it leaves, in the directions where it is.
+    """A quadratic fitted to all gradients, and a Gaussian process on the residual in its active subspace.
 
     Coordinates are standardised. The quadratic is least squares on the gradients, its eigenvalues at least 1/(2d),
     half of what a Gaussian of standardised coordinates can have. The active subspace is spanned by the leading
     eigenvectors of the second moments of the residual gradients; training points are farthest-point in it; one
     lengthscale per direction, amplitude and noise maximise the marginal likelihood of the first of them within bounds.
 
-    num_training, num_tuning : points conditioned on at most, and how many of them the kernel is tuned on: tuning
-    factorises a matrix of order q·num_tuning at every step.
-    dimension : q, of the active subspace. The eight-dimensional hare–lynx posterior needs all eight: its gradient error
-    is 0.21 with four and 50 points, 0.080 with eight and 100, 0.041 with eight and 200.
-    kernel : the start of tuning, on active coordinates of unit variance and gradients of unit mean square. None is the
-    squared exponential.
-    tuning_steps : of Adam.
+    Parameters
+    ----------
+    num_training : largest number of points that the process is conditioned on.
+    dimension : dimension q of the active subspace. The eight-dimensional hare–lynx posterior needs all eight: its
+        gradient error is 0.21 with four and 50 points, 0.080 with eight and 100, 0.041 with eight and 200.
+    kernel : start of tuning, on active coordinates of unit variance and gradients of unit mean square. None is the
+        squared exponential.
+    num_tuning : number of training points that the kernel is tuned on: each step factorises a matrix of order
+        q·num_tuning.
+    tuning_steps : number of steps of Adam.
 
     Source: docs/mathematics.md section 4.
     """
@@ -283,7 +286,9 @@ class SubspaceSurrogate(AbstractSurrogate):
     def __check_init__(self) -> None:
         for name in ("num_training", "dimension", "num_tuning", "tuning_steps"):
             if getattr(self, name) < 1:
-                raise InputError("SubspaceSurrogate", f"`{name}` of at least 1", getattr(self, name), "Ask for more.")
+                raise InputError(
+                    "SubspaceSurrogate", f"`{name}` of at least 1", getattr(self, name), "Use a positive integer."
+                )
 
     def min_gradients(self, d: int) -> int:
         del d

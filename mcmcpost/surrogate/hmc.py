@@ -25,7 +25,7 @@ from mcmcpost.surrogate.transitions import (
 
 
 class Bound(NamedTuple):
-    """What `init` binds to the length of warm-up: NumPyro's NUTS and adaptation, on flat draws."""
+    """NumPyro's NUTS and adaptation on flat draws, made by `init` for one length of warm-up."""
 
     nuts: Callable[..., Any]
     adapt: Callable[..., Any]
@@ -39,11 +39,10 @@ class SurrogateHMC:
     Warm-up is Hamiltonian Monte Carlo with true gradients; its step size and mass matrix are adapted as NumPyro's NUTS
     does, on the mean acceptance probability along the trajectory, and its latest trajectories are kept. At its end a
     surrogate energy is fitted to their gradients and everything is frozen. Then trajectories follow the surrogate's
-    gradient and are accepted with the true energy, which leaves the target invariant whatever the surrogate is; now and
-    then a transition uses true gradients, for the tails that the surrogate does not know. A surrogate whose gradient is
-    wrong on held-out trajectories is declined: sampling goes on as NUTS with the adapted settings, `surrogate_used` is
-    false, and a warning is logged. So it does without warm-up, with the settings that it starts from, and with a
-    warning.
+    gradient and are accepted with the true energy, which leaves the target invariant whatever the surrogate is. Some
+    transitions, chosen at random, use true gradients, for tails that the surrogate does not know. A surrogate whose
+    gradient is wrong on held-out trajectories is declined: sampling continues as NUTS with the adapted settings,
+    `surrogate_used` is false, and a warning is logged. Without warm-up it is NUTS with the initial settings, and warns.
 
     Fields collected besides the draws: `diverging`, `accept_prob`, `num_true_gradients`, `num_true_energies`,
     `num_surrogate_gradients`, `surrogate_used` and `gradient_error`; see `SurrogateState`. There is no `z_grad`:
@@ -56,16 +55,17 @@ class SurrogateHMC:
     model : a NumPyro program, or None with
     potential_fn : minus the log density of unconstrained parameters, any pytree; then `init_params` are needed.
     surrogate : `SubspaceSurrogate` by default.
-    num_steps : most leapfrog steps of a trajectory with true gradients: each has 1 to so many, at random, which costs
-    half as much as all and lets no length resonate. Surrogate trajectories are as long as the longest.
-    refinement : surrogate steps in place of one true step, each as much shorter: they cost no true gradient.
-    true_gradient_probability : of a transition with true gradients after warm-up.
-    delayed_acceptance : surrogate moves per true energy, each accepted with the surrogate's own. Many can lose:
-    chains stick in tails where the surrogate's energy is too high; look at the tail effective size.
+    num_steps : largest number of leapfrog steps of a trajectory with true gradients. The number is uniform from 1 to
+        this, which halves the cost and lets no length resonate. Surrogate trajectories are as long as the longest.
+    refinement : number of surrogate steps in place of one true step, each shorter by this factor. They cost no true
+        gradient.
+    true_gradient_probability : probability of a transition with true gradients after warm-up.
+    delayed_acceptance : surrogate moves per true energy, each accepted with the surrogate's own energy. With many,
+        chains can get stuck in tails where the surrogate's energy is too high; look at the tail effective sample size.
     max_gradient_error : largest relative error on held-out trajectories for which the surrogate is used. In 20-D
-    logistic regression 0.16 gives 3.4 times the effective draws of NUTS per gradient, 0.22 still twice as many.
-    history_size : points of warm-up that are kept, per chain.
-    step_size, target_accept_prob, dense_mass, init_strategy : as of NumPyro's HMC.
+        logistic regression 0.16 gives 3.4 times the effective draws of NUTS per gradient, 0.22 still twice as many.
+    history_size : number of points of warm-up that are kept per chain.
+    step_size, target_accept_prob, dense_mass, init_strategy : as in NumPyro's HMC.
 
     Raises
     ------
@@ -231,9 +231,9 @@ class SurrogateHMC:
             return True
         message = fault(
             "SurrogateHMC",
-            f"a warm-up with {needed} gradients to train on, and {HELD_OUT} trajectories of which to hold one out",
+            f"a warm-up with {needed} gradients for training and {HELD_OUT} trajectories, one of them held out",
             f"num_warmup={num_warmup}",
-            "Sampling is by NUTS with true gradients. Use a longer warm-up.",
+            "NUTS with true gradients is used instead. Use a longer warm-up.",
         )
         warn(message)
         return False

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 from mcmcpost.surrogate.designs import EnergyAndGradient, FittedSurrogate
 
 STEP_FACTORS = (0.2, 1.2)
-"""Every trajectory has a step size of its own, the adapted one times a factor uniform between these: no length
-resonates, and short steps leave tails where long ones are refused."""
+"""The step size of a trajectory is the adapted one times a factor uniform between these. No length resonates, and short
+steps leave tails in which long ones are rejected."""
 
 
 DIVERGENCE = 1000.0
@@ -66,11 +66,11 @@ class Metric(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a move did and what it cost.
+    """The result of a move and its cost.
 
-    path_accept_prob : the mean over the trajectory's points of the probability to accept each, which adaptation looks
-    at: less noisy than the last one's, it ends in larger steps, those of NUTS.
-    true_energies : those on which acceptance rests; that of a true trajectory came with its last gradient.
+    path_accept_prob : mean acceptance probability over the points of the trajectory. The step size is adapted to it: it
+        is less noisy than that of the last point and leads to larger steps, those of NUTS.
+    true_energies : those that an acceptance depends on; that of a true trajectory came with its last gradient.
     """
 
     accept_prob: Float[Array, ""]
@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
 
 
 class Leapfrog(NamedTuple):
-    """The points of a trajectory, of leading axis l, with potential and kinetic energies, infinite beyond its end."""
+    """The points of a trajectory (leading axis l) with potential and kinetic energies, infinite beyond its end."""
 
     points: Float[Array, "l d"]
     gradients: Float[Array, "l d"]

@@ -23,7 +23,7 @@ from mcmcpost.surrogate.moves import STEP_FACTORS, Metric, Outcome, Point, Targe
 
 
 class Settings(NamedTuple):
-    """The choices of `SurrogateHMC`, by the same names."""
+    """The settings of `SurrogateHMC`, by the same names."""
 
     surrogate: AbstractSurrogate
     num_steps: int
@@ -45,7 +45,7 @@ def check_settings(settings: Settings) -> None:
     for name in ("num_steps", "refinement", "delayed_acceptance", "history_size"):
         value = getattr(settings, name)
         if value < 1:
-            raise InputError(where, f"`{name}` of at least 1", value, "Ask for more.")
+            raise InputError(where, f"`{name}` of at least 1", value, "Use a positive integer.")
     chance, error = settings.true_gradient_probability, settings.max_gradient_error
     if not 0 <= chance <= 1:
         raise InputError(where, "`true_gradient_probability` in [0, 1]", chance, "Use 0.1.")
@@ -54,14 +54,14 @@ def check_settings(settings: Settings) -> None:
 
 
 class SurrogateState(NamedTuple):
-    """What `MCMC` carries along and collects. Every field but `i` and `surrogate` has an axis of chains if vectorised.
+    """The state that `MCMC` carries. Every field but `i` and `surrogate` has an axis of chains if vectorised.
 
     i : iterations done. z : unconstrained sample sites. potential_energy : true, at z.
     true_gradient : flat, of the potential at z where it was evaluated, else NaN; never the surrogate's.
     accept_prob, diverging : of the last transition. mean_accept_prob : of the transitions of this phase.
-    num_true_gradients, num_true_energies, num_surrogate_gradients : of this chain so far, warm-up included. An energy
-    is one on which an acceptance rests.
-    surrogate_used : whether the gate let the surrogate in; false during warm-up.
+    num_true_gradients, num_true_energies, num_surrogate_gradients : of this chain so far, warm-up included. Only
+        energies that an acceptance depends on are counted.
+    surrogate_used : whether the surrogate passed the test on held-out trajectories; false during warm-up.
     gradient_error : of the surrogate on held-out trajectories, relative; NaN before it was fitted.
     adapt_state : NumPyro's `HMCAdaptState`. rng_key : of the next transition.
     history : the latest trajectories of warm-up. surrogate : frozen once warm-up ends, one for all vectorised chains.
@@ -113,7 +113,7 @@ logger = logging.getLogger("mcmcpost")
 
 
 class Program(NamedTuple):
-    """What an iteration is made of.
+    """The parts of an iteration.
 
     nuts : NumPyro's NUTS of one chain, state ↦ state. adapt : its adaptation of one chain. target : on flat draws.
     num_warmup : iterations of warm-up. fits : whether a surrogate is fitted at their end.
@@ -135,7 +135,7 @@ class Fit(NamedTuple):
 
 
 def fit_history(surrogate: AbstractSurrogate, history: History) -> Fit:
-    """Fit a surrogate to what warm-up saw."""
+    """Fit a surrogate to the trajectories of warm-up."""
     rows = pooled(history)
     fitted = surrogate.fit(rows.points, rows.gradients, rows.training)
     return Fit(fitted, relative_error(fitted, rows.points, rows.gradients, rows.held_out))
@@ -180,7 +180,7 @@ def advance(program: Program, state: SurrogateState) -> SurrogateState:
 def _transition(
     program: Program, state: SurrogateState, keys: Array, warm: Bool[Array, ""]
 ) -> tuple[Point, Outcome, Trajectory]:
-    """Move all chains in one way and as far: which and how far, are one number each, so that no more is computed."""
+    """Move all chains in the same way and equally far, so that only one kind of transition is computed."""
     settings, target, adapted = program.settings, program.target, state.adapt_state
     point = Point(jax.vmap(lambda z: ravel_pytree(z)[0])(state.z), state.potential_energy, state.true_gradient)
     metric = Metric(adapted.step_size, adapted.inverse_mass_matrix, adapted.mass_matrix_sqrt)
@@ -262,8 +262,8 @@ def _adapted(program: Program, state: SurrogateState, point: Point, outcome: Out
 def _report(last: Any, error: Any, most: Any) -> None:
     if last and not error <= most:
         logger.warning(
-            "SurrogateHMC: the surrogate's gradient is wrong by %.3g on held-out trajectories, more than "
-            "max_gradient_error=%.3g: it is declined, and sampling is by NUTS with true gradients.",
+            "SurrogateHMC: the surrogate's gradient has a relative error of %.3g on held-out trajectories, above "
+            "max_gradient_error=%.3g. It is declined: sampling continues as NUTS with true gradients.",
             error,
             most,
         )

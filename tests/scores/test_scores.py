@@ -23,10 +23,9 @@ def gradient(draws):
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 512])
-@pytest.mark.parametrize("progress", [False, True])
-def test_scores_are_the_gradient_for_any_batch(rng, batch_size, progress):
+def test_scores_are_the_gradient_for_any_batch(rng, batch_size):
     draws = rng.normal(size=(3, 11, 2))
-    scores = batch_scores(logdensity, draws, batch_size=batch_size, progress=progress)
+    scores = batch_scores(logdensity, draws, batch_size=batch_size)
     np.testing.assert_allclose(scores, gradient(draws), rtol=1e-14, atol=1e-14)
 
 
@@ -83,7 +82,7 @@ control = diffrax.PIDController(rtol=1e-9, atol=1e-9)
 def logdensity(x):
     args = (decay, diffrax.Tsit5(), 0.0, 1.0, 0.1, jnp.exp(x[1]))
     return diffrax.diffeqsolve(*args, args=jnp.exp(x[0]), stepsize_controller=control).ys[-1]
-scores = batch_scores(logdensity, draws, batch_size=4, progress=True)
+scores = batch_scores(logdensity, draws, batch_size=4)
 value = np.exp(draws[..., 1] - np.exp(draws[..., 0]))
 exact = np.stack([-np.exp(draws[..., 0]) * value, value], -1)
 np.testing.assert_allclose(scores, exact, rtol=1e-5, atol=1e-8)
