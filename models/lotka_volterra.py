@@ -10,11 +10,12 @@ without clipping, and at equal tolerance Tsit5 takes three quarters of the steps
 ``TOLERANCE`` (relative and absolute alike, on the log populations) the score is wrong by 3e-6 of its standard
 deviation, against Dopri8 at 1e-12. That must stay well below what the control variates leave: their errors here are
 2e-5 posterior standard deviations, and a score wrong by 7e-5, as at 1e-6, may bias a mean by more than its error.
-Posterior draws need about 75 steps and no draw in 4,000 from either prior needs ``MAX_STEPS``, which caps what one
-wild proposal may cost the chains that wait for it. In float32 the tolerance is eight units of rounding.
+Posterior draws need about 75 steps and no draw in 4,000 from either prior needs ``MAX_STEPS``, which bounds the cost
+of a proposal far from the posterior, for which vectorised chains wait. In float32 the tolerance is eight times the
+machine epsilon.
 
 A failed solve (the cap, or a step that is not finite) has log density −∞ and a score of NaN in every coordinate, and
-its ``quantities`` are NaN: the sampler rejects it, and nothing wrong can look finite.
+its ``quantities`` are NaN: the sampler rejects it, and no failed solve gives a finite value.
 
 ``data(limited=True)`` is a rival model for either prior set: predators limit themselves, dy/ds = δ eˣ − γ − κ eʸ, with
 log κ ~ N(−5, 1).
@@ -52,7 +53,7 @@ MAX_STEPS = 512
 
 
 class Parameters(NamedTuple):
-    """Natural values, whatever the prior set calls them; populations and noise are (prey, predator)."""
+    """Parameters on the natural scale, the same for both prior sets; populations and noise are (prey, predator)."""
 
     alpha: Float[Array, ""]
     beta: Float[Array, ""]

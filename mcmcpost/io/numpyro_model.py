@@ -18,7 +18,7 @@ _BATCH = 512
 class Model(NamedTuple):
     """A NumPyro program with its arguments.
 
-    where : the public function that speaks in error messages.
+    where : the public function that error messages name.
     model : the program; `prng_key` and subsampling get a fixed key.
     args, kwargs : its arguments.
     sites : constrained shapes of the continuous latent sites, in the order of the program.
@@ -102,7 +102,7 @@ def probe_model(
 
     Parameters
     ----------
-    where : the public function that speaks in error messages.
+    where : the public function that error messages name.
     model, args, kwargs : a NumPyro program and its arguments.
     only : sites that were sampled by their gradient; others, as enumerated ones, are left out. None takes all and
         refuses discrete ones.

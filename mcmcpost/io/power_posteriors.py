@@ -36,7 +36,7 @@ def tempered_target(
 
     Parameters
     ----------
-    where : the public function that speaks in error messages.
+    where : the public function that error messages name.
     model, args, kwargs : a NumPyro program and its arguments.
 
     Raises
@@ -194,15 +194,15 @@ def sample_power_posteriors(
         (d,) → scalar log p(x), log-Jacobian included; key → one prior draw (d,); d labels. All on the unconstrained
         space.
     progress : show a progress bar, on a terminal only.
-    checkpoint : a file, written as the run goes on and read where it exists: a resumed run gives the draws of an
+    checkpoint : a file, written during the run and read if it exists. A resumed run gives the same draws as an
         uninterrupted one.
 
     Returns
     -------
     DataTree : every variable of `posterior` has dims (chain, draw, temperature, ...), so that ``az.summary`` diagnoses
         every rung; `sample_stats` holds the log likelihood and the gradients of log likelihood and log prior apart,
-        steps, acceptance and divergences, step sizes and swap rates. A rung that diverges or does not move is found
-        there; it raises nothing.
+        steps, acceptance and divergences, step sizes and swap rates. A rung that diverges or does not move shows there
+        and raises no error.
 
     Raises
     ------
