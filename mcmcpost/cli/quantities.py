@@ -13,7 +13,7 @@ from mcmcpost.cli.expressions import Expression, evaluate_expressions
 from mcmcpost.cli.model_file import ModelFile
 from mcmcpost.io import PosteriorVariables, posterior_variables
 from mcmcpost.io.convention import element_names
-from mcmcpost.io.numpyro_model import Model
+from mcmcpost.io.numpyro_model import ProbedModel
 
 if TYPE_CHECKING:
     import xarray
@@ -43,7 +43,7 @@ def with_quantities(tree: "xarray.DataTree", model_file: ModelFile) -> "xarray.D
     return new
 
 
-def check_quantities(model_file: ModelFile, probed: Model) -> None:
+def check_quantities(model_file: ModelFile, probed: ProbedModel) -> None:
     """Trace ``quantities`` on one abstract draw of the model, so that its errors appear before sampling."""
 
     def at_one(draw: jax.Array) -> list[Any]:

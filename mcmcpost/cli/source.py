@@ -13,7 +13,7 @@ from mcmcpost._core.errors import InputError, fault
 from mcmcpost.cli.model_file import ModelFile, load_model_file, parse_options
 from mcmcpost.cli.options import POSTERIOR, is_model_file, refuse_sampling, settings_of
 from mcmcpost.cli.quantities import check_quantities, with_quantities
-from mcmcpost.io.numpyro_model import Model, probe_model
+from mcmcpost.io.numpyro_model import ProbedModel, probe_model
 
 if TYPE_CHECKING:
     import xarray
@@ -100,7 +100,7 @@ def _starts(
     model_file: ModelFile,
     key: jax.Array,
     num_chains: int,
-    probed: Model,
+    probed: ProbedModel,
     options: Mapping[str, object] | None,
 ) -> dict[str, jax.Array] | None:
     """Return unconstrained starts, (c, ...) per site, or None if the file has no ``init``."""

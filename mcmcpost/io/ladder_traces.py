@@ -29,7 +29,7 @@ from mcmcpost.io.ladder_trees import (
     PRIOR_SLOPE,
     ladder_to_datatree,
 )
-from mcmcpost.io.numpyro_model import Model
+from mcmcpost.io.numpyro_model import ProbedModel
 from mcmcpost.io.power_posteriors import resolve_target
 from mcmcpost.trace import check_same_order
 
@@ -167,7 +167,7 @@ def _target(
     log_likelihood: Callable[[jax.Array], jax.Array] | None,
     log_prior: Callable[[jax.Array], jax.Array] | None,
     stored: list[_Stored],
-) -> tuple[TemperedTarget | None, Model | None]:
+) -> tuple[TemperedTarget | None, ProbedModel | None]:
     if model is None and log_likelihood is None and log_prior is None:
         return None, None
     if model is not None:
@@ -183,7 +183,7 @@ def _target(
 
 
 def _stack_draws(
-    stored: list[_Stored], probed: Model | None, temperatures: list[float]
+    stored: list[_Stored], probed: ProbedModel | None, temperatures: list[float]
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
     parts = []
     for t, rung in zip(temperatures, stored, strict=True):

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.checks import gate, gate_attrs
 from mcmcpost.io.convention import GROUP, element_names, with_trace
-from mcmcpost.io.numpyro_model import Model, probe_model
+from mcmcpost.io.numpyro_model import ProbedModel, probe_model
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import Trace, make_trace
 
@@ -76,7 +76,7 @@ def _versions() -> dict[str, str]:
 
 
 def _model_trace(mcmc: "numpyro.infer.MCMC", samples: dict[str, Any], z_grad: dict[str, Any] | None) -> Trace:
-    model: Model = probe_model(
+    model: ProbedModel = probe_model(
         "from_numpyro", mcmc.sampler.model, mcmc._args, mcmc._kwargs, only=None if z_grad is None else set(z_grad)
     )
     draws, names = model.unconstrain({name: np.asarray(value) for name, value in samples.items()})

@@ -15,7 +15,7 @@ from mcmcpost.io.convention import element_names
 _BATCH = 512
 
 
-class Model(NamedTuple):
+class ProbedModel(NamedTuple):
     """A NumPyro program with its arguments.
 
     where : the public function that error messages name.
@@ -97,7 +97,7 @@ class Model(NamedTuple):
 
 def probe_model(
     where: str, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], only: set[str] | None = None
-) -> Model:
+) -> ProbedModel:
     """Return `model` with its latent sites, found by an abstract run.
 
     Parameters
@@ -140,4 +140,4 @@ def probe_model(
         )
     if not sites:
         raise InputError(where, "a model with latent sites", "none", "Pass the model that was sampled.")
-    return Model(where, seeded, args, kwargs, sites, shapes)
+    return ProbedModel(where, seeded, args, kwargs, sites, shapes)
