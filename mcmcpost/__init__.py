@@ -1,4 +1,4 @@
-"""What happens after MCMC: expectations with smaller errors, and errors that are honest.
+"""Post-processing of MCMC traces: expectations with smaller Monte Carlo errors, model evidence, reports.
 
 The public names are listed in ``__init__.pyi`` and imported on first use, so that importing the package costs next to
 nothing.

@@ -6,12 +6,12 @@ Sun, Barp and Briol (ICML 2023, appendix E.4 and Table 4). In that table the sec
 variance; for r_w it is a squared standard deviation, written out.
 
 Truths, by Gauss–Hermite quadrature (tests/problems/test_borehole.py): E f_H = 72.878604 and E f_L = 57.994853. The
-paper's "true value" 72.8904, the mean of half a million draws, is off by 0.0118: never measure against it.
+paper's "true value" 72.8904, the mean of half a million draws, is off by 0.0118 and should not be used.
 
 The inputs are unconstrained, so the score of the program is (mean − x)/variance. f_L/f_H is 0.79577 throughout, with
 standard deviation 4e-7, because the constants 1 and 1.5 vanish beside terms of 3e5. The normal prior of r_w is
-negative with probability 3.2e-10. There log(r/r_w) is not defined and both flows are NaN: nothing wrong looks finite,
-and estimates that such a draw enters are ``undefined``. At zero itself they take their limit, 0.
+negative with probability 3.2e-10. There log(r/r_w) is not defined, both flows are NaN, and estimates from such a draw
+are ``undefined``. At zero the flows take their limit, 0.
 """
 
 from collections.abc import Mapping

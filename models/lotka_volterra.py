@@ -10,11 +10,12 @@ without clipping, and at equal tolerance Tsit5 takes three quarters of the steps
 ``TOLERANCE`` (relative and absolute alike, on the log populations) the score is wrong by 3e-6 of its standard
 deviation, against Dopri8 at 1e-12. That must stay well below what the control variates leave: their errors here are
 2e-5 posterior standard deviations, and a score wrong by 7e-5, as at 1e-6, may bias a mean by more than its error.
-Posterior draws need about 75 steps and no draw in 4,000 from either prior needs ``MAX_STEPS``, which caps what one
-wild proposal may cost the chains that wait for it. In float32 the tolerance is eight units of rounding.
+Posterior draws need about 75 steps and no draw in 4,000 from either prior needs ``MAX_STEPS``, which bounds the cost
+of a proposal far from the posterior, for which vectorised chains wait. In float32 the tolerance is eight times the
+machine epsilon.
 
 A failed solve (the cap, or a step that is not finite) has log density −∞ and a score of NaN in every coordinate, and
-its ``quantities`` are NaN: the sampler rejects it, and nothing wrong can look finite.
+its ``quantities`` are NaN: the sampler rejects it, and no failed solve gives a finite value.
 
 ``data(limited=True)`` is a rival model for either prior set: predators limit themselves, dy/ds = δ eˣ − γ − κ eʸ, with
 log κ ~ N(−5, 1).
@@ -52,7 +53,10 @@ MAX_STEPS = 512
 
 
 class Parameters(NamedTuple):
-    """Natural values, whatever the prior set calls them; populations and noise are (prey, predator)."""
+    """Parameters on the natural scale, the same for both prior sets; populations and noise are (prey, predator).
+
+    kappa : self-limitation of the predators, None in the model without it.
+    """
 
     alpha: Float[Array, ""]
     beta: Float[Array, ""]
@@ -60,18 +64,7 @@ class Parameters(NamedTuple):
     gamma: Float[Array, ""]
     initial: Float[Array, "2"]
     noise: Float[Array, "2"]
-
-
-class LimitedParameters(NamedTuple):
-    """`Parameters` with the self-limitation κ of the predators."""
-
-    alpha: Float[Array, ""]
-    beta: Float[Array, ""]
-    delta: Float[Array, ""]
-    gamma: Float[Array, ""]
-    initial: Float[Array, "2"]
-    noise: Float[Array, "2"]
-    kappa: Float[Array, ""]
+    kappa: Float[Array, ""] | None = None
 
 
 class Populations(NamedTuple):
@@ -106,26 +99,26 @@ def stan_priors() -> Parameters:
     return Parameters(theta[0], theta[1], theta[3], theta[2], initial, noise)
 
 
-def limited_paper_priors() -> LimitedParameters:
+def limited_paper_priors() -> Parameters:
     """Sample the paper's parameters and the self-limitation."""
     return _limited(paper_priors())
 
 
-def limited_stan_priors() -> LimitedParameters:
+def limited_stan_priors() -> Parameters:
     """Sample the parameters of Stan's example and the self-limitation."""
     return _limited(stan_priors())
 
 
-def _limited(parameters: Parameters) -> LimitedParameters:
-    return LimitedParameters(*parameters, kappa=jnp.exp(numpyro.sample("log_kappa", dist.Normal(-5.0, 1.0))))
+def _limited(parameters: Parameters) -> Parameters:
+    return parameters._replace(kappa=jnp.exp(numpyro.sample("log_kappa", dist.Normal(-5.0, 1.0))))
 
 
 PRIORS: dict[str, Callable[[], Parameters]] = {"paper": paper_priors, "stan": stan_priors}
-LIMITED: dict[str, Callable[[], LimitedParameters]] = {"paper": limited_paper_priors, "stan": limited_stan_priors}
+LIMITED: dict[str, Callable[[], Parameters]] = {"paper": limited_paper_priors, "stan": limited_stan_priors}
 
 
 def solve(
-    parameters: Parameters | LimitedParameters,
+    parameters: Parameters,
     times: Float[np.ndarray, " n"],
     *,
     solver: diffrax.AbstractSolver | None = None,
@@ -150,14 +143,15 @@ def solve(
     )
     solved = (solution.result == diffrax.RESULTS.successful) & jnp.isfinite(solution.ys).all()
     # parameters enter `_poison` themselves: after an early failure the solve no longer depends on them at all
-    return Populations(_poison(solution.ys, jnp.concatenate([jnp.ravel(p) for p in parameters]), solved), solved)
+    flat = jnp.concatenate([jnp.ravel(p) for p in jax.tree.leaves(parameters)])
+    return Populations(_poison(solution.ys, flat, solved), solved)
 
 
-def _growth(time: Float[Array, ""], log: Float[Array, "2"], rates: Parameters | LimitedParameters) -> Float[Array, "2"]:
+def _growth(time: Float[Array, ""], log: Float[Array, "2"], rates: Parameters) -> Float[Array, "2"]:
     del time
     prey, predator = jnp.exp(log)
     gain = rates.delta * prey - rates.gamma
-    if isinstance(rates, LimitedParameters):
+    if rates.kappa is not None:
         gain = gain - rates.kappa * predator
     return jnp.stack([rates.alpha - rates.beta * predator, gain])
 
@@ -181,7 +175,7 @@ def model(
     hare: Float[np.ndarray, " n"],
     lynx: Float[np.ndarray, " n"],
     *,
-    priors: Callable[[], Parameters | LimitedParameters],
+    priors: Callable[[], Parameters],
     solver: diffrax.AbstractSolver | None = None,
     tolerance: float = TOLERANCE,
     max_steps: int = MAX_STEPS,
@@ -226,10 +220,10 @@ def quantities(draw: Mapping[str, Array]) -> dict[str, Array]:
     return natural | {f"prey[{year:.1f}]": value for year, value in zip(TASK_YEARS, prey, strict=True)}
 
 
-def _parameters(draw: Mapping[str, Array]) -> Parameters | LimitedParameters:
+def _parameters(draw: Mapping[str, Array]) -> Parameters:
     if "log_kappa" in draw:
         free = {name: value for name, value in draw.items() if name != "log_kappa"}
-        return LimitedParameters(*_parameters(free), kappa=jnp.exp(draw["log_kappa"]))
+        return _parameters(free)._replace(kappa=jnp.exp(draw["log_kappa"]))
     if "theta" in draw:
         alpha, beta, gamma, delta = jnp.asarray(draw["theta"])
         return Parameters(alpha, beta, delta, gamma, jnp.asarray(draw["z_init"]), jnp.asarray(draw["sigma"]))

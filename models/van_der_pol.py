@@ -5,8 +5,9 @@ and log θ ~ N(0, 0.25²), sampled as `log_theta`. Its log evidence is 10.355902
 
 The solve. With one parameter a tangent costs less than an adjoint, so the derivative is a forward-mode solve in
 forward and reverse mode alike. At ``TOLERANCE`` (relative and absolute) the log evidence is right to 2e-8
-and the score is wrong by 3e-6 of its standard deviation. Draws of the prior need 90 to 200 steps; ``MAX_STEPS`` caps
-what one wild proposal may cost the lanes that wait for it. In float32 the tolerance is eight units of rounding.
+and the score is wrong by 3e-6 of its standard deviation. Draws of the prior need 90 to 200 steps; ``MAX_STEPS`` bounds
+the cost of a proposal far from the posterior, for which vectorised chains wait. In float32 the tolerance is eight times
+the machine epsilon.
 
 A failed solve (the cap, or a value that is not finite) has log density −∞ and a score of NaN: the sampler rejects it.
 """

@@ -11,13 +11,13 @@
 # ---
 
 # %% [markdown]
-# # A costly posterior, cheaper
+# # Sampling an expensive posterior with fewer gradients
 #
-# A gradient of the hare–lynx posterior costs an ODE solve and its adjoint. `SurrogateHMC` asks for true gradients while
-# it warms up, fits an energy to them, freezes it, and from then on follows the *surrogate's* gradient. Every proposal
-# is accepted or refused with the true energy, so the draws are those of the posterior whatever the surrogate is worth.
-# Control variates then take the draws further. This notebook counts gradients; where the surrogate is no help it says
-# so.
+# A gradient of the hare–lynx posterior costs an ODE solve and its adjoint. `SurrogateHMC` evaluates true gradients
+# during warm-up, fits a surrogate of the energy to them, and then simulates trajectories with the gradient of the
+# fixed surrogate. Every proposal is accepted or rejected with the true energy, so that the draws are those of the
+# posterior even if the surrogate is poor. Control variates then reduce the errors further. This notebook counts
+# gradients, and shows a case in which the surrogate does not help.
 
 # %%
 import sys
@@ -73,12 +73,11 @@ hares = sample(kernel, 150, 300, **lotka_volterra.data())
 bill(hares)
 
 # %% [markdown]
-# Five thousand of these gradients are the warm-up's; three hundred draws of each chain added some fourteen hundred,
-# nine tenths of all trajectories having used none. For 4 × 1,000 draws the surrogate spends 8,900, warm-up included,
-# and NUTS 56,400 (`benchmarks/RESULTS.md`, with effective sizes). The gradient is off by four per cent on trajectories
-# that were held out.
+# Warm-up takes about 5,000 of these gradients, and 300 draws of each chain add about 1,400, since nine tenths of the
+# trajectories use none. For 4 × 1,000 draws the surrogate takes 8,900 gradients with warm-up, and NUTS 56,400 (the
+# benchmarks have effective sample sizes too). On held-out trajectories the error of the gradient is 4 per cent.
 #
-# The surrogate's gradient is never passed off as a score. True scores are computed now, one a draw, and counted.
+# The gradient of the surrogate is not used as a score. True scores are computed now, one for each draw, and counted.
 
 # %%
 tree = mp.from_numpyro(hares)
@@ -87,10 +86,11 @@ print("gradients for scores:", tree["sample_stats"].attrs["score_evaluations"])
 found.to_dataframe()
 
 # %% [markdown]
-# A gain of g is worth g times the draws, on top of what the surrogate saved: both together are the product.
+# A gain of g is worth g times as many draws, and multiplies what the surrogate saved.
 #
-# ## A banana in a hundred dimensions
-# One direction is bent, ninety-eight are Gaussian. The quadratic takes the latter, the process the former.
+# ## A banana in 100 dimensions
+# One direction is curved and 98 are Gaussian. The quadratic part of the surrogate describes the Gaussian directions,
+# and the Gaussian process the curved one.
 
 
 # %%
@@ -99,19 +99,20 @@ def banana(x):
 
 
 start = jax.random.normal(jax.random.key(0), (4, 100))
-bent = sample(mp.SurrogateHMC(potential_fn=banana), 150, 1500, start)
-beyond = np.abs(np.asarray(bent.get_samples(group_by_chain=True))[..., 0]) > 2
+curved = sample(mp.SurrogateHMC(potential_fn=banana), 150, 1500, start)
+beyond = np.abs(np.asarray(curved.get_samples(group_by_chain=True))[..., 0]) > 2
 error = float(array_stats.mcse(beyond.astype(float), chain_axis=0, draw_axis=1))
-print(f"P(|x₁| > 2) = {beyond.mean():.3f} ± {error:.3f}; the truth is .0455")
-bill(bent)
+print(f"P(|x₁| > 2) = {beyond.mean():.3f} ± {error:.3f}; the truth is 0.0455")
+bill(curved)
 
 # %% [markdown]
-# The tail is where a surrogate is wrong: it saw few points there. One trajectory in ten therefore uses true gradients;
-# without them chains seldom enter the tail, and once there do not leave.
+# The surrogate is least accurate in the tail, where it has few training points. One trajectory in ten therefore uses
+# true gradients. Without them chains seldom enter the tail, and rarely leave it.
 #
 # ## Ten bananas
-# Twenty dimensions, all of them bent. Eight directions cannot carry that; the held-out error says so, the surrogate is
-# declined, and sampling goes on as NUTS. Nothing is wrong with the draws: they cost what NUTS costs, plus the warm-up.
+# All 20 dimensions are curved here. The surrogate, which has eight directions, cannot describe this density: its
+# held-out error is large, it is not used, and sampling continues as NUTS. The draws are correct, and cost as much as
+# with NUTS plus the warm-up.
 
 
 # %%

@@ -11,11 +11,11 @@
 # ---
 
 # %% [markdown]
-# # What a limited budget costs
+# # The accuracy of an unfinished solve
 #
-# A control functional is one linear system with the Stein kernel matrix of the draws. With many draws the system cannot
-# be solved to the end. What does an unfinished solve cost, and does the error say so? The trace is the hare–lynx
-# posterior: eight parameters, a differential equation in every likelihood.
+# A control functional solves one linear system with the Stein kernel matrix of the draws. With many draws it cannot be
+# solved to convergence. How accurate is an unfinished solve, and does the reported error include it? The trace is that
+# of the hare–lynx posterior, with eight parameters and a differential equation in the likelihood.
 
 # %%
 import sys
@@ -47,10 +47,10 @@ mcmc.run(jax.random.key(0), extra_fields=("z_grad",), **lotka_volterra.data())
 trace = mp.from_numpyro(mcmc)
 
 # %% [markdown]
-# Two thousand draws still allow a dense factorisation, so that the exact answer of the same kernel is known. Conjugate
-# gradients are then stopped after 1, 2, 4, … products with the kernel matrix. The rule they return always integrates a
-# constant exactly, and its variance under the kernel's own model, wᵀAw, counts what the unfinished solve does not know:
-# it can only fall as the budget grows.
+# With 2,000 draws a dense factorisation is possible, so that the exact result of the same kernel is known. Conjugate
+# gradients are then stopped after 1, 2, 4, … products with the kernel matrix. Their rule always integrates a constant
+# exactly. Its variance under the Gaussian process model of the kernel, wᵀAw, includes the uncertainty of the unfinished
+# solve, and cannot increase with the budget.
 
 # %%
 kernel, nugget = SquaredExponential(6.0), 1e-4
@@ -87,10 +87,10 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# A plain mean of as many independent draws has an error of a few thousandths; two products already leave a tenth of it,
-# and thirty-two a hundredth. The variance says how much is still to be had: after thirty-two products twice that of the
-# finished solve. Without other instructions weights stop once a product lowers it by less than a thousandth.
+# A plain mean of 2,000 independent draws has an error of a few thousandths. Two products reduce it to a tenth, and 32
+# to a hundredth. The variance shows how much can still be gained: after 32 products it is twice that of the converged
+# solve. By default weights stop when a product lowers the variance by less than a thousandth.
 #
-# The first point is outside its two errors. The model's error counts what the unfinished solve does not know, under the
-# kernel's own model, and this kernel alone is no perfect model of `log_alpha`. The error to publish is the
-# cross-fitted one of `mp.expectation`.
+# The first point is more than two errors from the exact rule. The reported error holds under the model of the kernel,
+# and this kernel is not a perfect model of `log_alpha`. To report an error, use the cross-fitted one of
+# `mp.expectation`.

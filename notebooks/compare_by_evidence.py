@@ -13,10 +13,10 @@
 # %% [markdown]
 # # Two models by their evidence
 #
-# Which model do the data prefer, and how sure is the number that says so? The evidence p(y) = ∫ p(y|x) p(x) dx answers
-# the first question. It is the end of a path: with the power posteriors p(y|x)ᵗ p(x) between prior (t = 0) and
-# posterior (t = 1), log p(y) = ∫₀¹ E_t[log p(y|x)] dt. mcmcpost samples all temperatures in one program, controls every
-# mean with the gradients, and pools all draws, so that no error of the ladder is left.
+# Which model do the data prefer, and how accurate is the number that says so? The evidence p(y) = ∫ p(y|x) p(x) dx
+# answers the first question. With the power posteriors p(y|x)ᵗ p(x) between prior (t = 0) and posterior (t = 1) it is
+# log p(y) = ∫₀¹ E_t[log p(y|x)] dt. mcmcpost samples all temperatures in one program, estimates every mean with control
+# variates, and pools all draws, so that the ladder adds no discretisation error.
 
 # %%
 import sys
@@ -35,8 +35,8 @@ jax.config.update("jax_enable_x64", True)
 # %% [markdown]
 # ## One ODE, exactly known
 #
-# The van der Pol oscillator has one parameter, so quadrature gives its log evidence, 10.35590262. The paper's ladder
-# has 31 rungs; forty draws of each do.
+# The van der Pol oscillator has one parameter, so that quadrature gives its log evidence, 10.35590262. The ladder of
+# the paper has 31 rungs; here 40 draws of each chain and rung are enough.
 
 # %%
 ladder = mp.sample_power_posteriors(
@@ -61,9 +61,9 @@ plt.show()
 
 # %% [markdown]
 # Every row of the table was computed from the same draws. `pooled` lets each draw serve every temperature by the
-# multistate Bennett weights and integrates a continuous path; `corrected`, `trapezoid` and `simpson` see the rungs
-# only, and report what their quadrature may miss; `stepping stone` and `MBAR` use no gradients. They agree within their
-# errors, which differ by orders of magnitude. If they did not, `log_evidence` would warn.
+# multistate Bennett weights and integrates a continuous path; `corrected`, `trapezoid` and `simpson` use the means at
+# the rungs only, and report the error of their quadrature; `stepping stone` and `MBAR` use no gradients. They agree
+# within their errors, which differ by orders of magnitude. If they did not, `log_evidence` would warn.
 #
 # ## Two regressions
 #
@@ -95,8 +95,8 @@ print(f"Bayes factor {factor:.2f} ± {error:.2f}, known 4862.10")
 # %% [markdown]
 # ## A second opinion
 #
-# Bridge sampling needs the posterior draws only, which are the last rung, and evaluates the model anew. It shares
-# nothing with the path but those draws.
+# Bridge sampling needs only the posterior draws, which are those of the last rung, and evaluates the model again. It
+# has nothing else in common with the estimates from the path.
 
 # %%
 for name in ("x", "z"):

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # From a trace to smaller errors
 #
-# Eight schools, non-centred: a hierarchical model with a funnel-like corner, where the group scale `tau` mixes least.
-# We sample it with NUTS, keep the gradients, and ask what they buy.
+# Eight schools, non-centred: a hierarchical model whose posterior is narrow near `tau` = 0, where the group scale `tau`
+# mixes worst. We sample it with NUTS, keep the gradients, and compare plain with controlled means.
 
 # %%
 import jax
@@ -58,8 +58,8 @@ print("errors in units of their mcse:", z.round(2))
 assert (np.abs(z) < 4.5).all()
 
 # %% [markdown]
-# What the polynomial degrees and the kernel do, one by one. The gain is the factor of draws saved, and it counts the
-# whole error: what was tried and not better is returned as the plain mean.
+# The polynomial degrees and the kernel one by one. The gain is the factor of draws saved, from the whole error. Where a
+# method is not better than the plain mean, the plain mean is returned.
 
 # %%
 for name in ("zv1", "zv2", "zv3", "secf"):
@@ -67,7 +67,7 @@ for name in ("zv1", "zv2", "zv3", "secf"):
     print(f"{name:5s} gain {other.gain.round(1)}  status {[str(s) for s in other.status]}")
 
 # %% [markdown]
-# The residual series is what is averaged. Its spread is that of f − g, not of the posterior.
+# The estimate is the average of the residual series. Its standard deviation is that of f − g, not of the posterior.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3), sharey=True)

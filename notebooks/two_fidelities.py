@@ -14,8 +14,8 @@
 # # Two fidelities of one simulator
 #
 # The borehole function gives the flow of water through a borehole from eight uncertain inputs. There is an accurate
-# version and a crude one. Both are cheap here, so the exact means are known, 72.878604 and 57.994853, and we can see
-# what a second fidelity buys when only twenty runs of each can be afforded.
+# version and a crude one. Both are cheap here, so that the exact means are known, 72.878604 and 57.994853, and we can
+# measure the effect of a second fidelity with 20 runs of each.
 
 # %%
 import sys
@@ -44,10 +44,10 @@ high, low = runs(1, 20, borehole.flow_high), runs(2, 20, borehole.flow_low)
 known = (borehole.MEAN, borehole.SD)  # the prior's moments: twenty draws estimate them poorly
 
 # %% [markdown]
-# ## Alone, and together
+# ## One fidelity, and both together
 #
-# The plain mean of twenty runs is off by several units. A control variate on those twenty alone helps; fitted
-# together with the crude version, whose runs are *other* draws, it is better by orders of magnitude.
+# The plain mean of 20 runs has an error of several units. A control variate of these runs alone helps. Fitted together
+# with the crude version, whose runs are *other* draws, its error is smaller by orders of magnitude.
 
 # %%
 alone = mp.joint_expectation({"high": (high, None)}, standardize=known)
@@ -59,38 +59,40 @@ print(f"plain: {joint['high'].mean_plain[0]:.3f} ± {joint['high'].mcse_plain[0]
 # %% [markdown]
 # ## The learnt relation
 #
-# Nobody told the fit that the crude flow is 0.7958 of the accurate one, to six digits. It finds a correlation of one.
+# The crude flow is 0.7958 times the accurate one, to six digits. The fit does not use this, and finds a correlation of
+# one.
 
 # %%
 print(np.round(joint.task_correlation, 6))
 print(joint.to_datatree()["control_variates"])
 
 # %% [markdown]
-# ## Are the errors honest?
+# ## Reported and actual errors
 #
-# Fifteen replications with other draws: the reported error against the one that was made. Points below the line were
-# better than reported. The report is cautious: with twenty draws, residuals cannot show all of the gain.
+# The reported error against the actual one in 15 replications with other draws. Below the line the actual error is the
+# smaller one. The reported errors are conservative: with 20 draws the residuals cannot show all of the gain.
 
 # %%
-made, said = [], []
+actual, reported = [], []
 for seed in range(15):
     first, second = runs(100 + seed, 20, borehole.flow_high), runs(200 + seed, 20, borehole.flow_low)
     tasks = {"high": (first, None), "low": (second, None)}
     found = mp.joint_expectation(tasks, standardize=known)["high"]
-    made.append(abs(found.mean[0] - borehole.TRUE_FLOW_HIGH))
-    said.append(found.mcse[0])
-print(f"mean absolute error {np.mean(made):.5f}, mean z² {np.mean((np.array(made) / said) ** 2):.2f}")
+    actual.append(abs(found.mean[0] - borehole.TRUE_FLOW_HIGH))
+    reported.append(found.mcse[0])
+print(f"mean absolute error {np.mean(actual):.5f}, mean z² {np.mean((np.array(actual) / reported) ** 2):.2f}")
 
 figure, axes = plt.subplots(figsize=(4, 4))
-axes.loglog(said, made, "o")
+axes.loglog(reported, actual, "o")
 axes.loglog([1e-5, 1e-1], [1e-5, 1e-1], color="grey")
-axes.set(xlabel="reported mcse", ylabel="error made")
+axes.set(xlabel="reported mcse", ylabel="actual error")
 plt.show()
 
 # %% [markdown]
-# ## When there is nothing to share
+# ## Unrelated tasks
 #
-# An unrelated second task does no harm: each task is compared with its own fit, and the label says which was kept.
+# An unrelated second task does no harm: the joint fit of each task is compared with a fit of its own, and the method
+# names the one that was kept.
 
 # %%
 unrelated = runs(3, 20, lambda x: np.sin(3 * (x[:, 4] - 1050) + (x[:, 5] - 760)))

@@ -1,1 +1,1 @@
-"""The public functions, one file a subject: read the tree and gate its scores once, call the layers below, return."""
+"""The public functions, one file for each subject; every call reads its tree and gates the scores once."""

@@ -1,4 +1,4 @@
-"""The public functions of model evidence: ladders in, log evidences out. Composition only."""
+"""Public functions of the model evidence: power posteriors, bridge sampling, the Laplace approximation, comparison."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class EvidenceWarning(UserWarning):
-    """A ladder is incomplete, or methods on the same draws contradict each other beyond their errors."""
+    """A ladder is incomplete, or methods on the same draws disagree by more than their errors."""
 
 
 def ladder_from_arrays(
@@ -89,7 +89,7 @@ def log_evidence(
     tree : a ladder, from `sample_power_posteriors` or `ladder_from_traces`.
     method : control variate of the rungs one by one: a name in `METHODS`, an object, or ``VectorValued(...)`` for all
         rungs jointly. By default polynomials chosen by their honest error, and a kernel where the rungs are reported.
-    path : ``"auto"``, ``"pooled"`` or ``"rungs"``, what is reported first.
+    path : ``"auto"``, ``"pooled"`` or ``"rungs"``: which estimate is the value.
     degree : of the polynomials of the pooled path; chosen by its honest error by default.
     num_nodes : of its quadrature; its error is the distance to twice as many.
     folds, standardize, fallback : of the rungs, as in `expectation`.
@@ -187,17 +187,17 @@ def bridge_evidence(
 ) -> EvidenceEstimate:
     """Estimate the log evidence from posterior draws by bridge sampling.
 
-    The earlier half of each chain fits a normal proposal to bridge from the later half, then the halves change places.
-    A cross-check of `log_evidence` on one trace, good where the posterior is near a normal, or symmetric (see
+    A normal proposal fitted to the earlier half of each chain is the bridge for the later half, and conversely. It is a
+    cross-check of `log_evidence` from one trace, and works well where the posterior is nearly normal or symmetric (see
     `mcmcpost.evidence.bridge_sampling`).
 
     Parameters
     ----------
     tree : a trace; ``sample_stats.unconstrained_draw`` where it is there, else the latent sites transformed.
     model : a NumPyro program; `args` and `kwargs` are its arguments. Its priors must be proper.
-    logdensity_fn : log density of one unconstrained draw instead, log-Jacobian included. What it leaves out of the
-        normalised likelihood and prior is missing from the evidence, too; of an improper prior it cannot know.
-    key : of the proposals.
+    logdensity_fn : instead of a model, the log density of one unconstrained draw, log-Jacobian included. A constant
+        that it leaves out is missing from the evidence too, and an improper prior is not detected.
+    key : JAX key of the proposals.
     proposal : ``"warp3"``, the default, which removes skewness at twice the evaluations, or ``"normal"``.
     degree : zero for the plain bridge. Otherwise the path from the normal to the posterior is integrated with
         zero-variance control variates of this degree, None for the best by its error up to three: much more precise

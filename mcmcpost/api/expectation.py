@@ -40,7 +40,7 @@ def expectation(
     allow_bad_scores: bool = False,
     fallback: bool = True,
 ) -> Estimate:
-    """Estimate posterior expectations with Stein control variates and honest Monte Carlo errors.
+    """Estimate posterior expectations, with their Monte Carlo errors, by Stein control variates.
 
     Parameters
     ----------
@@ -52,8 +52,8 @@ def expectation(
         sample's own moments.
     folds : of the cross-fitting; about eight by default, whole chains or contiguous blocks of them.
     allow_bad_scores : compute although the score gate fails; every status is then ``bad_scores``.
-    fallback : return the plain mean where the controlled error is not smaller than its own. With few draws an error
-        that is honest can hide a real gain: False returns the controlled mean, whose gain may then be below one.
+    fallback : return the plain mean where its error is not larger than the controlled one. With few draws the estimate
+        of the error can hide a real gain: False returns the controlled mean, and the gain may then be below one.
 
     Returns
     -------
@@ -162,8 +162,8 @@ def quantile(
     """Estimate posterior quantiles by inverting a controlled distribution function.
 
     Other arguments and errors are those of `expectation`. One result per integrand and probability, named
-    ``name [probability]``; `mcse` is in the integrand's units. An indicator is rough: gains are modest, and where there
-    is none the status is ``plain``.
+    ``name [probability]``; `mcse` is in the integrand's units. Indicators are not smooth, so that gains are modest;
+    without one the status is ``plain``.
 
     Raises
     ------
@@ -174,11 +174,11 @@ def quantile(
 
 
 def check_probabilities(probabilities: float | Sequence[float]) -> Float[np.ndarray, " a"]:
-    """Return the distinct probabilities in the order given; refuse none, and those outside (0, 1)."""
+    """Return the distinct probabilities in the order given; refuse an empty list, and any outside (0, 1)."""
     levels = np.atleast_1d(np.asarray(probabilities, float))
     if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels < 1)).all():
         raise InputError("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, not 5.")
-    return np.array(list(dict.fromkeys(levels.tolist())))  # a repeated one would be a repeated name
+    return np.array(list(dict.fromkeys(levels.tolist())))  # results are named by their probability
 
 
 def answer_quantiles(question: Question, levels: Float[np.ndarray, " a"], *, folds: int | None = None) -> Estimate:
@@ -201,7 +201,7 @@ def answer(
     folds: int | None = None,
     fallback: bool = True,
 ) -> Estimate:
-    """Return the expectations that a question asks for; arguments as in `expectation`."""
+    """Return the expectations of the integrands of a question; arguments as in `expectation`."""
     estimate = in_float64(estimate_expectations)(
         question.trace,
         question.names,

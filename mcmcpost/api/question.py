@@ -1,4 +1,4 @@
-"""What the public functions share: each call reads a tree, gates its scores and evaluates the integrands once."""
+"""The question that a public function answers: tree, gated scores, integrands and method, each resolved once."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,7 @@ METHODS: dict[str, AbstractControlVariate] = {
     "cf": ControlFunctional(max_states=4_000),
     "secf": SemiExact(2, max_states=4_000),
 }
-"""Short names of methods, for the command line and ``method=``; kernels are fitted on at most 4,000 states."""
+"""Short names of methods, for ``method=`` and the command line. Kernels are fitted on at most 4,000 states."""
 
 
 NO_GAIN = ("constant", "boundary")
@@ -32,9 +32,9 @@ NO_GAIN = ("constant", "boundary")
 
 
 class GatedTrace(NamedTuple):
-    """The draws and scores of a tree, and what the score gate found.
+    """The draws and scores of a tree, and the result of the score gate.
 
-    trace : every coordinate. check : the tests of its scores.
+    trace : every coordinate, fixed ones too. check : the tests of its scores.
     """
 
     trace: Trace
@@ -42,18 +42,18 @@ class GatedTrace(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether Stein's identity is in doubt; too few draws to test it are no such finding."""
+        """Whether Stein's identity is in doubt. Too few draws to test it do not count as a failure."""
         return self.check.verdict != "pass" and self.check.pattern != "too_few_draws"
 
 
 class Question(NamedTuple):
     """A question about a trace, ready to be answered.
 
-    gated : the trace as it is stored, and what the score gate found.
-    trace : the coordinates that move: features of a fixed one do not average to zero.
+    gated : the trace as it is stored, with the result of the score gate.
+    trace : without fixed coordinates, whose features do not average to zero.
     names, values : the integrands (c, n, p).
-    method : the control variate that the score gate leaves.
-    bad_scores : whether every status is ``bad_scores``.
+    method : the control variate, or the plain mean where the score gate failed.
+    bad_scores : every status is ``bad_scores``.
     """
 
     gated: GatedTrace
@@ -72,7 +72,7 @@ def pose(
     gated = read_gated(tree, allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
     trace = without_fixed(gated.trace)
     if gated.check.pattern == "nonfinite":
-        # Plain means do not depend on the scores, which are transformed all the same.
+        # Plain means do not use the scores, but they are transformed with the draws.
         trace = trace._replace(scores=np.zeros_like(trace.scores))
     names, values = integrand_values(tree, integrands)
     if gated.failed and not allow_bad_scores:

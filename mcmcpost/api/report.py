@@ -1,4 +1,4 @@
-"""The public function of the report: a trace, an evidence, a joint estimate in, one HTML file out."""
+"""The public function of the report: one HTML file about a trace, an evidence or a joint estimate."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 RECORDED = ("model_file", "inference_library", "inference_library_version", "num_warmup", "sampling_time", "created_at")
-"""Attributes of a tree that samplers write and that a report repeats."""
+"""Attributes of a tree, written by samplers, that a report shows."""
 
 
 def html_report(
@@ -48,7 +48,7 @@ def html_report(
 
     The table of plain and controlled estimates, a forest of both, gains, autocorrelation of the residuals, the score
     gate, R-hat and effective sample sizes, the path of the evidence, the learnt correlation of tasks, versions and
-    seed. It loads nothing, holds no script, and escapes every name.
+    seed. The file loads nothing and has no scripts, and every name is escaped.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def html_report(
     path : a new file ending in .html, checked before the work; `overwrite` allows it to exist.
     integrands, method, allow_bad_scores, options : as in `expectation`.
     evidence : from `log_evidence`. joint : from `joint_expectation`.
-    title : heading. asked : more lines, label to text, of what was asked. command : how the report was made.
+    title : heading. asked : more lines about the request, from label to text. command : how the report was made.
 
     Returns
     -------
@@ -90,9 +90,9 @@ def html_report(
 
 
 class Subject(NamedTuple):
-    """What a report is about: the trace of one target, its variables, and an evidence where there is one.
+    """What a report is about: the trace of one target, its variables, and an evidence or None.
 
-    note : what the trace is, where it is not the tree that was given.
+    note : description of the trace where it is not the tree that was given.
     """
 
     tree: "xarray.DataTree"
@@ -102,7 +102,7 @@ class Subject(NamedTuple):
 
 
 def read_subject(tree: "xarray.DataTree", evidence: Evidence | None, allow_bad_scores: bool) -> Subject:
-    """Return a trace as it is; of a ladder the last rung and, where none is given, the evidence."""
+    """Return a trace as it is, and a ladder as its last rung with its evidence, estimated where none is given."""
     if not is_ladder(tree):
         return Subject(tree, posterior_variables(tree), evidence, None)
     ladder = read_ladder(tree)

@@ -29,8 +29,8 @@ def stein_weights(
     """Compute one set of weights that serves every later expectation: Σ w f over chains and draws.
 
     w = A⁻¹1/(1ᵀA⁻¹1) for ``ControlFunctional()``, the default; polynomial features are integrated exactly too for
-    ``SemiExact()``. `integrands` only tune the kernel. Keep them with ``weights.to_datatree(tree)``. The weights carry
-    no honest error of their own: for that, use `expectation`. Beyond 6,000 states conjugate gradients stop once a
+    ``SemiExact()``. `integrands` only tune the kernel. Store the weights with ``weights.to_datatree(tree)``. They give
+    no valid standard error: for that, use `expectation`. Beyond 6,000 states conjugate gradients stop once a
     product lowers the variance of the rule by less than a thousandth; `initial` are weights of the same draws, under
     a kernel or temperature nearby, to start them from.
     """
@@ -59,9 +59,9 @@ class ThinnedDraws(NamedTuple):
 def stein_thinning(
     tree: "xarray.DataTree", size: int, kernel: AbstractKernel | None = None, *, allow_bad_scores: bool = False
 ) -> ThinnedDraws:
-    """Choose `size` draws whose equally weighted average follows the target best, greedily by Stein discrepancy.
+    """Choose `size` draws greedily, so that their equally weighted average has a small Stein discrepancy.
 
-    Riabiz et al. (2022, doi:10.1111/rssb.12503), Algorithm 1. It corrects burn-in and compresses a trace; where every
+    Riabiz et al. (2022, doi:10.1111/rssb.12503), Algorithm 1. It removes burn-in and compresses a trace. Where every
     draw is kept, `stein_weights` has smaller errors. `kernel` as for `kernel_stein_discrepancy`.
     """
     trace = without_fixed(read_gated(tree, allow_bad_scores).trace)

@@ -1,4 +1,4 @@
-"""The command line: thin over the public functions. Heavy imports wait until a command runs."""
+"""The commands, thin over the public functions. JAX, NumPy and the rest are imported inside them, when one runs."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from mcmcpost.cli.edge import cache_directory, is_user_error, model_file_fault, 
 from mcmcpost.cli.options import LADDER, POSTERIOR, check_distinct, check_output, settings_of
 
 app = typer.Typer(
-    help="What happens after MCMC: Stein control variates with honest errors.",
+    help="Post-processing of MCMC traces: Stein control variates with Monte Carlo errors, evidence, reports.",
     epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input or usage, in one line.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -38,7 +38,7 @@ class MethodName(StrEnum):
 
 
 class PathName(StrEnum):
-    """The keys of `mcmcpost.evidence.PATHS`, likewise."""
+    """The keys of `mcmcpost.evidence.PATHS`, which is too heavy to import for ``--help``."""
 
     AUTO = "auto"
     POOLED = "pooled"
@@ -90,7 +90,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="New file, .
 
 
 def main() -> None:
-    """Run the command line: a user's error is one line and exit code 2, a fault of ours a traceback."""
+    """Run the command line. Errors in the input end in one line and exit code 2, errors of mcmcpost in a traceback."""
     try:
         app()
     except Exception as error:
@@ -297,7 +297,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 @contextmanager
 def _program() -> Iterator[None]:
-    """Be a program: 64 bits, a compilation cache of the user's, warnings as one line each on stderr."""
+    """Switch to 64 bits, use the compilation cache of the user, and print each warning as one line on stderr."""
     import jax
 
     jax.config.update("jax_enable_x64", True)

@@ -1,4 +1,4 @@
-"""What the command ``doctor`` says: devices, precision, versions, optional packages."""
+"""The command ``doctor``: devices, precision, versions, optional packages."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ SETTING = "JAX_NUM_CPU_DEVICES"
 
 
 def examine() -> dict[str, Any]:
-    """Return what this process runs on, JSON-able."""
+    """Return what this process runs on, as plain values for JSON."""
     import jax
     import jax.numpy as jnp
 
@@ -51,9 +51,9 @@ def _hints(facts: dict[str, Any]) -> list[str]:
     hints = []
     if facts["backend"] == "cpu" and facts["cpu_devices"] == 1 < facts["cores"]:
         hints.append(
-            f"One CPU device for {facts['cores']} cores: {SETTING}={facts['cores']} before the command makes one of"
-            " each, which scores and temperature ladders share. Not for models with products of matrices of a thousand"
-            " columns: jaxlib 0.12 can get them wrong there."
+            f"There is one CPU device for {facts['cores']} cores. With {SETTING}={facts['cores']} before the command"
+            " each core is a device, and scores and temperature ladders run on all of them. Do not use this for models"
+            " with products of matrices of 1,000 columns: jaxlib 0.12 can compute them wrongly on several devices."
         )
     if facts["precision"] != "float64":
         hints.append("JAX computes in 32 bits here: the environment overrides the program's 64.")

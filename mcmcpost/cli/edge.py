@@ -1,4 +1,4 @@
-"""The edge of the program: whose error it is, how it is said, and where the compilation cache lies."""
+"""Errors and warnings of the program as one line each, and the folder of the compilation cache."""
 
 import ast
 import os
@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 MODULE_PREFIX = "_mcmcpost_model_"
-"""How `mcmcpost.cli.model_file`, too heavy to import for ``--help``, names the modules of model files."""
+"""Prefix of the modules that model files are imported as."""
 
 
 def say(kind: str, message: object) -> None:
@@ -21,14 +21,14 @@ def say(kind: str, message: object) -> None:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether `error` is about what the user gave; one that NumPy or JAX raised keeps its traceback."""
+    """Return whether `error` is about the input; errors that NumPy or JAX raise keep their traceback."""
     return isinstance(error, (InputError, InputTypeError, MissingPackageError, OSError))
 
 
 def model_file_fault(error: BaseException) -> str | None:
-    """Return what to say of an error raised in a model file, or below it but not by us; None of any other.
+    """Return the message of an error raised in a model file or in code that it calls; None for any other error.
 
-    One that the file raises itself is in its author's words.
+    An error that the file raises itself keeps its own message.
     """
     trace, place = error.__traceback__, None
     while trace is not None:
@@ -48,7 +48,7 @@ def model_file_fault(error: BaseException) -> str | None:
 
 
 def _is_raised_at(file: Path, line: int) -> bool:
-    """Whether a ``raise`` statement of `file` covers `line`."""
+    """Return whether a ``raise`` statement of `file` covers `line`."""
     nodes = ast.walk(ast.parse(file.read_text()))
     return any(isinstance(node, ast.Raise) and node.lineno <= line <= (node.end_lineno or line) for node in nodes)
 

@@ -1,4 +1,4 @@
-"""What the command ``evidence`` does: a ladder from a file, and the evidence as text."""
+"""The command ``evidence``: a ladder from a file or a model, and its evidence as text."""
 
 import sys
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def open_ladder(source: Path, given: Mapping[str, int | None], options: list[str
 def sample_ladder(path: Path, settings: Mapping[str, int], options: list[str] | None) -> "xarray.DataTree":
     """Sample the power posteriors of a model file.
 
-    settings : those of `LADDER`, and `exchange` where rungs are swapped.
+    settings : those of `LADDER`, and `exchange`, the iterations between swaps, where rungs are swapped.
     """
     model_file, chosen = load_model_file(path), parse_options(options or [])
     args, kwargs = model_file.arguments(chosen)

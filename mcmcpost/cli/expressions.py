@@ -1,7 +1,7 @@
-"""Expressions of the draws, ``name=expression``, for the command line: parsed and whitelisted, never ``eval``-ed.
+"""Expressions of the draws, ``name=expression``, for the command line: parsed and checked, never passed to ``eval``.
 
-An expression speaks of one draw and is computed at all of them: ``theta[0] / theta[1]``, ``mu > 0``, ``mean(theta)``,
-``where(x > 1, log(x), 0)``. It may hold
+An expression is a function of one draw and is computed at every draw: ``theta[0] / theta[1]``, ``mu > 0``,
+``mean(theta)``, ``where(x > 1, log(x), 0)``. It may contain
 
 - names of posterior variables, in backquotes where they are no identifiers: ```prey[1912.2]```;
 - numbers, always taken as floats; ``+ - * / **``; indices ``theta[0]``, ``cov[0, -1]`` (after chain and draw);
@@ -10,8 +10,8 @@ An expression speaks of one draw and is computed at all of them: ``theta[0] / th
 - ``exp log log1p expm1 sqrt abs sin cos tan tanh``, ``minimum(a, b)``, ``maximum(a, b)``, ``where(condition, a, b)``,
   ``sum(a)`` and ``mean(a)`` over the elements of one draw.
 
-A NaN stays a NaN, through comparisons and ``** 0`` as well, so that it is reported and not counted as "false". Invalid
-operations give NaN or infinity without NumPy's warnings; the quantity's status says ``undefined``.
+A NaN stays a NaN, also through comparisons and ``** 0``, so that it is reported and not counted as "false". Invalid
+operations give NaN or infinity without warnings of NumPy; the status of the quantity is then ``undefined``.
 """
 
 import ast
@@ -73,7 +73,7 @@ FUNCTIONS = (*ELEMENTWISE, *REDUCTIONS, "where")
 
 
 def index_of(node: ast.Subscript) -> tuple[int, ...] | None:
-    """Return the whole numbers of ``value[i, j]``, or None if the index holds anything else."""
+    """Return the integers of the index ``value[i, j]``, or None if it contains anything else."""
     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     indices = []
     for part in parts:
@@ -86,7 +86,7 @@ def index_of(node: ast.Subscript) -> tuple[int, ...] | None:
 
 
 class Evaluation(NamedTuple):
-    """One expression at one set of values. Every intermediate has the two leading axes (c, n), or (1, 1).
+    """The evaluation of one expression. Every intermediate value has the two leading axes (c, n), or (1, 1).
 
     values : {variable: (c, n, ...)}.
     quoted : the variable that an identifier stands for, where it was quoted.
@@ -216,7 +216,7 @@ def parse_expression(text: str) -> tuple[str, Expression]:
     Raises
     ------
     ValueError
-        `text` has no name, is not an expression, or holds what the whitelist lacks; the message gives the position.
+        `text` has no name, is not an expression, or contains what is not allowed; the message gives the position.
     """
     name, separator, body = (part.strip() for part in text.partition("="))
     if not separator or not _NAME.fullmatch(name) or body.startswith("=") or not body:
@@ -270,7 +270,7 @@ def evaluate_expressions(posterior: Values, expressions: Mapping[str, str | Expr
 
 
 def _unquote(line: str) -> tuple[str, dict[str, str]]:
-    """Replace backquoted names by identifiers of the same length, so that positions stay."""
+    """Replace backquoted names by identifiers of the same length, so that positions in the text stay valid."""
     quoted: dict[str, str] = {}
 
     def identifier(match: re.Match[str]) -> str:

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from mcmcpost._core.errors import InputError, InputTypeError, fault
+from mcmcpost.cli.edge import MODULE_PREFIX
 
 
 class ModelFile(NamedTuple):
@@ -81,8 +82,8 @@ class ModelFile(NamedTuple):
 def load_model_file(path: str | Path) -> ModelFile:
     """Import the Python file at `path` and return its contract.
 
-    The file is executed, as an import would: only load files that you trust. Its own folder is importable while it
-    loads, so that a model may be split over neighbouring files.
+    The file is executed, as by an import: only load files that you trust. Its folder is importable while it loads, so
+    that a model may be split over several files.
 
     Raises
     ------
@@ -107,7 +108,7 @@ def load_model_file(path: str | Path) -> ModelFile:
 
 
 def _execute(file: Path) -> ModuleType:
-    name = f"_mcmcpost_model_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    name = f"{MODULE_PREFIX}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file) if file.suffix == ".py" else None
     if spec is None or spec.loader is None:
         raise InputError("Model file", "a Python file, NAME.py", str(file), "A trace ends in .nc or .zarr.")
@@ -145,7 +146,7 @@ def _function(module: ModuleType, file: Path, name: str) -> Callable[..., Any]:
 
 
 def _accepted(function: Callable[..., Any]) -> set[str | None]:
-    """Return the argument names of `function`, and None among them if it takes any name."""
+    """Return the argument names of `function`; None is among them if it accepts any name."""
     parameters = inspect.signature(function).parameters.values()
     return {None if p.kind is p.VAR_KEYWORD else p.name for p in parameters if p.kind not in _POSITIONAL}
 
@@ -159,7 +160,7 @@ def _call(function: Callable[..., Any], options: Mapping[str, object]) -> Any:
 
 
 def parse_options(texts: list[str]) -> dict[str, object]:
-    """Return ``["name=value", ...]`` as a dict; a value that reads as a Python number is one, else it is text."""
+    """Return ``["name=value", ...]`` as a dict; values that are Python numbers become numbers, others stay text."""
     options: dict[str, object] = {}
     for text in texts:
         name, separator, value = (part.strip() for part in text.partition("="))

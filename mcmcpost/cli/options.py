@@ -1,4 +1,4 @@
-"""What the options of the commands say, checked before the work; light, so that ``--help`` costs nothing."""
+"""Defaults and checks of the options, before any work. Imports nothing heavy, since ``--help`` needs the defaults."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,17 +14,17 @@ LADDER = POSTERIOR | {"draws": 500, "rungs": 16}
 
 
 def is_model_file(source: Path) -> bool:
-    """Return whether a source is sampled, not read."""
+    """Return whether a source is a model file, which is sampled."""
     return source.suffix == ".py"
 
 
 def settings_of(given: Mapping[str, int | None], defaults: Mapping[str, int]) -> dict[str, int]:
-    """Return every setting, the default where none was given."""
+    """Return the settings: those given, and the defaults of the others."""
     return dict(defaults) | {name: value for name, value in given.items() if value is not None}
 
 
 def refuse_sampling(command: str, source: Path, kind: str, given: Mapping[str, object]) -> None:
-    """Refuse sampling options beside what is read, not sampled; `kind` says what that is."""
+    """Refuse sampling options for a stored source; `kind` is what it is, as ``trace``."""
     names = [f"--{name}" for name, value in given.items() if value is not None]
     if names:
         listed = ", ".join(names)
@@ -39,7 +39,7 @@ def refuse_model_file(command: str, source: Path) -> None:
 
 
 def check_output(path: Path | None) -> None:
-    """Refuse before the work a tree's file that could not be written after it."""
+    """Refuse, before the work, an output file that could not be written after it."""
     if path is None:
         return
     from mcmcpost._core.checks import check_writable
@@ -54,7 +54,7 @@ def check_output(path: Path | None) -> None:
 
 
 def check_distinct(where: str, names: list[str], what: str) -> None:
-    """Refuse names of which one is given twice."""
+    """Refuse names that are given twice."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise InputError(f"{where}: expected distinct {what}, got {', '.join(repeated)} twice. Give each once.")

@@ -1,4 +1,4 @@
-"""What is to be averaged: posterior variables, a model file's quantities, expressions, all as named scalars."""
+"""The quantities that are estimated: posterior variables, those of a model file, and expressions, as named scalars."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from mcmcpost.cli.expressions import Expression, evaluate_expressions
 from mcmcpost.cli.model_file import ModelFile
 from mcmcpost.io import PosteriorVariables, posterior_variables
 from mcmcpost.io.convention import element_names
-from mcmcpost.io.numpyro_model import Model
+from mcmcpost.io.numpyro_model import ProbedModel
 
 if TYPE_CHECKING:
     import xarray
@@ -43,8 +43,8 @@ def with_quantities(tree: "xarray.DataTree", model_file: ModelFile) -> "xarray.D
     return new
 
 
-def check_quantities(model_file: ModelFile, probed: Model) -> None:
-    """Run ``quantities`` abstractly on one draw of the model, so that it fails before sampling and not after."""
+def check_quantities(model_file: ModelFile, probed: ProbedModel) -> None:
+    """Trace ``quantities`` on one abstract draw of the model, so that its errors appear before sampling."""
 
     def at_one(draw: jax.Array) -> list[Any]:
         return list(model_file.named(probed.sites_of(draw)).values())
@@ -96,7 +96,7 @@ def named_scalars(
     Raises
     ------
     ValueError
-        Two of them share a name, or an expression names what there is not.
+        Two of them have the same name, or an expression contains an unknown variable.
     """
     draws, stored = variables.draws(), _stored(tree)
     scalars: dict[str, np.ndarray] = {}
@@ -110,7 +110,7 @@ def named_scalars(
 
 
 def say_left_out(variables: PosteriorVariables) -> None:
-    """Warn of the variables that nothing can be computed of."""
+    """Warn of variables that are not estimated."""
     if variables.left_out:
         say("warning", f"left out {', '.join(variables.left_out)}: not a number for every chain and draw")
 

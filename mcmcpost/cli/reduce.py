@@ -1,4 +1,4 @@
-"""What the command ``reduce`` does: expectations and quantiles of every quantity of a trace, as a table or a tree."""
+"""The command ``reduce``: expectations and quantiles of every quantity of a trace, as a table or a tree."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ def reduce_tree(
     method: str,
     allow_bad_scores: bool,
 ) -> list[Estimate]:
-    """Return the expectations of every quantity and, for `probabilities`, their quantiles, of one question."""
+    """Return the expectations of every quantity and, where `probabilities` are given, their quantiles."""
     variables = posterior_variables(tree)
     say_left_out(variables)
     complaint = check_convergence(tree, variables).complaint

@@ -1,4 +1,4 @@
-"""What the command ``report`` does: a trace from a file, an HTML file out, and its facts."""
+"""The command ``report``: an HTML report of a stored trace or ladder, and its summary."""
 
 import shlex
 import sys
@@ -31,13 +31,13 @@ def report_facts(
     overwrite: bool,
     allow_bad_scores: bool,
 ) -> dict[str, Any]:
-    """Write the report of a stored trace or ladder and return its summary, JSON-able."""
+    """Write the report of a stored trace or ladder and return its summary, as plain values for JSON."""
     place = check_destination(output, overwrite)
     refuse_model_file("report", trace)
     tree = load_trace(trace, model, options, allow_bad_scores=allow_bad_scores)
     with warnings.catch_warnings():
         for told in (mcmcpost.ScoreWarning, mcmcpost.EvidenceWarning):
-            warnings.simplefilter("ignore", told)  # the notices say the same, and more
+            warnings.simplefilter("ignore", told)  # the notices of the report contain them
         subject = read_subject(tree, None, allow_bad_scores)
         say_left_out(subject.variables)
         contents = gather(
@@ -69,7 +69,7 @@ def report_facts(
 
 
 def report_line(facts: dict[str, Any]) -> str:
-    """Return what was written in one line."""
+    """Return the summary in one line."""
     gains = [q["gain"] for q in facts["quantities"] if q["gain"] is not None and q["status"] not in WITHOUT_GAIN]
     gain = f", median gain {significant(float(np.median(gains)), 3)}" if gains else ""
     return f"{facts['path']}: {number_of_quantities(len(facts['quantities']))}{gain}, scores {facts['score_check']}"

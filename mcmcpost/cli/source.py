@@ -1,4 +1,4 @@
-"""Where the command line's draws come from: a trace, a trace and the model that it is of, or a model file sampled."""
+"""The draws of the command line: a stored trace, with or without its model file, or a model file that is sampled."""
 
 import sys
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from mcmcpost._core.errors import InputError, fault
 from mcmcpost.cli.model_file import ModelFile, load_model_file, parse_options
 from mcmcpost.cli.options import POSTERIOR, is_model_file, refuse_sampling, settings_of
 from mcmcpost.cli.quantities import check_quantities, with_quantities
-from mcmcpost.io.numpyro_model import Model, probe_model
+from mcmcpost.io.numpyro_model import ProbedModel, probe_model
 
 if TYPE_CHECKING:
     import xarray
@@ -24,7 +24,7 @@ EXTRA_FIELDS = ("z_grad", "potential_energy", "num_steps", "diverging")
 
 
 JITTER = 0.05
-"""Standard deviation, on the unconstrained space, of the chains' starts about `init()`."""
+"""Standard deviation of the starts of the chains around `init()`, on the unconstrained space."""
 
 
 def sample_posterior(
@@ -39,9 +39,9 @@ def sample_posterior(
 ) -> "MCMC":
     """Run NUTS with a dense mass matrix on a model file and return NumPyro's `MCMC`, scores kept.
 
-    Chains are vectorised: they move in lockstep, so one program serves a CPU or a GPU. They start within `JITTER` of
-    the file's ``init()``, or where NumPyro's default puts them. The precision is that of the process: a program
-    switches ``jax_enable_x64`` on before it calls this.
+    Chains are vectorised: they move in lockstep, and the same program runs on a CPU or a GPU. They start at the file's
+    ``init()`` with normal noise of standard deviation `JITTER`, or at NumPyro's default. The precision is that of the
+    process: switch ``jax_enable_x64`` on before.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def _starts(
     model_file: ModelFile,
     key: jax.Array,
     num_chains: int,
-    probed: Model,
+    probed: ProbedModel,
     options: Mapping[str, object] | None,
 ) -> dict[str, jax.Array] | None:
     """Return unconstrained starts, (c, ...) per site, or None if the file has no ``init``."""
@@ -135,9 +135,9 @@ def open_source(
     *,
     allow_bad_scores: bool,
 ) -> "xarray.DataTree":
-    """Sample a model file, or load a trace, which takes no sampling options.
+    """Return the trace of a model file, by sampling, or of a stored file, for which sampling options are refused.
 
-    model : model file of a trace. given : sampling settings, None where the default is meant.
+    model : model file of a stored trace. given : sampling settings, None for the default.
     """
     if not is_model_file(source):
         refuse_sampling("reduce", source, "trace", given)

@@ -1,4 +1,4 @@
-"""Trees in, trees out: the only layer that knows xarray and ArviZ."""
+"""Traces from samplers and files as ArviZ trees, and the checks and integrands of such trees."""
 
 from mcmcpost.io.arrays import from_arrays
 from mcmcpost.io.attach import attach_scores, read_target

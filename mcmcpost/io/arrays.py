@@ -1,4 +1,4 @@
-"""Plain arrays to a tree."""
+"""Trees of plain arrays."""
 
 from typing import TYPE_CHECKING
 

@@ -50,8 +50,8 @@ def read_target(
 ) -> Target:
     """Return the draws of `tree` with a NumPyro model's density or a given one.
 
-    ``sample_stats.unconstrained_draw`` is used where it is there, with a model only if its labels are the model's;
-    otherwise the latent sites are transformed.
+    Stored unconstrained draws are used where present, with a model only if their labels are the model's; otherwise the
+    latent sites are transformed.
     """
     check_tree_type(where, tree)
     stored = _stored_draws(where, tree)
@@ -101,7 +101,7 @@ _OBJECTS: dict[str, Callable[[str, Any, Any], Scored]] = {
     "stan": pystan_scores,
     "bridgestan": bridgestan_scores,
 }
-"""Packages whose models are objects that hold their data, and what computes their scores."""
+"""From a package whose model objects contain their data to the function that computes their scores."""
 
 
 def attach_scores(
@@ -124,8 +124,8 @@ def attach_scores(
     Parameters
     ----------
     tree : a trace; it is not changed.
-    model : a NumPyro program, whose arguments are `args` and `kwargs`; or a model object that holds its data and takes
-        none: a ``pymc.Model``, PyStan's ``stan.build(...)``, or a ``bridgestan.StanModel``.
+    model : a NumPyro program, whose arguments are `args` and `kwargs`; or a model object that contains its data and
+        takes no arguments: a ``pymc.Model``, PyStan's ``stan.build(...)``, or a ``bridgestan.StanModel``.
     logdensity_fn : log density of one unconstrained draw, (d,) → scalar, log-Jacobian included.
     batch_size : draws that JAX differentiates at a time on each device.
     allow_bad_scores : keep scores that the gate, or the recorded log density, would refuse.

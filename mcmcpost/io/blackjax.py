@@ -1,4 +1,4 @@
-"""States of BlackJAX, whose positions are unconstrained and whose kernels keep the gradient."""
+"""Traces of BlackJAX: states have unconstrained positions and, for most kernels, the gradient."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -39,10 +39,10 @@ def from_blackjax(
     dims: tuple[str, ...] = ("chain", "draw"),
     allow_bad_scores: bool = False,
 ) -> "xarray.DataTree":
-    """Return a tree of the states that a BlackJAX kernel went through, after the score gate.
+    """Return a tree of the states of a BlackJAX kernel, after the score gate.
 
-    HMC, NUTS, MALA and their relatives keep the gradient of the log density in the state, where it costs nothing;
-    random walks do not, and then `logdensity_fn` is differentiated. Positions are taken as unconstrained, and are the
+    HMC, NUTS, MALA and similar kernels keep the gradient of the log density in the state, so that scores cost nothing.
+    Random walks do not, and then `logdensity_fn` is differentiated. Positions are taken as unconstrained, and are the
     variables of the posterior group: expectations of constrained values are functions of them.
 
     Parameters

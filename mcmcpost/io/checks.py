@@ -1,4 +1,4 @@
-"""What is checked at the edge: the score gate, scores against the recorded log density, R-hat and divergences."""
+"""Checks of traces: the score gate, scores against the recorded log density, R-hat and divergences."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,7 +44,7 @@ def gate(trace: Trace, allow_bad_scores: bool = False) -> ScoreCheck:
 
 
 def gate_attrs(check: ScoreCheck) -> dict[str, str]:
-    """Return the attrs that record `check`: an error that came this far was overridden."""
+    """Return the attrs that record `check`; an error, which would have been raised, was overridden."""
     verdict = "overridden" if check.verdict == "error" else check.verdict
     return {"score_check": verdict, "score_check_message": check.message}
 
@@ -59,7 +59,7 @@ RHAT_LIMIT = 1.01
 
 
 class Convergence(NamedTuple):
-    """The worst R-hat of the posterior's scalars, whose it is, and the divergent transitions after warm-up."""
+    """The largest R-hat of the scalars of the posterior, the name of that scalar, and the number of divergences."""
 
     max_rhat: float
     worst: str
@@ -67,13 +67,17 @@ class Convergence(NamedTuple):
 
     @property
     def complaint(self) -> str | None:
-        """Say in one line what is wrong, if anything is."""
+        """A warning in one line, None where nothing is wrong."""
         parts = []
         if self.max_rhat > RHAT_LIMIT:
             parts.append(f"R-hat {self.max_rhat:.3f} of {self.worst} is above {RHAT_LIMIT}")
         if self.divergences:
             parts.append(f"{self.divergences} divergent transitions")
-        return f"{' and '.join(parts)}: the chains have not converged, do not trust the table" if parts else None
+        return (
+            f"{' and '.join(parts)}: the chains have not converged, and neither means nor errors are reliable"
+            if parts
+            else None
+        )
 
 
 def check_convergence(tree: "xarray.DataTree", variables: PosteriorVariables) -> Convergence:
@@ -127,7 +131,7 @@ def scored_one_by_one(
     gradient: Callable[[np.ndarray], np.ndarray],
     versions: dict[str, str],
 ) -> Scored:
-    """Return the scores of a density that knows one draw (d,) at a time; NaN where its value is not finite."""
+    """Return the scores of a density of one draw (d,), draw by draw; NaN where its value is not finite."""
     rows = draws.reshape(-1, draws.shape[-1])
     scores = np.full_like(rows, np.nan)
     for i, row in enumerate(rows):
@@ -141,7 +145,7 @@ def scored_one_by_one(
 
 
 def check_agreement(where: str, tree: "xarray.DataTree", scored: Scored) -> None:
-    """Refuse a log density that is not the one that the sampler recorded in ``sample_stats.lp`` or ``logp``.
+    """Refuse a log density other than the one that the sampler recorded in ``sample_stats.lp`` or ``logp``.
 
     The two may differ by a constant. At up to 200 draws the range of the difference must stay below a hundredth of the
     recorded standard deviation, or of one, beyond rounding in the recorded precision. Draws at which the density is not
@@ -149,8 +153,8 @@ def check_agreement(where: str, tree: "xarray.DataTree", scored: Scored) -> None
 
     Parameters
     ----------
-    where : the public function that speaks in the error message.
-    tree : the trace; without such a record nothing is tested.
+    where : the public function that the error message names.
+    tree : the trace. Without a recorded log density nothing is tested.
     scored : its draws, in the same order, and the log density.
 
     Raises

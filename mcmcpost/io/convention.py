@@ -1,4 +1,4 @@
-"""The data contract: which group, variables, dims and attrs hold draws and scores."""
+"""The data contract: the group, variables, dims and attrs of draws and scores in a tree."""
 
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -79,7 +79,7 @@ def read_trace(tree: "xarray.DataTree") -> Trace:
 
 
 def _missing(tree: "xarray.DataTree", name: str) -> str:
-    """Return what to do about a variable that is not there; it may be there under another name."""
+    """Return the message for a missing variable, which may be stored under another name."""
     stats = tree.children.get(GROUP)
     if stats is None:
         got, others = "groups " + (", ".join(tree.children) or "none"), []
@@ -92,7 +92,7 @@ def _missing(tree: "xarray.DataTree", name: str) -> str:
     )
     if others:
         cure = (
-            f"If {' or '.join(others)} is what is wanted, rename it: tree['{GROUP}'] ="
+            f"If {' or '.join(others)} holds these values, rename it: tree['{GROUP}'] ="
             f" tree['{GROUP}'].to_dataset().rename({{'{others[0]}': '{name}'}}). Else attach scores: attach_scores."
         )
     return fault("read_trace", f"`{GROUP}.{name}` in the tree", got, cure)
@@ -111,14 +111,14 @@ def sample_dataset(variables: Mapping[str, np.ndarray]) -> "xarray.Dataset":
 
 
 def check_names(where: str, names: Iterable[str], dims: tuple[str, ...]) -> None:
-    """Refuse names that cannot be those of variables with `dims`: a tree takes a dim's own name for its labels."""
+    """Refuse names that variables with `dims` cannot have: the name of a dim is that of its coordinate."""
     bad = [name for name in names if name in dims or "/" in name]
     if bad:
         raise InputError(where, f"names without '/' and other than {', '.join(dims)}", bad, "Rename them.")
 
 
 def as_chain_draw(where: str, name: str, values: Any) -> np.ndarray:
-    """Return an array, chains and draws first where its dims are named; refuse masked entries and ragged lists."""
+    """Return an array, with chains and draws first if its dims are named; refuse masked entries and ragged lists."""
     if np.ma.is_masked(values):
         cure = "Leave out the draws, in every array alike."
         raise InputError(where, f"`{name}` without masked entries", np.ma.count_masked(values), cure)

@@ -27,8 +27,8 @@ _CURE = "Give a trace written by save_tree, ArviZ or xarray; write it again if t
 def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
     """Return the tree stored at `path`, read whole, with the file closed.
 
-    Variables of 134 MB and more lie in temporary files, so a trace may be larger than memory; see the documentation of
-    the command line, large traces.
+    Variables of 134 MB and more are kept in temporary files, so that a trace may be larger than memory; see "large
+    traces" in the documentation of the command line.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ class Integrands(NamedTuple):
     """Named integrands at every draw.
 
     names : p labels.
-    values : (c, n, p), not to be written to: they may be the tree's own.
+    values : (c, n, p), read-only: they may be the arrays of the tree.
     """
 
     names: tuple[str, ...]
@@ -97,11 +97,11 @@ class PosteriorVariables(NamedTuple):
     left_out: tuple[str, ...]
 
     def draws(self) -> dict[str, np.ndarray]:
-        """Return the usable variables as arrays (c, n, ...), which are the tree's own."""
+        """Return the usable variables as arrays (c, n, ...), without a copy."""
         return {name: variable.values for name, variable in self.usable.items()}
 
     def elements(self) -> Iterator[Integrands]:
-        """Yield the named elements of each usable variable; float64 values are the tree's own."""
+        """Yield the named elements of each usable variable, of float64 variables without a copy."""
         return map(_of_variable, self.usable.values())
 
 

@@ -1,4 +1,4 @@
-"""Ladders that were run elsewhere: one trace for each temperature, or a tree that lacks something."""
+"""Ladders sampled by other programs: one trace for each temperature, or a tree without gradients."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from mcmcpost.io.ladder_trees import (
     PRIOR_SLOPE,
     ladder_to_datatree,
 )
-from mcmcpost.io.numpyro_model import Model
+from mcmcpost.io.numpyro_model import ProbedModel
 from mcmcpost.io.power_posteriors import resolve_target
 from mcmcpost.trace import check_same_order
 
@@ -43,7 +43,7 @@ _CURE = "Store it in sample_stats of every trace, or pass the model, from which 
 
 
 class _Stored(NamedTuple):
-    """What one rung holds, with dims chain and draw first; None where it is missing."""
+    """The stored variables of one rung, with dims chain and draw first; None where missing."""
 
     draws: np.ndarray | None
     labels: tuple[str, ...] | None
@@ -62,11 +62,11 @@ def ladder_from_traces(
     log_likelihood: Callable[[jax.Array], jax.Array] | None = None,
     log_prior: Callable[[jax.Array], jax.Array] | None = None,
 ) -> "xarray.DataTree":
-    """Return a ladder tree from traces run elsewhere, one for each temperature.
+    """Return a ladder tree from traces of other programs, one for each temperature.
 
     Without a model every trace must hold, in `sample_stats`, `unconstrained_draw`, `log_likelihood_total`,
     `gradient_log_likelihood` and `gradient_log_prior` (or `gradient`, the score of its own rung). With one the
-    constrained draws are enough, and what is stored is compared with the model, whose values are used.
+    constrained draws are enough: the values of the model are used, and stored ones are compared with them.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def _target(
     log_likelihood: Callable[[jax.Array], jax.Array] | None,
     log_prior: Callable[[jax.Array], jax.Array] | None,
     stored: list[_Stored],
-) -> tuple[TemperedTarget | None, Model | None]:
+) -> tuple[TemperedTarget | None, ProbedModel | None]:
     if model is None and log_likelihood is None and log_prior is None:
         return None, None
     if model is not None:
@@ -174,7 +174,7 @@ def _target(
     first = stored[0].draws
     if first is None:
         raise InputError(_missing(DRAWS, "the first trace"))
-    # Nothing is drawn from the prior here: a draw of the right shape stands in.
+    # The prior is not sampled here: zeros of the right shape serve as its draw.
     size = first.shape[-1]
     return resolve_target(
         _WHERE, None, (), None, log_likelihood, log_prior, lambda _: jnp.zeros(size), stored[0].labels
@@ -182,7 +182,7 @@ def _target(
 
 
 def _stack_draws(
-    stored: list[_Stored], probed: Model | None, temperatures: list[float]
+    stored: list[_Stored], probed: ProbedModel | None, temperatures: list[float]
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
     parts = []
     for t, rung in zip(temperatures, stored, strict=True):
@@ -219,7 +219,7 @@ def _stored_values(stored: list[_Stored], temperatures: list[float]) -> Evaluati
 
 
 def _compare(stored: list[_Stored], values: Evaluation) -> list[str]:
-    """Return what is wrong with the stored quantities that every rung has."""
+    """Return the findings about the stored quantities that every rung has."""
     findings: list[str | None] = []
     likelihood, slope, prior_slope = (
         np.stack(arrays, axis=2) if all(array is not None for array in arrays) else None

@@ -53,8 +53,8 @@ def ladder_to_datatree(
     ----------
     ladder : draws and gradients on the unconstrained space.
     values : constrained variables (chain, draw, temperature, ...) of the posterior group; the draws by default.
-    stats : how the sampler fared.
-    attrs : recorded with the sampler's statistics.
+    stats : statistics of the sampler.
+    attrs : recorded with the statistics.
 
     Returns
     -------

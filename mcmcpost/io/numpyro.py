@@ -1,4 +1,4 @@
-"""Runs of NumPyro: scores kept from the sampler."""
+"""Traces of NumPyro, with the scores that its sampler computed."""
 
 import sys
 from importlib.metadata import version
@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.checks import gate, gate_attrs
 from mcmcpost.io.convention import GROUP, element_names, with_trace
-from mcmcpost.io.numpyro_model import Model, probe_model
+from mcmcpost.io.numpyro_model import ProbedModel, probe_model
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import Trace, make_trace
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def from_numpyro(mcmc: "numpyro.infer.MCMC", *, allow_bad_scores: bool = False) -> "xarray.DataTree":
     """Return the ArviZ tree of a NumPyro run with its unconstrained draws and scores, after the score gate.
 
-    Run with ``extra_fields=("z_grad",)`` and the scores cost nothing: HMC and NUTS keep the gradient of the potential,
-    and score = −z_grad. Without it, as after `SurrogateHMC`, they are recomputed from the model and the arguments of
-    the run, and the attribute `score_evaluations` says how many gradients that cost. Coordinates are labelled
-    ``site[i]`` in the order of the program. With ``NUTS(potential_fn=...)`` the draws are taken as
+    With ``extra_fields=("z_grad",)`` in the run the scores cost nothing: HMC and NUTS keep the gradient of the
+    potential, and score = −z_grad. Without it, as after `SurrogateHMC`, they are recomputed from the model and the
+    arguments of the run, and the attribute `score_evaluations` is the number of gradients that this takes. Coordinates
+    are labelled ``site[i]`` in the order of the program. With ``NUTS(potential_fn=...)`` the draws are taken as
     unconstrained, in the order of the flattened parameters.
 
     Parameters
@@ -76,7 +76,7 @@ def _versions() -> dict[str, str]:
 
 
 def _model_trace(mcmc: "numpyro.infer.MCMC", samples: dict[str, Any], z_grad: dict[str, Any] | None) -> Trace:
-    model: Model = probe_model(
+    model: ProbedModel = probe_model(
         "from_numpyro", mcmc.sampler.model, mcmc._args, mcmc._kwargs, only=None if z_grad is None else set(z_grad)
     )
     draws, names = model.unconstrain({name: np.asarray(value) for name, value in samples.items()})

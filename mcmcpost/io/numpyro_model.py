@@ -14,10 +14,10 @@ from mcmcpost._core.errors import InputError
 from mcmcpost.io.convention import element_names
 
 
-class Model(NamedTuple):
+class ProbedModel(NamedTuple):
     """A NumPyro program with its arguments.
 
-    where : the public function that speaks in error messages.
+    where : the public function that error messages name.
     model : the program; `prng_key` and subsampling get a fixed key.
     args, kwargs : its arguments.
     sites : constrained shapes of the continuous latent sites, in the order of the program.
@@ -93,12 +93,12 @@ class Model(NamedTuple):
 
 def probe_model(
     where: str, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], only: set[str] | None = None
-) -> Model:
+) -> ProbedModel:
     """Return `model` with its latent sites, found by an abstract run.
 
     Parameters
     ----------
-    where : the public function that speaks in error messages.
+    where : the public function that error messages name.
     model, args, kwargs : a NumPyro program and its arguments.
     only : sites that were sampled by their gradient; others, as enumerated ones, are left out. None takes all and
         refuses discrete ones.
@@ -136,4 +136,4 @@ def probe_model(
         )
     if not sites:
         raise InputError(where, "a model with latent sites", "none", "Pass the model that was sampled.")
-    return Model(where, seeded, args, kwargs, sites, shapes)
+    return ProbedModel(where, seeded, args, kwargs, sites, shapes)

@@ -20,7 +20,7 @@ from mcmcpost.evidence import (
 )
 from mcmcpost.io.convention import GROUP, TEMPERATURE
 from mcmcpost.io.ladder_trees import ladder_to_datatree, read_ladder
-from mcmcpost.io.numpyro_model import Model, probe_model
+from mcmcpost.io.numpyro_model import ProbedModel, probe_model
 
 if TYPE_CHECKING:
     import xarray
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def tempered_target(
     where: str, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[TemperedTarget, Model]:
+) -> tuple[TemperedTarget, ProbedModel]:
     """Return prior and likelihood of a NumPyro program, and its latent sites.
 
     Latent sites with the log-Jacobian of their transformation are the prior; observed sites and factors, scaled and
@@ -36,7 +36,7 @@ def tempered_target(
 
     Parameters
     ----------
-    where : the public function that speaks in error messages.
+    where : the public function that error messages name.
     model, args, kwargs : a NumPyro program and its arguments.
 
     Raises
@@ -54,7 +54,7 @@ def tempered_target(
     return target, probed
 
 
-def _terms(probed: Model, draw: Array) -> tuple[Array, Array]:
+def _terms(probed: ProbedModel, draw: Array) -> tuple[Array, Array]:
     """Return the log likelihood and the log prior, log-Jacobian included, of one unconstrained draw."""
     from numpyro import handlers
     from numpyro.infer.util import compute_log_probs
@@ -94,7 +94,7 @@ def _jacobian_name(site: str) -> str:
     return f"_{site}_log_jacobian"
 
 
-def _prior_draw(probed: Model, model: Callable[..., Any], key: jax.Array) -> Array:
+def _prior_draw(probed: ProbedModel, model: Callable[..., Any], key: jax.Array) -> Array:
     from numpyro import handlers
     from numpyro.distributions import biject_to
 
@@ -103,7 +103,7 @@ def _prior_draw(probed: Model, model: Callable[..., Any], key: jax.Array) -> Arr
     return jnp.concatenate([jnp.ravel(part) for part in parts]).astype(jnp.result_type(float))
 
 
-def check_evidence_exists(probed: Model) -> None:
+def check_evidence_exists(probed: ProbedModel) -> None:
     """Refuse priors that are improper or not normalised, and a model without a likelihood."""
     from numpyro import handlers
     from numpyro.infer import init_to_sample
@@ -194,15 +194,15 @@ def sample_power_posteriors(
         (d,) → scalar log p(x), log-Jacobian included; key → one prior draw (d,); d labels. All on the unconstrained
         space.
     progress : show a progress bar, on a terminal only.
-    checkpoint : a file, written as the run goes on and read where it exists: a resumed run gives the draws of an
+    checkpoint : a file, written during the run and read if it exists. A resumed run gives the same draws as an
         uninterrupted one.
 
     Returns
     -------
     DataTree : every variable of `posterior` has dims (chain, draw, temperature, ...), so that ``az.summary`` diagnoses
         every rung; `sample_stats` holds the log likelihood and the gradients of log likelihood and log prior apart,
-        steps, acceptance and divergences, step sizes and swap rates. A rung that diverges or does not move is found
-        there; it raises nothing.
+        steps, acceptance and divergences, step sizes and swap rates. A rung that diverges or does not move shows there
+        and raises no error.
 
     Raises
     ------
@@ -307,7 +307,7 @@ def resolve_target(
     log_prior: Callable[[jax.Array], jax.Array] | None,
     sample_prior: Callable[[jax.Array], jax.Array] | None,
     names: tuple[str, ...] | None,
-) -> tuple[TemperedTarget, Model | None]:
+) -> tuple[TemperedTarget, ProbedModel | None]:
     """Return the target of a NumPyro model, or of functions on the unconstrained space."""
     functions = {"log_likelihood": log_likelihood, "log_prior": log_prior, "sample_prior": sample_prior}
     given = [name for name, function in functions.items() if function is not None]
@@ -332,7 +332,7 @@ def resolve_target(
     return TemperedTarget(log_likelihood, log_prior, sample_prior, labels), None
 
 
-def _unconstrained_init(where: str, probed: Model | None, init: object) -> object:
+def _unconstrained_init(where: str, probed: ProbedModel | None, init: object) -> object:
     if not isinstance(init, Mapping):
         return init
     if probed is None:
@@ -341,6 +341,6 @@ def _unconstrained_init(where: str, probed: Model | None, init: object) -> objec
     return probed.unconstrain(sites)[0][0, 0]
 
 
-def _tree(sampled: SampledLadder, probed: Model | None, settings: Mapping[str, Any]) -> "xarray.DataTree":
+def _tree(sampled: SampledLadder, probed: ProbedModel | None, settings: Mapping[str, Any]) -> "xarray.DataTree":
     values = None if probed is None else probed.constrain(sampled.ladder.draws)
     return ladder_to_datatree(sampled.ladder, values, sampled.stats, settings)
