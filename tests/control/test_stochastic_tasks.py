@@ -69,6 +69,7 @@ def test_full_batches_reach_the_exact_ridge_solution(make, rng, key):
     np.testing.assert_allclose(np.ravel(fit.control.coefficients), theta, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_chain_variance_is_least_squares_on_block_means(rng, key):
     rows = draw_rows(rng, (120, 60))
     f = integrand(rows)
@@ -117,6 +118,7 @@ def test_every_member_integrates_to_zero(family, free, rng):
     np.testing.assert_allclose(mean / size, 0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_kernel_family_is_the_separable_sum(rng):
     rows = draw_rows(rng, (5, 4))
     control = kernel_tasks(rows)
@@ -136,6 +138,7 @@ def test_the_kernel_family_is_the_separable_sum(rng):
     np.testing.assert_allclose(control(at) * control.scale, slow, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learn", [False, True], ids=["algorithm 2", "algorithm 1"])
 def test_variance_falls_on_fresh_draws(learn, rng, key):
     rows = draw_rows(rng, (120, 80))
@@ -153,6 +156,7 @@ def test_variance_falls_on_fresh_draws(learn, rng, key):
         np.testing.assert_array_equal(b, RELATED)
 
 
+@pytest.mark.slow
 def test_what_is_given_is_not_trained(rng, key):
     rows = draw_rows(rng, SIZES)
     start = kernel_tasks(rows)

@@ -186,9 +186,9 @@ def test_a_private_name_in_a_benchmark_is_caught(source):
     assert len(outside_violations(source)) == 1
 
 
-@pytest.mark.parametrize("module", ["mcmcpost", "mcmcpost.cli"])
-def test_importing_stays_light(module):
-    heavy = [name for name in HEAVY if not (module == "mcmcpost.cli" and name == "typer")]
-    code = f"import sys, {module}; print(*[m for m in {heavy} if m in sys.modules])"
+def test_importing_stays_light():
+    """One process imports the package, its edge for trees and its command line, which alone may load Typer."""
+    loaded = f"print([m for m in {HEAVY} if m in sys.modules])"
+    code = f"import sys, mcmcpost, mcmcpost.io\n{loaded}\nimport mcmcpost.cli\n{loaded}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    assert done.stdout.split("\n")[:2] in (["[]", "[]"], ["[]", "['typer']"])
