@@ -65,6 +65,7 @@ def test_the_covariance_is_symmetric_positive_semidefinite_and_has_the_errors_on
     np.testing.assert_allclose(np.diag(found.task_correlation), 1.0)
 
 
+@pytest.mark.slow
 def test_the_covariance_is_positive_semidefinite_where_residuals_and_model_contradict_each_other(rng):
     """Two integrands of one trace with opposite residuals, and a covariance that takes all three tasks for alike."""
     alike = mp.VectorValued(SquaredExponential(1.5), np.full((3, 3), 0.9) + 0.1 * np.eye(3), 1e-3, guard=False)
@@ -82,6 +83,7 @@ def test_the_covariance_is_positive_semidefinite_where_residuals_and_model_contr
         assert np.linalg.eigvalsh(found.covariance / np.outer(error, error))[0] > -1e-9
 
 
+@pytest.mark.slow
 def test_tasks_of_the_same_draws_share_their_errors_whatever_the_others_are(tasks, draws):
     a = draws[0]
     tree = tasks["high"][0]
@@ -98,6 +100,7 @@ def test_tasks_of_the_same_draws_share_their_errors_whatever_the_others_are(task
     assert 0.5 < correlation < 1.0 + 1e-6  # not one: the model's noise at a repeated draw is another
 
 
+@pytest.mark.slow
 def test_the_tree_of_a_joint_estimate_survives_a_file(tasks, draws, tmp_path):
     a = draws[0]
     tasks = {"high": (tasks["high"][0], {"cos": np.cos(a[..., 0]), "f": smooth(a)}), "low": tasks["low"]}

@@ -83,6 +83,7 @@ def test_a_controlled_mean_that_contradicts_the_plain_one_is_warned_about(rng):
     assert result.mean == result.mean_plain
 
 
+@pytest.mark.slow
 def test_a_fixed_parameter_costs_the_others_nothing(draws):
     with_fixed = np.insert(draws, 1, 2.0, axis=-1)
     tree = mp.from_arrays(with_fixed, np.where(with_fixed == 2.0, 0.0, -with_fixed), names=("a", "fixed", "b"))

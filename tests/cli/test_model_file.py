@@ -126,6 +126,7 @@ def test_bad_options_are_refused(texts):
         parse_options(texts)
 
 
+@pytest.mark.slow
 def test_sampling_keeps_the_scores(sampled):
     _, mcmc = sampled
     draws, extra = mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields(group_by_chain=True)
@@ -144,6 +145,7 @@ def test_sampling_is_reproducible_and_moved_by_the_key(sampled, other):
     assert same.all() != other
 
 
+@pytest.mark.slow
 def test_one_chain_without_init(write, key):
     text = GAUSSIAN.replace("def init", "def no_init")
     mcmc = sample_posterior(load_model_file(write(text)), key=key, num_warmup=50, num_samples=5, num_chains=1)

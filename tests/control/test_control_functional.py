@@ -144,6 +144,7 @@ def test_a_grid_cannot_tune_a_kernel_that_is_given():
         ControlFunctional(KERNEL, tuning=GridREML())
 
 
+@pytest.mark.slow
 def test_fits_on_a_subset_still_hold_out_every_draw(rng):
     trace = gaussian_trace(rng, (4, 200, 2))
     values = np.cos(trace.draws[..., :1])
@@ -153,6 +154,7 @@ def test_fits_on_a_subset_still_hold_out_every_draw(rng):
     assert result.variance_ratio[0] > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [ControlFunctional(KERNEL, NUGGET), SemiExact(2, KERNEL, NUGGET)])
 def test_stein_weights_are_the_linear_rule_of_the_fit(rng, method):
     x = rng.normal(size=(4, 50, 2))

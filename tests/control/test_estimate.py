@@ -31,6 +31,11 @@ SHAPE = (2, 128, 2)
 """Of most traces here: programs are compiled once per shape, and the kernels of a method take seconds."""
 
 
+COSTLY = ("auto", "trained", "cf", "cf_cg")
+EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in COSTLY else name for name in METHODS]
+"""Every method; those that search their hyper-parameters, train or iterate take seconds to compile."""
+
+
 def hard(x: np.ndarray) -> np.ndarray:
     """Two integrands that no polynomial reproduces; expectations `TRUTH` under a standard normal."""
     return np.stack([np.cos(1.5 * x[..., 0]), np.exp(0.5 * x[..., 1])], axis=-1)
@@ -57,7 +62,7 @@ def test_every_method_is_registered():
     assert all(c.__name__ in mcmcpost.control.__all__ for c in concrete)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_method_is_near_the_truth_and_never_worse_than_plain_by_its_own_estimate(solved, name):
     result = solved(name)
     assert (np.abs(result.mean - TRUTH) < 4.5 * result.mcse).all()
@@ -83,7 +88,7 @@ def test_blocks_of_rows_and_columns_change_nothing(monkeypatch):
     np.testing.assert_allclose(check_in_blocks.z_mean, check.z_mean, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["zv2", "cf_given", "auto"])
+@pytest.mark.parametrize("name", ["zv2", "cf_given", pytest.param("auto", marks=pytest.mark.slow)])
 def test_the_units_of_draws_and_integrands_do_not_matter(trace, solved, name):
     scale = np.array([1e-4, 1e5])
     moved = make_trace(trace.draws * scale + 7.0, trace.scores / scale)
@@ -93,7 +98,7 @@ def test_the_units_of_draws_and_integrands_do_not_matter(trace, solved, name):
     np.testing.assert_allclose(scaled.mcse / 1e6, plain.mcse, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_nan_in_gives_nan_out_and_leaves_the_others_alone(trace, solved, name):
     values = np.concatenate([hard(trace.draws), np.ones((*SHAPE[:2], 1)), hard(trace.draws)[..., :1]], axis=-1)
     values[1, 7, 3] = np.nan
@@ -106,7 +111,7 @@ def test_nan_in_gives_nan_out_and_leaves_the_others_alone(trace, solved, name):
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 2), (2, 3, 2), (1, 6, 2)])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_too_few_draws_are_plain_and_say_so(rng, shape, name):
     trace = gaussian_trace(rng, shape)
     result = estimate(trace, trace.draws**2, METHODS[name])

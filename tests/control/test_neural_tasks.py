@@ -28,6 +28,7 @@ def test_any_weights_integrate_to_zero_under_both_targets(activation, functions,
     np.testing.assert_allclose(mean / size, 0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_it_is_the_mixed_langevin_operator(rng, key):
     control = random_weights(NeuralNetwork(width=8, num_functions=3).start(2, 2, key=key), key)
     rows = draw_rows(rng, (4, 4))

@@ -71,6 +71,7 @@ def test_full_batches_reach_the_exact_ridge_solution(make, rng, key):
     np.testing.assert_allclose(np.ravel(fit.control.coefficients), theta, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_chain_variance_is_least_squares_on_block_means(rng, key):
     rows = draw_rows(rng, (120, 60))
     f = integrand(rows)
@@ -119,6 +120,7 @@ def test_every_member_integrates_to_zero(family, free, rng):
     np.testing.assert_allclose(mean / size, 0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_kernel_family_is_the_separable_sum(rng):
     rows = draw_rows(rng, (5, 4))
     control = kernel_tasks(rows)
@@ -178,6 +180,7 @@ def test_a_task_of_one_draw_borrows_from_the_other(rng, key):
     assert (variance_ratio(fit.control, rng) > 2).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learn", [False, True], ids=["algorithm 2", "algorithm 1"])
 def test_variance_falls_on_fresh_draws(learn, rng, key):
     rows = draw_rows(rng, (120, 80))
@@ -195,6 +198,7 @@ def test_variance_falls_on_fresh_draws(learn, rng, key):
         np.testing.assert_array_equal(b, RELATED)
 
 
+@pytest.mark.slow
 def test_what_is_given_is_not_trained(rng, key):
     rows = draw_rows(rng, SIZES)
     start = kernel_tasks(rows)

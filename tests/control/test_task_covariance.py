@@ -46,6 +46,7 @@ def test_the_objective_does_not_increase_while_delta_is_fixed(related, rng):
         assert (np.diff(steps) <= 1e-10 * steps[0]).all()
 
 
+@pytest.mark.slow
 def test_every_start_leads_to_the_same_covariance(rng):
     gram, tasks, f = data(rng, sizes=(20, 15, 15))
     a = rng.normal(size=(3, 3))
@@ -60,6 +61,7 @@ def test_every_start_leads_to_the_same_covariance(rng):
         np.testing.assert_allclose(fit.history[-1], fits[0].history[-1], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_end_is_stationary_in_every_variable(rng):
     gram, tasks, f = data(rng)
     fit = alternating_task_covariance(gram, tasks, f, penalty=PENALTY, deltas=[0.05], rtol=1e-12, max_steps=3000)

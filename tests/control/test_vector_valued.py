@@ -183,6 +183,7 @@ def test_a_task_given_twice_is_estimated_twice_the_same(rng):
         np.testing.assert_allclose(getattr(found["c"], field), getattr(found["a"], field), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_same_draws_with_other_scores_are_another_target(rng):
     """As if from importance sampling: only scores decide, so that the joint fit is not the one of shared draws."""
     first = normal_task(rng, 30)
@@ -197,6 +198,7 @@ def test_the_same_draws_with_other_scores_are_another_target(rng):
     np.testing.assert_allclose(same["a"].mean, same["b"].mean, rtol=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "degree"), [(1, 2), (2, 0)])
 def test_two_terms_on_one_trace_go_the_dense_way_and_one_term_the_kronecker_way(shared, order, degree):
     """The order of the operator is that of the kernel which is given."""
@@ -207,6 +209,7 @@ def test_two_terms_on_one_trace_go_the_dense_way_and_one_term_the_kronecker_way(
         np.testing.assert_allclose(getattr(two, field), getattr(one, field), atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_task_alone_has_the_order_of_the_kernel_that_is_given(rng):
     tasks = list(related_tasks(rng, 16).values())
     joint = make_joint_problem([t.trace for t in tasks], [t.values for t in tasks], num_folds=4)
@@ -266,6 +269,7 @@ def test_a_relation_that_is_not_there_is_refused(rng):
         assert result.covariance[0, 1] == 0.0
 
 
+@pytest.mark.slow
 def test_a_task_alone_has_its_nugget_tuned_where_the_tasks_together_have(rng):
     """Steps under a kernel that is given: at 1e-8 alone would be far worse, and the guard a farce."""
     step = {"a": normal_task(rng, 28, lambda x: 1.0 * (x[..., 0] > 0)), "b": normal_task(rng, 28, lambda x: x[..., 1])}

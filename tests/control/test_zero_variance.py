@@ -127,6 +127,7 @@ def test_a_degree_that_is_not_a_positive_integer_is_refused(degree):
         ZeroVariance(degree)
 
 
+@pytest.mark.slow
 def test_a_high_degree_knows_that_it_does_not_know_the_tail():
     """1/x under Gamma(3, 2): a polynomial of degree eight follows it between the draws of log x, not beyond."""
     z = []

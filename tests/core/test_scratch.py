@@ -113,6 +113,7 @@ def test_a_tree_read_by_pieces_is_the_stored_one(tmp_path, rng, shape, suffix):
     assert in_file(tree["posterior/theta"].values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["zv1", "cf"])
 def test_estimates_do_not_depend_on_where_arrays_lie(monkeypatch, tmp_path, rng, method):
     draws = np.repeat(rng.normal(size=(2, 150, 2)), rng.integers(1, 4, size=150), axis=1)  # with repeats

@@ -185,6 +185,7 @@ def test_vector_valued_rungs(rng: np.random.Generator) -> None:
     assert found.rungs.joint.shape == (8, 8)
 
 
+@pytest.mark.slow
 def test_impossible_prior_draws(rng: np.random.Generator) -> None:
     # the likelihood is zero below the origin: log Z = log P(x > 0) + log E[exp(-x²/2) | x > 0]
     t = power_ladder(7, 3)
@@ -201,6 +202,7 @@ def test_impossible_prior_draws(rng: np.random.Generator) -> None:
     assert "zero likelihood" in "; ".join(by_rungs.complaints)
 
 
+@pytest.mark.slow
 def test_failed_rungs_are_left_out(rng: np.random.Generator) -> None:
     ladder = line(rng)
     ladder.draws[:, :, 3] = ladder.draws[:, :1, 3]

@@ -152,6 +152,7 @@ def bimodal():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_exchange_mixes_two_modes_and_reports_its_rates(bimodal):
     right = (bimodal.ladder.draws[:, :, -1] > 0).astype(float)
     assert abs(right.mean() - 0.5) < 4.5 * mcse_mean(right)[0]
@@ -162,6 +163,7 @@ def test_exchange_mixes_two_modes_and_reports_its_rates(bimodal):
     assert ((rates[:, :-1] > 0.05) & (rates[:, :-1] <= 1)).all()
 
 
+@pytest.mark.slow
 def test_likelihood_zero_at_prior_draws(bimodal):
     ladder = bimodal.ladder
     failed = np.abs(ladder.draws[..., 0]) < 1

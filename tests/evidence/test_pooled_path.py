@@ -69,6 +69,7 @@ def test_a_kernel_beside_the_quadratic_is_better_and_its_error_honest(rng):
     assert np.mean(np.square(np.array(errors) / reported)) < chi2.isf(1e-5, replications) / replications
 
 
+@pytest.mark.slow
 def test_a_degree_that_is_asked_for_is_what_is_fitted(rng):
     ladder, truth = product_path(rng, 40, d=2)
     found = pooled_path(ladder, degree=2)

@@ -8,13 +8,10 @@ import numpy as np
 from mcmcpost.kernels import AbstractKernel
 
 
-def autodiff_blocks(kernel: AbstractKernel, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
-    """Return the covariance of values and gradients at X with values and gradients at Y, (m, 1 + d, n, 1 + d)."""
-    return np.moveaxis(np.asarray(_blocks(kernel, jnp.asarray(X), jnp.asarray(Y))), 1, 2)
-
-
 @eqx.filter_jit
-def _blocks(kernel: AbstractKernel, X: jax.Array, Y: jax.Array) -> jax.Array:
+def autodiff_blocks(kernel: AbstractKernel, X: jax.Array, Y: jax.Array) -> jax.Array:
+    """Return the covariance of values and gradients at X with values and gradients at Y, (m, 1 + d, n, 1 + d)."""
+
     def block(x: jax.Array, y: jax.Array) -> jax.Array:
         k = kernel.evaluate
         by_y = jax.jacfwd(k, 1)
@@ -22,7 +19,8 @@ def _blocks(kernel: AbstractKernel, X: jax.Array, Y: jax.Array) -> jax.Array:
         below = jnp.concatenate([jax.jacfwd(k, 0)(x, y)[:, None], jax.jacfwd(by_y, 0)(x, y).T], axis=1)
         return jnp.concatenate([top[None], below], axis=0)
 
-    return jax.vmap(lambda x: jax.vmap(lambda y: block(x, y))(Y))(X)
+    blocks = jax.vmap(lambda x: jax.vmap(lambda y: block(x, y))(Y))
+    return jnp.moveaxis(blocks(X), 1, 2)
 
 
 def observed(blocks: np.ndarray, with_values: bool) -> np.ndarray:

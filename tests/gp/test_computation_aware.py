@@ -62,6 +62,7 @@ def test_training_ends_no_higher_than_it_began_and_predicts(policy, optimiser, k
         assert np.mean((mean - truth) ** 2 / variance) < 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", [EvidenceBound(), ProjectedLikelihood()])
 def test_held_hyper_parameters_stay_and_actions_learn(objective, rng):
     case = make_case(rng, 40)

@@ -111,6 +111,7 @@ def test_bound_falls_to_the_evidence_as_the_budget_grows_to_n(rng):
     np.testing.assert_allclose(values[-1], nll, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_variance_is_never_below_the_exact_one_and_falls_with_nested_actions(rng):
     case, n = make_case(rng, 40, 200), 40
     S = rng.normal(size=(n, n))
@@ -128,6 +129,7 @@ def test_variance_is_never_below_the_exact_one_and_falls_with_nested_actions(rng
     np.testing.assert_allclose(variance, np.diag(exact.covariance), atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_action_at_a_time_is_the_batch(policy, key, rng):
     case, n, i = make_case(rng, 23), 23, 6
@@ -219,6 +221,7 @@ def test_gradients_are_central_differences(objective, actions, rng):
     np.testing.assert_allclose(of_entries, central_difference(lambda x: both(logs, x)[0], entries), **tolerance)
 
 
+@pytest.mark.slow
 def test_eager_jit_and_vmap_agree(rng):
     case, n = make_case(rng, 19), 19
     S = block_actions(rng, n, 4)

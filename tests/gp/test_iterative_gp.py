@@ -267,6 +267,7 @@ def test_the_units_of_the_inputs_do_not_matter(solver, data):
     np.testing.assert_allclose(fits[1].noise, fits[0].noise, rtol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [200, 2])
 def test_an_exact_variance_is_exact_or_too_large_and_says_so(budget, data):
     X, y = data
@@ -287,6 +288,7 @@ def test_a_covariance_that_no_small_noise_repairs_is_refused():
         IterativeGP(SquaredExponential(3.0), 1e-30, optimise=False).fit(X, X[:, 0])
 
 
+@pytest.mark.slow
 def test_what_a_fit_tells_is_json(data):
     json.dumps(IterativeGP(num_steps=1, estimator=Pathwise(2, 10)).fit(*data).info, allow_nan=False)
 

@@ -67,6 +67,7 @@ def test_the_amplitude_of_a_kernel_does_not_matter(rng, searches):
     np.testing.assert_allclose(again, once, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slope", [2.0, -2.0])
 def test_the_learnt_covariance_is_the_relation_between_the_tasks(rng, slope):
     data = likelihood_data(list(related_tasks(rng, 12, slope).values()))

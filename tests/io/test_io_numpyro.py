@@ -69,6 +69,7 @@ def tree(sampled):
     return from_numpyro(sampled, allow_bad_scores=True)
 
 
+@pytest.mark.slow
 def test_labels_follow_the_program(tree):
     lower = [f"chol[{i}]" for i in range(3)]
     ordered = [f"ordered[{i}]" for i in range(3)]
@@ -76,6 +77,7 @@ def test_labels_follow_the_program(tree):
     assert read_trace(tree).names == names
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_potential(tree):
     trace = read_trace(tree)
     sites = ("mu", "b_scale", "a_interval", "weights", "ordered", "chol", "below")
@@ -92,6 +94,7 @@ def test_scores_are_those_of_the_potential(tree):
         np.testing.assert_allclose(trace.scores[chain, draw], -gradient, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_recomputed_scores_are_the_kept_ones(tree):
     before = tree.copy(deep=True)
     again = attach_scores(tree, supports, DATA, allow_bad_scores=True)
@@ -102,6 +105,7 @@ def test_recomputed_scores_are_the_kept_ones(tree):
     assert tree.identical(before)
 
 
+@pytest.mark.slow
 def test_the_tree_keeps_what_arviz_gives(tree):
     assert "sum" in tree["posterior"].data_vars
     assert "observed_data" in tree.children
@@ -111,6 +115,7 @@ def test_the_tree_keeps_what_arviz_gives(tree):
     assert {"mcmcpost_version", "numpyro_version", "jax_version", "score_check"} <= set(attrs)
 
 
+@pytest.mark.slow
 def test_a_wrong_sign_is_caught(tree, sampled, monkeypatch):
     fields = sampled.get_extra_fields(group_by_chain=True)
     flipped = {"z_grad": jax.tree.map(jnp.negative, fields["z_grad"])}
@@ -130,6 +135,7 @@ def kept_and_recomputed(mcmc, monkeypatch):
     return read_trace(kept), read_trace(recomputed)
 
 
+@pytest.mark.slow
 def test_one_chain_in_float32(monkeypatch):
     with jax.enable_x64(False):
         mcmc = run(NUTS(plain, max_tree_depth=3), chains=1, samples=100)
@@ -140,6 +146,7 @@ def test_one_chain_in_float32(monkeypatch):
         np.testing.assert_allclose(trace.scores, -trace.draws, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_arguments_of_the_run_are_used_where_it_kept_no_scores():
     trace = read_trace(from_numpyro(run(fixed_step(plain), 5.0, fields=())))
     np.testing.assert_allclose(trace.scores[..., :2], 5.0 - trace.draws[..., :2], rtol=1e-12)
@@ -172,6 +179,7 @@ def test_bad_runs():
         from_numpyro(run(fixed_step(plain), fields=("~z.z",), samples=4))
 
 
+@pytest.mark.slow
 def test_bad_models(tree):
     def discrete(y):
         numpyro.sample("k", dist.Bernoulli(0.5))

@@ -59,6 +59,7 @@ def spd(rng):
     return basis * values @ basis.T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_the_relaxed_rosenbrock_is_minimised(name, rng):
     x0 = rng.normal(size=20)

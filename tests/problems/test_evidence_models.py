@@ -40,6 +40,7 @@ def scipy_log_likelihood(log_theta):
     return -0.5 * (residual**2).sum() - len(residual) * np.log(vdp.NOISE * np.sqrt(2 * np.pi))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward_mode", [False, True])
 def test_van_der_pol_agrees_with_scipy(forward_mode):
     log_theta = np.array([-0.6, -0.015, 0.3])
@@ -103,6 +104,7 @@ def test_an_unknown_predictor_is_refused():
         PINE.data("w")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("priors", ["paper", "stan"])
 def test_self_limitation_vanishes_with_kappa(priors):
     args, kwargs = LOTKA_VOLTERRA.arguments({"priors": priors})

@@ -59,6 +59,7 @@ def flat(gradient):
     return np.concatenate([np.asarray(v).reshape(v.shape[0], -1) for v in gradient.values()], axis=1)
 
 
+@pytest.mark.slow
 def test_the_solve_agrees_with_scipy():
     parameters = lv._parameters(lv.init())
     tight = lv.solve(parameters, TIMES, solver=diffrax.Dopri8(), tolerance=1e-13, max_steps=4096)

@@ -299,6 +299,7 @@ def test_no_intermediate_has_three_axes(name: str) -> None:
     assert not rank_three_shapes(traced.jaxpr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["squared_exponential_ard", "matern52_ard", "polynomial_quartic_ard", "scaled_sum"])
 def test_gradients_in_the_parameters_are_finite_and_right(name: str, rng: np.random.Generator) -> None:
     check_parameter_gradients(second_order_stein_gram, SUPPORTED[name], rng)
