@@ -304,6 +304,7 @@ def _program() -> Iterator[None]:
     directory = cache_directory()
     if directory is not None and jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(directory))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # by default those below a second are lost
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         yield
