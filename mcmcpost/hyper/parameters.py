@@ -14,7 +14,7 @@ VARIANCES = ("amplitude", "noise")
 
 
 class Hyperparameters(NamedTuple):
-    """A kernel, and the variance of the noise, or the nugget, that stands beside it."""
+    """A kernel and the variance of the noise, or the nugget, that is added to it."""
 
     kernel: Any
     noise: Any

@@ -199,3 +199,12 @@ def test_more_points_than_memory_holds_are_refused(monkeypatch, rng):
     assert fitted.predict(X, variance=False).gradient.shape == (30, 8)
     with pytest.raises(MemoryError, match="GradientCG"):
         GradientGP(Matern52(1.0), 0.1, solver=GradientCG(), tune=False).fit(X, X)
+
+
+def test_tuning_goes_on_where_an_evaluation_is_not_finite(rng):
+    """The first step of L-BFGS overflows this kernel; a search that stops there has three evaluations."""
+    X = rng.normal(size=(25, 3))
+    G = np.column_stack([np.cos(X[:, 0]), 0.6 * X[:, 1], 0 * X[:, 2]])
+    short, tuned = (GradientGP(ExponentialDotProduct(0.3), max_steps=steps).fit(X, G) for steps in (1, 50))
+    assert tuned.num_evaluations > 10
+    assert tuned.log_marginal_likelihood() > short.log_marginal_likelihood() + 20
