@@ -13,10 +13,8 @@ from jaxtyping import Float
 ENTRIES = 1 << 20
 """Entries of a temporary block (8 MB)."""
 
-
 LARGE = 1 << 22
 """Entries (32 MB) above which an array is not formed whole."""
-
 
 COLUMNS = 8
 """The number of integrands is padded to a multiple of this, so that different numbers share one compiled program."""

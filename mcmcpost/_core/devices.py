@@ -13,7 +13,6 @@ from tqdm import tqdm
 BATCH_SIZE = 512
 """Rows that a function is evaluated at together on each device."""
 
-
 _AXIS = "rows"
 
 

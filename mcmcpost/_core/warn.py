@@ -6,7 +6,6 @@ from pathlib import Path
 
 _PACKAGE = str(Path(__file__).parents[1])
 
-
 _BETWEEN = ("beartype", "equinox", "jax", "jaxtyping", "numpyro")
 """Packages that call this one on a user's behalf, or wrap its functions."""
 

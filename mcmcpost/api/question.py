@@ -26,7 +26,6 @@ METHODS: dict[str, AbstractControlVariate] = {
 }
 """Short names of methods, for ``method=`` and the command line. Kernels are fitted on at most 4,000 states."""
 
-
 NO_GAIN = ("constant", "boundary")
 """Findings of the score gate under which no control variate can help: the status is ``plain``, not ``bad_scores``."""
 

@@ -49,42 +49,32 @@ Warmup = Annotated[
     int | None, typer.Option(help=f"Adaptation draws per chain [default: {POSTERIOR['warmup']}].", min=1)
 ]
 
-
 Draws = Annotated[int | None, typer.Option(help=f"Draws per chain to keep [default: {POSTERIOR['draws']}].", min=1)]
-
 
 Chains = Annotated[int | None, typer.Option(help=f"Number of chains [default: {POSTERIOR['chains']}].", min=1)]
 
-
 Seed = Annotated[int | None, typer.Option(help=f"Seed of the sampler [default: {POSTERIOR['seed']}].", min=0)]
-
 
 Options = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="NAME=VALUE", help="Argument of the model file's data(), as priors=stan."),
 ]
 
-
 Expect = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=EXPRESSION", help="Add an expectation, as 'p=alpha > 0.5'. Repeatable."),
 ]
 
-
 Method = Annotated[MethodName, typer.Option(help="Control variate.")]
-
 
 AllowBadScores = Annotated[bool, typer.Option(help="Go on where the scores fail the gate.")]
 
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
 
 ModelOf = Annotated[
     Path | None,
     typer.Option("--model", metavar="FILE.py", help="Model file of a trace without scores: they are computed from it."),
 ]
-
 
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="New file, .nc or .zarr; nothing is overwritten.")]
 

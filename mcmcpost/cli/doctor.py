@@ -18,7 +18,6 @@ OPTIONAL = {
     "emcee": "traces of emcee",
 }
 
-
 SETTING = "JAX_NUM_CPU_DEVICES"
 
 

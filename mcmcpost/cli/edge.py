@@ -10,7 +10,6 @@ from mcmcpost._core.text import one_line
 
 PACKAGE = Path(__file__).parents[1]
 
-
 MODULE_PREFIX = "_mcmcpost_model_"
 """Prefix of the modules that model files are imported as."""
 

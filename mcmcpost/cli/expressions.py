@@ -28,7 +28,6 @@ from mcmcpost.cli.options import check_distinct
 
 type Values = Mapping[str, np.ndarray]
 
-
 ARITHMETIC: dict[type[ast.operator], Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     ast.Add: np.add,
     ast.Sub: np.subtract,
@@ -36,7 +35,6 @@ ARITHMETIC: dict[type[ast.operator], Callable[[np.ndarray, np.ndarray], np.ndarr
     ast.Div: np.divide,
     ast.Pow: np.power,
 }
-
 
 COMPARISONS: dict[type[ast.cmpop], Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     ast.Lt: operator.lt,
@@ -47,7 +45,6 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[np.ndarray, np.ndarray], np.ndarray
     ast.NotEq: operator.ne,
 }
 
-
 LOGIC: dict[type[ast.AST], Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     ast.And: np.logical_and,
     ast.BitAnd: np.logical_and,
@@ -55,9 +52,7 @@ LOGIC: dict[type[ast.AST], Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     ast.BitOr: np.logical_or,
 }
 
-
 _UNARY = ("exp", "log", "log1p", "expm1", "sqrt", "abs", "sin", "cos", "tan", "tanh")
-
 
 ELEMENTWISE: dict[str, tuple[int, Callable[..., np.ndarray]]] = {
     **{name: (1, getattr(np, name)) for name in _UNARY},
@@ -65,9 +60,7 @@ ELEMENTWISE: dict[str, tuple[int, Callable[..., np.ndarray]]] = {
     "maximum": (2, np.maximum),
 }
 
-
 REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {"sum": np.sum, "mean": np.mean}
-
 
 FUNCTIONS = (*ELEMENTWISE, *REDUCTIONS, "where")
 
@@ -183,12 +176,9 @@ class Evaluation(NamedTuple):
 
 MAX_LENGTH = 1000
 
-
 MAX_DEPTH = 50
 
-
 _QUOTED = re.compile(r"`([^`]*)`")
-
 
 _NAME = re.compile(r"[^\W\d][\w.\[\](), -]*")
 

@@ -8,7 +8,6 @@ from mcmcpost._core.errors import InputError
 POSTERIOR = {"warmup": 500, "draws": 1000, "chains": 4, "seed": 0}
 """Settings of a posterior's sampler: adaptation draws, draws to keep, chains, seed."""
 
-
 LADDER = POSTERIOR | {"draws": 500, "rungs": 16}
 """Settings of a ladder's sampler, for each rung."""
 

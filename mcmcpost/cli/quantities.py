@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 GROUP = "generated_quantities"
 
-
 BATCH = 512
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 EXTRA_FIELDS = ("z_grad", "potential_energy", "num_steps", "diverging")
 
-
 JITTER = 0.05
 """Standard deviation of the starts of the chains around `init()`, on the unconstrained space."""
 

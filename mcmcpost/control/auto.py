@@ -17,13 +17,10 @@ from mcmcpost.stein import num_polynomial_features
 
 MAX_FEATURES = 2_000
 
-
 MAX_DEGREE = {1: 8, 2: 6}
-
 
 KERNEL_STATES = 2_000
 """States on which the kernel candidate is fitted, so that its dense solves take seconds."""
-
 
 NEED = 1.05
 """A richer method must lower the cross-fitted residual variance by this factor, or the simpler one is kept."""

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 MIN_STATES = 4
 """Distinct states below which no error is reported, not even of a constant."""
 
-
 DISAGREEMENT = 2.9e-7
 """One-sided probability at which the controlled and the plain mean contradict each other: five standard errors."""
-
 
 GROUP = "control_variates"
 """The group of a tree that holds estimates."""

@@ -25,7 +25,6 @@ from mcmcpost.stein import SteinTile
 
 DEFAULT_NUGGET = 1e-8
 
-
 MIN_ITERATIVE_NUGGET = 1e-4
 """Smallest tuned nugget for conjugate gradients, which converge slowly below it. A nugget that is given is used."""
 

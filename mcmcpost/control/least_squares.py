@@ -203,7 +203,6 @@ def exponents_of_degree(num_parameters: int, degree: int, max_interaction: int |
 NUM_STEPS = 200
 """Accelerated proximal steps per penalty; each penalty starts from the solution of the one before."""
 
-
 MAX_SELECTED = 1 / 3
 """Largest number of selected features per training state."""
 

@@ -14,10 +14,8 @@ from mcmcpost.trace import States, Trace, distinct_states
 PAD = 64
 """Rows are padded to a multiple of this with rows of count zero: traces of nearly one size share a compiled program."""
 
-
 MIN_FOLDS = 8
 """Folds of the cross-fitting by default, where the chains allow as many."""
-
 
 MIN_BLOCK = 50
 """Draws that a fold has at least in each chain, unless the caller asks for more folds."""

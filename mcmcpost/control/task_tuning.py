@@ -190,12 +190,9 @@ def _close(old: Float[Array, "t t"], new: Float[Array, "t t"], rtol: float) -> B
 
 MAX_FULL_TASKS = 10
 
-
 LOW_RANK = 3
 
-
 START_CORRELATION = 0.9
-
 
 NUGGET_STEP = 10.0
 

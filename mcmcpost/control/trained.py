@@ -131,10 +131,8 @@ def unit_weights(schedule: Schedule, dtype: np.dtype) -> Float[Array, " b"]:
 CACHE_ENTRIES = 1 << 25
 """Entries (256 MB) up to which the features of all rows are computed once, and not in every mini-batch."""
 
-
 SETTLED = 0.01
 """Relative change of the mean loss, from one tenth of the epochs to the last tenth, up to which it is settled."""
-
 
 _CHUNK = 256
 

@@ -141,9 +141,7 @@ def shared_covariance(tile: Tile, nugget: Float[Array, ""], data: KernelData) ->
 MAX_ROWS = 7_000
 """Rows of all tasks up to which the joint system is factorised. Larger ones are solved by conjugate gradients."""
 
-
 JOINT_RANK = 600
-
 
 MIN_JOINT_NUGGET = 1e-8
 """Smallest tuned nugget for joint conjugate gradients of rank `JOINT_RANK`: 62 tasks of 100 draws take two products.
@@ -151,7 +149,6 @@ MIN_JOINT_NUGGET = 1e-8
 A start from the tasks' own solutions or along a path of nuggets saves nothing. At a nugget of 1e-6 and rank 300 those
 tasks took 23 products from zero, 32 from the tasks' own solutions, and 8 + 24 along the path.
 """
-
 
 SCALAR_MARGIN = 2.0
 """Factor by which a task's own fit must lower the `judged_variance`, or the joint fit is kept."""

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 AMPLITUDE_STATES = 1_000
 """Largest number of states, evenly spaced, in the dense system that gives the amplitude of an integrand."""
 
-
 GAIN = 1e-3
 """Relative fall of the variance of the rule by one product below which the default solver stops."""
 

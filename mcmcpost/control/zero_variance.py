@@ -28,14 +28,11 @@ from mcmcpost.control.problem import Problem
 DRAWS_PER_FEATURE = 3.0
 """Training states per feature below which a fit without a penalty is made only if it is asked for."""
 
-
 MIN_TRAIN = 10
 """Distinct training states below which nothing is tuned or regressed."""
 
-
 MIN_GIVEN = 3
 """Distinct training states that are needed where kernel and nugget are given."""
-
 
 GAP_DEGREE = 4
 """Degree from which the error includes the distance of the mean from those of the two degrees below."""

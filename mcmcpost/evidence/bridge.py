@@ -99,10 +99,8 @@ def log_densities(
 MIN_PARTICIPANTS = 10.0
 """With fewer effective draws in the overlap of posterior and proposal, the estimate is not to be used."""
 
-
 DRIFT_LEVEL = 1e-4
 """Level of the test that the chains and their halves agree, as in the score gate."""
-
 
 WHERE = "bridge_sampling"
 
@@ -332,7 +330,6 @@ def _kish(weights: np.ndarray) -> float:
 
 
 NUM_NODES = 10
-
 
 QUADRATIC = 2
 """Degree from which the control variate removes the errors of the fitted moments, which both halves share."""

@@ -176,7 +176,6 @@ def geometric_ladder(size: int, smallest: float = 1e-4) -> Float[np.ndarray, " t
 FLOOR = 0.05
 """Least share of a pilot interval, relative to equal shares: noise can hide that the variance changes on it."""
 
-
 POWER = 5
 """Temperatures are interpolated in t^(1/5), in which a path is smooth near the prior."""
 

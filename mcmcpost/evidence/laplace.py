@@ -16,17 +16,13 @@ from mcmcpost.evidence.ladder import EvidenceEstimate
 
 FREEDOM = 5.0
 
-
 SCALES = np.array([1.0, 3.0])
-
 
 SHARES = np.array([0.9, 0.1])
 """Nine tenths of the proposals have the scale of the Laplace approximation. The rest are three times wider, for tails
 that the curvature at the mode does not show."""
 
-
 MIN_ESS = 100.0
-
 
 METHOD = "importance sampling (Laplace)"
 

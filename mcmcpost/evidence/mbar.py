@@ -15,7 +15,6 @@ from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder
 
 MAX_STEPS = 200
 
-
 TOLERANCE = 1e-11
 """Size of a step, relative to the largest |f_j| or one, at which the iteration stops: rounding of the sums."""
 

@@ -16,21 +16,16 @@ from mcmcpost.stein import num_polynomial_features, polynomial_exponents, polyno
 PATH_POWER = 5.0
 """Gauss–Legendre nodes are placed in s = t^(1/5): the path is steep near the prior."""
 
-
 RIDGE = 1e-12
 """Ridge penalty relative to the squared norm of a feature; it only decides combinations that vanish."""
 
-
 NEGLIGIBLE = 1e-290
-
 
 LENGTHSCALE = 2.0
 """Lengthscale of the kernel, in units of √d standard deviations of the coordinates at each temperature."""
 
-
 PENALTIES = (1e-6, 1e-9)
 """Penalties on the squared norm of the kernel part, relative to the weighted mean square of the residuals."""
-
 
 JITTER = 1e-10
 

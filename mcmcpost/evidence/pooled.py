@@ -34,25 +34,18 @@ from mcmcpost.stein import num_polynomial_features
 
 NUM_NODES = 24
 
-
 NUM_BLOCKS = 24
 
-
 ESS_PER_FEATURE = 3.0
-
 
 MIN_OVERLAP = 0.03
 """Klimovich, Shirts and Mobley (2015, doi:10.1007/s10822-015-9840-9)."""
 
-
 MIN_ESS = 10.0
-
 
 NUM_LANDMARKS = 128
 
-
 KERNEL_DEGREE = 2
-
 
 KERNEL_DRAWS = 10_000
 """Number of draws above which no kernel is tried: its fits without each block would take minutes."""

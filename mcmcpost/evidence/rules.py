@@ -7,7 +7,6 @@ from jaxtyping import Float
 
 MIN_RICHARDSON = 9
 
-
 EVEN_STEP = 1e-8
 
 

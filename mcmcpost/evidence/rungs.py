@@ -22,9 +22,7 @@ from mcmcpost.trace import distinct_states, make_trace
 
 MIN_STATES = 4
 
-
 LEVEL = 1e-4
-
 
 INTEGRANDS = ("mean", "square")
 
@@ -205,7 +203,6 @@ def control_rungs(
 
 ALONE = ("not_converged", "too_few_draws", "constant", "boundary")
 """Patterns of the score gate on a rung that do not mean wrong scores."""
-
 
 MIN_DRAWS = 100
 """Draws per rung from which an unrecognised failure counts, and z-scores are added up.

@@ -29,7 +29,6 @@ from mcmcpost.evidence.starts import Pool, Starts, choose_starts, prior_pool
 POOL = 256
 """Least number of prior draws from which the starts are chosen."""
 
-
 CHUNKS = 50
 """Calls of the compiled program in one run: how often the progress bar moves and the checkpoint is written."""
 

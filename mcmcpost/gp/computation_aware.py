@@ -172,10 +172,8 @@ def _joint(
 
 NUM_ACTIONS = 256
 
-
 NOISE = 0.5
 """Noise at which training starts. Adam reaches a lower loss from here than from 0.1, L-BFGS the same."""
-
 
 ROUNDS = 5
 """How often training recomputes actions that depend on the hyper-parameters."""

@@ -145,10 +145,8 @@ def _log_volume(lower: Float[Array, "i i"], metric: Float[Array, "i i"]) -> Floa
 TRAINING_RANGE = np.exp(7.0)
 """Parameters of the kernel stay within this factor of their start, 1,100."""
 
-
 NOISE_BOUNDS = (1e-6, 1e2)
 """Bounds of the noise variance, for outputs of variance one."""
-
 
 ACTION_UNIT = 10.0
 """Unit of actions in L-BFGS, relative to the root mean square of their entries.

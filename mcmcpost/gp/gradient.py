@@ -214,9 +214,7 @@ compiled_gram = eqx.filter_jit(
     lambda profile, points, noise, with_values: gradient_gram(profile, points, noise, with_values=with_values)
 )
 
-
 _log_likelihood = eqx.filter_jit(gradient_log_likelihood)
-
 
 START_NOISE = 1e-6
 """Noise that tuning starts from, relative to the mean square of the white gradients."""

@@ -290,16 +290,12 @@ def posterior_gradient_covariance(
 
 compiled_factor = eqx.filter_jit(projected_factor)
 
-
 compiled_samples = eqx.filter_jit(joint_samples)
-
 
 GRADIENT_RANGE = 1e3
 """Parameters of the kernel stay within this factor of their start."""
 
-
 GRADIENT_NOISE_BOUNDS = np.array([-np.log(1e8), np.log(1e8)])
-
 
 TUNING_ORDER = 1200
 """Points are thinned for tuning until the projected system has at most this order."""

@@ -49,18 +49,14 @@ from mcmcpost.linsolve import (
 PILOT = 1_024
 """Rows on which both costs are measured."""
 
-
 DENSE_LIMIT = 10_000
 """Rows beyond which the six n×n matrices of an exact step need more than five gigabytes."""
-
 
 RANK = 100
 """Rank of the preconditioner of conjugate gradients up to the dense limit."""
 
-
 LARGE_RANK = 500
 """Rank beyond the dense limit: half the time of rank 100 at n = 15,000 (``benchmarks.gp.iterative_gp --ranks``)."""
-
 
 EXPECTED_EPOCHS = 15
 """Solver epochs that a warm-started step is expected to take; its gradient takes one more."""
@@ -152,7 +148,6 @@ def start_on_subsets(
 
 
 EXACT_RTOL = 1e-6
-
 
 CHUNK = 512
 """New rows whose exact variances are solved for together."""

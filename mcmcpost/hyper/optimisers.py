@@ -20,14 +20,11 @@ from mcmcpost._core.errors import InputError, fault
 EXPLOSION = 0.1
 """Adam takes back a step to more than this above the lowest loss, in nats per datum: measured blow-ups reach 1.5."""
 
-
 MOST_HALVINGS = 30
 """Adam stops when steps that explode have halved its rate so often."""
 
-
 KERNEL_MEMORY = 10
 """Corrections that L-BFGS keeps where it moves the few parameters of kernels only."""
-
 
 type Loss = Callable[[Any], tuple[Any, Any]]
 """Parameters (h,) ↦ value in nats and gradient (h,), NumPy or JAX."""

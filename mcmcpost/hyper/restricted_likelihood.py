@@ -78,9 +78,7 @@ PRIOR_SD = 1.5
 Without it the lengthscale of a coordinate that has no effect would be infinite.
 """
 
-
 NUGGET_BOUNDS = (1e-8, 1e2)
-
 
 RESTRICTED_RANGE = np.exp(3.5)
 """Factor, 33, within which parameters of the kernel stay of their start: no line search reaches a diagonal kernel."""
@@ -184,7 +182,6 @@ def _restricted_loss(
 
 GRID_SPREADS = (0.5, 2.0, 8.0, 32.0)
 """Squared lengthscales, relative to the median squared distance; long ones are best on smooth posteriors."""
-
 
 GRID_NUGGETS = (1e-8, 1e-6, 1e-4, 1e-2, 1.0)
 """Relative nuggets η; the large ones serve rough integrands."""

@@ -19,17 +19,13 @@ from mcmcpost.stein import Coregionalisation, MatrixSteinTile
 TASK_NUGGET_BOUNDS = (1e-10, 1e2)
 """The lower bound is below that for one task, because related tasks determine each other to more digits."""
 
-
 TASK_RANGE = np.exp(12.0)
 """Parameters of kernels stay within this factor of their start. Without a prior an inert coordinate may become flat."""
 
-
 LOG_DIAGONAL_BOUNDS = (-14.0, 6.0)
-
 
 ROUNDING = 1e-13
 """Added to a learnt B, relative to its trace: tasks that are multiples of each other make it singular to rounding."""
-
 
 COVARIANCE_FLOOR = 1e-6
 """Relative size of the smallest eigenvalue of a covariance that starts a search."""

@@ -95,7 +95,6 @@ def _posterior_as_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray
 
 _WHERE = "attach_scores"
 
-
 _OBJECTS: dict[str, Callable[[str, Any, Any], Scored]] = {
     "pymc": pymc_scores,
     "stan": pystan_scores,

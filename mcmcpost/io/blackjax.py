@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _WHERE = "from_blackjax"
 
-
 _STATISTICS = {
     "is_divergent": "diverging",
     "acceptance_rate": "acceptance_rate",

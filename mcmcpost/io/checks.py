@@ -101,12 +101,9 @@ def check_convergence(tree: "xarray.DataTree", variables: PosteriorVariables) ->
 RECORDED = ("lp", "logp")
 """Where samplers record log density, log-Jacobian included, up to a constant: ArviZ's schema and nutpie."""
 
-
 _COMPARED = 200
 
-
 _SHARE = 0.01
-
 
 _ROUNDING = 100.0
 

@@ -15,21 +15,15 @@ if TYPE_CHECKING:
 
 GROUP = "sample_stats"
 
-
 DRAWS = "unconstrained_draw"
-
 
 SCORES = "gradient"
 
-
 PARAMETER = "unconstrained_parameter"
-
 
 TEMPERATURE = "temperature"
 
-
 ATTRS = {"score_sign": "+", "score_jacobian": "included", "score_space": "unconstrained"}
-
 
 _CURES = {
     "score_sign": "Negate `gradient` and set the attribute to '+': scores are +∇ log density.",

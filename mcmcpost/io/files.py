@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _ORDER = "mcmcpost_order"
 
-
 _CURE = "Give a trace written by save_tree, ArviZ or xarray; write it again if the file is incomplete."
 
 

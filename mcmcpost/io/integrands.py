@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _BATCH = 512
 
-
 _NOT_TRACEABLE = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _WHERE = "ladder_from_traces"
 
-
 _CURE = "Store it in sample_stats of every trace, or pass the model, from which it is recomputed."
 
 

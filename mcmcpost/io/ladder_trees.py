@@ -28,15 +28,11 @@ if TYPE_CHECKING:
 
 LOG_LIKELIHOOD = "log_likelihood_total"
 
-
 LIKELIHOOD_SLOPE = "gradient_log_likelihood"
-
 
 PRIOR_SLOPE = "gradient_log_prior"
 
-
 DIMS = ("chain", "draw", TEMPERATURE)
-
 
 _CURE = "Sample with sample_power_posteriors, or recompute from the model: ladder_from_traces(tree, model, args)."
 

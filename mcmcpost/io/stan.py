@@ -106,7 +106,6 @@ def _element(where: str, sites: dict[str, np.ndarray], name: str) -> np.ndarray:
 
 _WHERE = "from_cmdstan"
 
-
 _STATISTICS = {
     "lp__": "lp",
     "accept_stat__": "acceptance_rate",

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _STAN = re.compile(r"(?P<name>[^.:]+)\.(?P<index>\d+(?:\.\d+)*)")
 
-
 _BRACKETS = re.compile(r"(?P<name>[^\[]+)\[(?P<index>\d+(?:, ?\d+)*)\]")
 
 
@@ -76,12 +75,9 @@ def check_equal_lengths(where: str, lengths: Sequence[int]) -> None:
 
 PREFIX = "gradient_"
 
-
 _WHERE = "load_tree"
 
-
 _CHAIN = ("chain", ".chain")
-
 
 _DRAW = ("draw", ".draw", ".iteration")
 

@@ -22,12 +22,9 @@ else:
 
 type Points = Float[Array, "n d"]
 
-
 type OtherPoints = Float[Array, "m d"]
 
-
 type Point = Float[Array | np.ndarray, " d"]
-
 
 type Profile = Callable[[Array, int], tuple[Array, ...]]
 """The scalar r and an order ↦ the function κ(r) of a kernel and its derivatives up to that order."""

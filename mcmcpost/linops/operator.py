@@ -17,13 +17,10 @@ from mcmcpost.kernels import AbstractKernel
 
 type Tile = Callable[[Any, Any], Float[Array, "a b"]]
 
-
 type Matrix = Float[Array | np.ndarray, "n k"]
-
 
 DIAGONAL_ROWS = 1 << 13
 """Rows of a diagonal that are formed at a time: a tile of one pair holds several times its entries."""
-
 
 DEVICES = "devices"
 """The one axis of a mesh."""

@@ -14,7 +14,6 @@ from mcmcpost.linsolve.iterative import Outcome, Solution, column_norms
 
 LADDER_STEP = 10.0
 
-
 LADDER_LENGTH = 8
 
 

@@ -59,7 +59,6 @@ def column_norms(B: Float[Array, "n k"]) -> Float[Array, " k"]:
 SLACK = 2.0
 """Factor by which a recomputed residual may exceed the tolerance, for the rounding errors of the recursion."""
 
-
 PATIENCE = 3
 """Recomputed residuals in a row that did not halve, after which the tolerance is out of reach."""
 

@@ -117,7 +117,6 @@ def apply(matrix: DiagonalPlusLowRank, V: Float[Array, "m d"]) -> Float[Array, "
 NUGGET = 1e-10
 """Relative to the largest slope of κ; evaluations are exact, so it covers rounding in the factorisation only."""
 
-
 FLOOR = 1e-3
 """Eigenvalues of an inferred Hessian are kept above this multiple of its prior scale."""
 

@@ -15,9 +15,7 @@ from mcmcpost._core.errors import InputError, InputTypeError, MissingPackageErro
 
 MOST_TICKS = 8
 
-
 PLAIN_DECADES = 4
-
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -61,17 +59,13 @@ def _power_text(power: int) -> str:
 
 ABOVE, LOWER_RIGHT, UPPER_RIGHT = "above", "lower right", "upper right"
 
-
 DOTS = 100
 """Pixels to the inch of a figure on a web page."""
 
-
 BAR = 0.6
-
 
 MARGINS = 90
 """Pixels that plotly leaves above and below a plot and others do not."""
-
 
 CLEAR = "rgba(0, 0, 0, 0)"
 
@@ -281,32 +275,23 @@ class Nothing(AbstractDialect):
 
 DIALECTS = {dialect.name: dialect for dialect in (Matplotlib(), Bokeh(), Plotly(), Nothing())}
 
-
 PLAIN = "#666666"
-
 
 CONTROLLED = "#1f77b4"
 
-
 THIRD = "#d62728"
-
 
 FAINT = "#cccccc"
 
-
 INK = "#000000"
-
 
 WHITE = "#ffffff"
 """Colours that are distinct from each other and from a white background, the same in every backend."""
 
-
 CIRCLE, TRIANGLE, DIAMOND, SQUARE = "C0", "C2", "C4", "C5"
-
 
 SOLID, DASHED = "C0", "C1"
 """Markers and line styles by their position in the cycles of arviz-plots, since backends name them differently."""
-
 
 MOST_LETTERS = 40
 

@@ -40,9 +40,7 @@ from mcmcpost.report.plots import (
 
 SVG = "http://www.w3.org/2000/svg"
 
-
 XLINK = "http://www.w3.org/1999/xlink"
-
 
 STYLE = {
     "svg.fonttype": "none",
@@ -52,10 +50,8 @@ STYLE = {
     "savefig.transparent": True,
 }
 
-
 LEAST, MOST = 4.3, 6.9
 """Least and largest width of an inch of figure in rem: a narrow screen scrolls, and a wide one adds no more."""
-
 
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
@@ -121,7 +117,6 @@ def _describe(root: ElementTree.Element, key: str, title: str, description: str)
 
 MOST_ROWS = 60
 """Largest number of rows in a figure; tables have all."""
-
 
 WIDTH = 7.0
 

@@ -37,7 +37,6 @@ def where_not_finite(trace: Trace) -> str:
 
 _MOST_DIAGNOSED = 50
 
-
 _UNCONVERGED_FACTOR = 3.0
 
 

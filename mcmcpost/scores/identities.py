@@ -87,7 +87,6 @@ def normal_score(
 
 _ALL_PAIRS = 50
 
-
 _PAIRS = _ALL_PAIRS**2
 
 

@@ -11,9 +11,7 @@ from mcmcpost.scores.identities import z_zero_mean
 
 Column = Float[np.ndarray, "c n"]
 
-
 REPAIR_LIMIT = 4.0
-
 
 _CROWDED = 0.3
 
@@ -60,12 +58,9 @@ _ADD_JACOBIAN = (
     " NumPyro model does."
 )
 
-
 _UNCONSTRAIN_SCORES = "Differentiate the log density, log-Jacobian included, with respect to the unconstrained draw."
 
-
 _UNCONSTRAIN_DRAWS = "Store the unconstrained draws beside these scores."
-
 
 REPAIRS = (
     Repair(

@@ -16,9 +16,7 @@ FLUSH = -80.0
 """Logarithm of the kernel value below which it is set to zero: subnormal numbers would slow factorisations a
 hundredfold."""
 
-
 type Points = Float[Array | np.ndarray, "n d"]
-
 
 type OtherPoints = Float[Array | np.ndarray, "m d"]
 

@@ -12,9 +12,7 @@ from mcmcpost.stein.second_order import SecondOrderSteinTile
 
 SYMMETRY = 1e-10
 
-
 type TaskRows = tuple[Float[Array, "n d"], Float[Array, "n d"], Float[Array, "n t"]]
-
 
 type OtherTaskRows = tuple[Float[Array, "m d"], Float[Array, "m d"], Float[Array, "m t"]]
 

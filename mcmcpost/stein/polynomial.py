@@ -13,7 +13,6 @@ from mcmcpost._core.errors import InputError
 
 type Points = Float[Array | np.ndarray, "n d"]
 
-
 _BLOCK_ENTRIES = 1 << 18  # entries of one block of rows: a few such blocks stay in cache
 
 

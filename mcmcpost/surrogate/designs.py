@@ -25,7 +25,6 @@ from mcmcpost.kernels import AbstractKernel, Scaled, SquaredExponential
 HELD_OUT = 5
 """One trajectory in this many is held out, for the test of the surrogate."""
 
-
 ENERGY_RANGE = 6.0
 """Points whose energy exceeds the upper quartile by more interquartile ranges than this are not trained on."""
 
@@ -142,10 +141,8 @@ def relative_error(
 TUNING_RANGE = math.log(30.0)
 """Largest distance of log lengthscales and log amplitude from their start in tuning."""
 
-
 NOISE = 1e-4
 """Noise that tuning starts from, relative to the mean square of the white gradients."""
-
 
 LEARNING_RATE = 0.1
 

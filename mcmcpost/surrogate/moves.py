@@ -14,7 +14,6 @@ STEP_FACTORS = (0.2, 1.2)
 """The step size of a trajectory is the adapted one times a factor uniform between these. No length resonates, and short
 steps leave tails in which long ones are rejected."""
 
-
 DIVERGENCE = 1000.0
 """Energy error from which a trajectory counts as divergent, as in NumPyro."""
 
