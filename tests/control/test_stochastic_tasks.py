@@ -13,6 +13,7 @@ from mcmcpost.control.task_families import CholeskyCovariance, FixedCovariance, 
 from mcmcpost.control.trained import (
     ChainVariance,
     Stochastic,
+    fit_stochastic,
     make_schedule,
     proportional_counts,
     shuffled_units,
