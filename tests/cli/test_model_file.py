@@ -200,6 +200,7 @@ def test_quantities_are_evaluated_at_every_draw(write, rng):
     np.testing.assert_array_equal(values["q[0.5]"], posterior["rate"] > 2.0)
 
 
+@pytest.mark.slow
 def test_quantities_travel_with_the_tree(sampled):
     loaded, mcmc = sampled
     tree = from_numpyro(mcmc, allow_bad_scores=True)
@@ -220,6 +221,7 @@ def test_the_log_density_is_that_of_the_file(write):
     assert np.isfinite(value)
 
 
+@pytest.mark.slow
 def test_convergence_is_quiet_about_good_chains_and_names_a_bad_one(sampled):
     tree = from_numpyro(sampled[1], allow_bad_scores=True)
     posterior = tree["posterior"].to_dataset()

@@ -53,6 +53,7 @@ def sampled():
     return mp.from_numpyro(mcmc), bare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
 def test_a_saved_tree_and_its_model_give_the_scores_of_the_sampler(sampled, tmp_path, suffix):
     kept, bare = sampled
@@ -63,6 +64,7 @@ def test_a_saved_tree_and_its_model_give_the_scores_of_the_sampler(sampled, tmp_
     np.testing.assert_allclose(computed.scores, kept.scores, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_other_data_than_was_sampled_are_refused(sampled):
     _, bare = sampled
     with pytest.raises(mp.ScoreError, match=r"recorded `sample_stats.lp` by a constant, got differences from.*data"):
@@ -71,6 +73,7 @@ def test_other_data_than_was_sampled_are_refused(sampled):
         mp.attach_scores(bare, model, Y + 0.2, allow_bad_scores=True)
 
 
+@pytest.mark.slow
 def test_a_constant_between_the_densities_is_allowed_and_rounding_is_too(sampled):
     _, bare = sampled
     record = bare["sample_stats"]["lp"]
@@ -83,18 +86,21 @@ def test_a_constant_between_the_densities_is_allowed_and_rounding_is_too(sampled
         mp.attach_scores(tree, model, Y)
 
 
+@pytest.mark.slow
 def test_a_log_density_is_compared_as_well(sampled):
     kept, _ = sampled
     with pytest.raises(mp.ScoreError, match=r"recorded `sample_stats.lp`"):
         mp.attach_scores(kept, logdensity_fn=lambda x: -0.5 * x @ x)
 
 
+@pytest.mark.slow
 def test_a_density_that_is_nowhere_finite_is_the_gates_business(sampled):
     _, bare = sampled
     with pytest.raises(mp.ScoreError, match="not finite"):
         mp.attach_scores(bare, model, jnp.asarray(Y) * jnp.nan)
 
 
+@pytest.mark.slow
 def test_scores_under_another_name_are_pointed_at(sampled):
     kept, _ = sampled
     tree = kept.copy()
@@ -106,6 +112,7 @@ def test_scores_under_another_name_are_pointed_at(sampled):
     np.testing.assert_array_equal(read_trace(tree).scores, read_trace(kept).scores)
 
 
+@pytest.mark.slow
 def test_scores_in_another_order_of_labels_are_refused(sampled):
     kept, _ = sampled
     stats = kept["sample_stats"].to_dataset()
@@ -156,6 +163,7 @@ def test_the_command_line_takes_a_trace_and_its_model(run, files):
     assert done.out.endswith("scores pass\n")
 
 
+@pytest.mark.slow
 def test_bad_models_on_the_command_line_are_one_line(run, files):
     trace, model_file = files
     assert refused(run("reduce", trace, "--model", model_file, "--option", "shift=1"), "by a constant")
