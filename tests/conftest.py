@@ -36,6 +36,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_programs() -> Iterator[None]:
+    """Forget compiled programs before they take all memory maps that Linux allows a process (65,530): XLA crashes then.
+
+    What is needed again is read from the cache of `pytest_configure`.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     return zlib.crc32(request.node.nodeid.split("/")[-1].encode())

@@ -159,11 +159,8 @@ def _chain_draw(tree: "xarray.DataTree", shape: tuple[int, ...]) -> dict[str, np
 
 def _attrs(estimate: "Estimate") -> dict[str, str | int | float]:
     info = {str(key): json_able(value) for key, value in estimate.info.items()}
-    scalars = {
-        key: value for key, value in info.items() if isinstance(value, (str, int, float)) and type(value) is not bool
-    }
     return {
-        **scalars,
+        **{key: value for key, value in info.items() if type(value) in (str, int, float)},
         "method": ", ".join(dict.fromkeys(str(method) for method in estimate.method)),
         "info": json.dumps(info, allow_nan=False),
         "residual_is": "f - g, cross-fitted: its spread is not that of the posterior",
@@ -432,9 +429,6 @@ def covariance_of(series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " 
     return correlation * mcse[:, None] * mcse[None, :]
 
 
-NUM_PASSES = 2
-
-
 def estimate_quantiles(
     trace: Trace,
     names: tuple[str, ...],
@@ -465,7 +459,7 @@ def estimate_quantiles(
     ordered = np.sort(safe, axis=0)
     plain = _invert(ordered, levels)
     quantile, states = plain, distinct_states(trace)
-    for _ in range(NUM_PASSES):
+    for _ in range(2):
         below = np.where(finite, safe <= quantile, np.nan).reshape(*values.shape[:2], -1)
         indicators = read_integrands(labels, below, states)
         fitted = fit_integrands(trace, indicators, method, num_folds=num_folds)

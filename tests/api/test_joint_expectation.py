@@ -120,8 +120,15 @@ def test_the_tree_of_a_joint_estimate_survives_a_file(tasks, draws, tmp_path):
     assert list(loaded.children) == list(tree.children)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["own draws", "shared draws"])
-@pytest.mark.parametrize("kernel", [Sum(KERNEL, Matern52(3.0)), Scaled(2.0, KERNEL)], ids=["Sum", "Scaled"])
+@pytest.mark.parametrize(
+    ("kernel", "shared"),
+    [
+        pytest.param(Sum(KERNEL, Matern52(3.0)), False, id="Sum, own draws", marks=pytest.mark.slow),
+        pytest.param(Sum(KERNEL, Matern52(3.0)), True, id="Sum, shared draws"),
+        pytest.param(Scaled(2.0, KERNEL), False, id="Scaled, own draws"),
+        pytest.param(Scaled(2.0, KERNEL), True, id="Scaled, shared draws", marks=pytest.mark.slow),
+    ],
+)
 def test_what_was_fitted_survives_a_file_for_kernels_made_of_kernels(tasks, kernel, shared, tmp_path):
     method = mp.VectorValued(kernel, np.array([[1.0, 0.7], [0.7, 1.2]]), 1e-2, guard=False)
     if shared:

@@ -333,7 +333,7 @@ def caught_schedules(monkeypatch):
     return caught
 
 
-@pytest.mark.parametrize("block", [None, 10])
+@pytest.mark.parametrize("block", [pytest.param(None, marks=pytest.mark.slow), 10])
 def test_blocks_of_a_crossfitted_method_straddle_no_chain_and_no_held_out_draws(block, rng, key, monkeypatch):
     """Two chains of 60 draws a task, eight folds: without a fold its chain is two runs, or one that is shorter."""
     draws = rng.normal(size=(2, 2, 60, 1))
