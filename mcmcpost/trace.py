@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._core.arrays import rows_of
-from mcmcpost._core.checks import as_float64, as_labels
+from mcmcpost._core.arguments import as_float64, as_labels
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.large_arrays import rows_of
 
 
 class Trace(NamedTuple):

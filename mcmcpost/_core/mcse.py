@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.arrays import in_blocks
+from mcmcpost._core.large_arrays import in_blocks
 
 
 def mcse_mean(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:

@@ -41,7 +41,7 @@ def check_output(path: Path | None) -> None:
     """Refuse, before the work, an output file that could not be written after it."""
     if path is None:
         return
-    from mcmcpost._core.checks import check_writable
+    from mcmcpost._core.arguments import check_writable
 
     if path.suffix.lower() not in (".nc", ".zarr"):
         raise InputError(f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the format.")

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Int
 
-from mcmcpost._core.arrays import in_blocks
+from mcmcpost._core.large_arrays import in_blocks
 from mcmcpost.control.method import ControlFit
 from mcmcpost.control.problem import Problem
 

@@ -9,8 +9,8 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._core.arrays import copy_of, in_blocks
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.large_arrays import copy_of, in_blocks
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from mcmcpost._core.arrays import pad_columns, zeros
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.large_arrays import pad_columns, zeros
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import fold_jackknife, mean_doubt
 from mcmcpost.control.kernel_systems import KernelFit, crossfit_dense, crossfit_iterative, kernel_data

@@ -9,7 +9,7 @@ import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from mcmcpost._core.arrays import is_large
+from mcmcpost._core.large_arrays import is_large
 from mcmcpost.control.problem import Folds, JointProblem, Problem
 from mcmcpost.linops import Tile, TileOperator, device_mesh, pivoted_cholesky, tile_diagonal, tile_gram
 from mcmcpost.linsolve import (

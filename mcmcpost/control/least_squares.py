@@ -11,7 +11,7 @@ import scipy.linalg
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.arrays import in_blocks, is_large, zeros
+from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
 from mcmcpost.control.problem import Folds, Problem
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 

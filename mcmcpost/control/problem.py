@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._core.arrays import in_blocks, zeros
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.large_arrays import in_blocks, zeros
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost.trace import States, Trace, distinct_states
 

@@ -11,7 +11,7 @@ import scipy.linalg
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int, PyTree
 
-from mcmcpost._core.checks import check_kind
+from mcmcpost._core.arguments import check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able

@@ -11,7 +11,7 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from mcmcpost._core.checks import as_float64, as_labels
+from mcmcpost._core.arguments import as_float64, as_labels
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.interpolate import PchipInterpolator
 
-from mcmcpost._core.checks import as_float64, as_labels, check_count
+from mcmcpost._core.arguments import as_float64, as_labels, check_count
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.trace import Trace, make_trace

@@ -10,7 +10,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from mcmcpost._core.checks import check_count, check_kind
+from mcmcpost._core.arguments import check_count, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.gp.actions import (

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.checks import as_float64
+from mcmcpost._core.arguments import as_float64
 from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel, Matern32, Scaled
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.checks import as_float64
+from mcmcpost._core.arguments import as_float64
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.gp.data import check_inputs, refuse_rows

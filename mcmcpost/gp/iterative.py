@@ -12,7 +12,7 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
-from mcmcpost._core.checks import check_count, check_kind
+from mcmcpost._core.arguments import check_count, check_kind
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.warn import warn

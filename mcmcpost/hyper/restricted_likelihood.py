@@ -10,8 +10,8 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
-from mcmcpost._core.arrays import pad_columns
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.large_arrays import pad_columns
 from mcmcpost.hyper.optimisers import KERNEL_MEMORY, LBFGS, TrainingProblem
 from mcmcpost.hyper.parameters import Hyperparameters, Packing, is_positive
 from mcmcpost.kernels import AbstractKernel, SquaredExponential

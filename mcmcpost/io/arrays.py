@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mcmcpost._core.checks import as_float64
+from mcmcpost._core.arguments import as_float64
 from mcmcpost._core.errors import InputError
-from mcmcpost.io.checks import gate, gate_attrs
 from mcmcpost.io.convention import as_chain_draw, sample_dataset, with_trace
+from mcmcpost.io.diagnostics import gate, gate_attrs
 from mcmcpost.trace import make_trace
 
 if TYPE_CHECKING:

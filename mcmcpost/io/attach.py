@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
-from mcmcpost.io.checks import Scored, check_agreement, gate, gate_attrs
 from mcmcpost.io.convention import (
     DRAWS,
     GROUP,
@@ -21,6 +20,7 @@ from mcmcpost.io.convention import (
     posterior_sites,
     with_trace,
 )
+from mcmcpost.io.diagnostics import Scored, check_agreement, gate, gate_attrs
 from mcmcpost.io.numpyro_model import probe_model
 from mcmcpost.io.power_posteriors import check_evidence_exists
 from mcmcpost.io.pymc import pymc_scores

@@ -10,8 +10,8 @@ from jax.flatten_util import ravel_pytree
 
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.versions import version_of
-from mcmcpost.io.checks import gate, gate_attrs
 from mcmcpost.io.convention import GROUP, element_names, sample_dataset, with_trace
+from mcmcpost.io.diagnostics import gate, gate_attrs
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import make_trace
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mcmcpost._core.arrays import in_blocks, is_large, zeros
 from mcmcpost._core.errors import InputError, fault
+from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
 from mcmcpost.io.convention import check_tree_type
 from mcmcpost.io.tables import read_csv
 

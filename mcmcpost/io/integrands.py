@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.arrays import zeros
 from mcmcpost._core.errors import InputError, InputTypeError
+from mcmcpost._core.large_arrays import zeros
 from mcmcpost.io.convention import GROUP, as_chain_draw, check_tree_type, coordinate_labels, element_names, oriented
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from mcmcpost._core.errors import InputError
-from mcmcpost.io.checks import gate, gate_attrs
 from mcmcpost.io.convention import GROUP, element_names, with_trace
+from mcmcpost.io.diagnostics import gate, gate_attrs
 from mcmcpost.io.numpyro_model import ProbedModel, probe_model
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import Trace, make_trace

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mcmcpost._core.errors import InputError
-from mcmcpost.io.checks import Scored, scored_one_by_one
 from mcmcpost.io.convention import element_names, posterior_sites
+from mcmcpost.io.diagnostics import Scored, scored_one_by_one
 
 if TYPE_CHECKING:
     import pymc

@@ -10,8 +10,8 @@ import numpy as np
 
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.versions import version_of
-from mcmcpost.io.checks import Scored, gate, gate_attrs, scored_one_by_one
 from mcmcpost.io.convention import GROUP, posterior_sites, sample_dataset, with_trace
+from mcmcpost.io.diagnostics import Scored, gate, gate_attrs, scored_one_by_one
 from mcmcpost.io.tables import check_equal_lengths, posterior_tree
 from mcmcpost.trace import check_same_order, make_trace
 

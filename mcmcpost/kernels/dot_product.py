@@ -4,7 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mcmcpost._core.checks import check_count
+from mcmcpost._core.arguments import check_count
 from mcmcpost.kernels.base import (
     AbstractKernel,
     OtherPoints,

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
-from mcmcpost._core.checks import check_kind
+from mcmcpost._core.arguments import check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import as_points
 from mcmcpost.kernels import AbstractKernel

@@ -9,7 +9,7 @@ import numpy as np
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.checks import check_count
+from mcmcpost._core.arguments import check_count
 from mcmcpost.linops import Regularised
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, check_limits
 

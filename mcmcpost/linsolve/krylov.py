@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.checks import check_count
+from mcmcpost._core.arguments import check_count
 from mcmcpost._core.errors import InputError
 from mcmcpost.linops import LowRankInverse, Regularised
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, check_limits

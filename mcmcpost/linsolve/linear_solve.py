@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mcmcpost._core.checks import check_kind
+from mcmcpost._core.arguments import check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost.linops import Regularised
 from mcmcpost.linsolve.cholesky import Cholesky, solve_dense

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from mcmcpost._core.checks import check_count
+from mcmcpost._core.arguments import check_count
 from mcmcpost._core.errors import InputError
 from mcmcpost.linops import Regularised
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, check_limits

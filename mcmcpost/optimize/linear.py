@@ -8,7 +8,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.checks import as_float64
+from mcmcpost._core.arguments import as_float64
 from mcmcpost._core.errors import InputError
 from mcmcpost.gp import DiagonalPlusLowRank
 

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 from scipy.optimize import OptimizeResult, line_search
 
-from mcmcpost._core.checks import as_float64, check_kind
+from mcmcpost._core.arguments import as_float64, check_kind
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.optimize.directions import GPX, AbstractMethod, Memory, empty_memory, remember

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from mcmcpost._core.checks import check_writable
+from mcmcpost._core.arguments import check_writable
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.control import Estimate, JointEstimate

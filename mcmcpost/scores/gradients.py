@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.checks import as_float64
+from mcmcpost._core.arguments import as_float64
 from mcmcpost._core.devices import BATCH_SIZE, map_rows
 from mcmcpost._core.errors import InputError
 

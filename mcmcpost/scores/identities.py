@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from scipy.special import ndtri
 from scipy.stats import f as f_distribution, rankdata
 
-from mcmcpost._core.arrays import in_blocks
+from mcmcpost._core.large_arrays import in_blocks
 from mcmcpost._core.mcse import mcse_mean
 
 

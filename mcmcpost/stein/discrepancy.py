@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from mcmcpost._core.checks import check_count, check_kind
+from mcmcpost._core.arguments import check_count, check_kind
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linops import TileOperator
 from mcmcpost.stein.first_order import Points, stein_operator

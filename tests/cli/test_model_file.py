@@ -9,7 +9,7 @@ from mcmcpost.cli.model_file import load_model_file, parse_options
 from mcmcpost.cli.quantities import evaluate_quantities, named_scalars, with_quantities
 from mcmcpost.cli.source import sample_posterior
 from mcmcpost.io import from_numpyro, posterior_variables
-from mcmcpost.io.checks import Convergence, check_convergence
+from mcmcpost.io.diagnostics import Convergence, check_convergence
 
 GAUSSIAN = """
 import numpyro

@@ -187,5 +187,5 @@ def test_a_kernel_too_large_to_form_gives_the_same_product(monkeypatch, rng):
     rows, columns = ((jnp.asarray(rng.normal(size=(n, 2))), jnp.asarray(rng.normal(size=(n, 2)))) for n in (300, 41))
     V, tile = jnp.asarray(rng.normal(size=(41, 3))), SteinTile(InverseMultiquadric(1.5))
     formed = cross_product(tile, rows, columns, V)
-    monkeypatch.setattr("mcmcpost._core.arrays.LARGE", 0)
+    monkeypatch.setattr("mcmcpost._core.large_arrays.LARGE", 0)
     np.testing.assert_allclose(cross_product(tile, rows, columns, V), formed, rtol=1e-12, atol=1e-12)

@@ -79,7 +79,7 @@ def test_blocks_of_rows_and_columns_change_nothing(monkeypatch):
     trace = make_trace(x, np.repeat(whole.scores, 2, axis=1))
     values = np.concatenate([np.sin(x), np.exp(x / 2)], axis=-1)
     found, check = estimate(trace, values, METHODS["zv2"]), check_scores(trace)
-    monkeypatch.setattr("mcmcpost._core.arrays.ENTRIES", 70)
+    monkeypatch.setattr("mcmcpost._core.large_arrays.ENTRIES", 70)
     in_blocks, check_in_blocks = estimate(trace, values, METHODS["zv2"]), check_scores(trace)
     for name in ("mean", "mcse", "sd", "gain", "residuals", "covariance"):
         np.testing.assert_allclose(getattr(in_blocks, name), getattr(found, name), rtol=1e-9, atol=1e-13, err_msg=name)

@@ -54,8 +54,8 @@ def test_a_large_design_by_blocks_is_the_same_fit(rng, repeats, monkeypatch):
     trace = make_trace(x, -x)
     values = np.stack([np.cos(x[..., 0]), np.exp(0.3 * x[..., 1]) * x[..., 2]], axis=-1)
     dense = estimate(trace, values, ZeroVariance(2))
-    monkeypatch.setattr("mcmcpost._core.arrays.LARGE", 0)
-    monkeypatch.setattr("mcmcpost._core.arrays.ENTRIES", 700)
+    monkeypatch.setattr("mcmcpost._core.large_arrays.LARGE", 0)
+    monkeypatch.setattr("mcmcpost._core.large_arrays.ENTRIES", 700)
     blocks = estimate(trace, values, ZeroVariance(2))
     assert blocks.info == dense.info
     assert blocks.info["num_dependent_features"] == 1

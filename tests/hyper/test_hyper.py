@@ -6,7 +6,7 @@ import pytest
 from scipy.optimize import check_grad
 from scipy.stats import multivariate_normal
 
-from mcmcpost._core.arrays import COLUMNS, pad_columns
+from mcmcpost._core.large_arrays import COLUMNS, pad_columns
 from mcmcpost.hyper import (
     maximise_restricted_likelihood,
     negative_restricted_likelihood,

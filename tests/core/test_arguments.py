@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mcmcpost._core.checks import check_count, check_kind
+from mcmcpost._core.arguments import check_count, check_kind
 from mcmcpost._core.precision import as_points
 from mcmcpost.kernels import AbstractKernel, Matern32
 
