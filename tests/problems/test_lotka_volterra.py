@@ -22,7 +22,7 @@ FILE = load_model_file(Path(__file__).parents[2] / "models" / "lotka_volterra.py
 lv = sys.modules[FILE.model.__module__]
 TIMES = np.arange(1.0, 21.0)
 
-# 10,000 reference draws of posteriordb's hudson_lynx_hare-lotka_volterra: mean and sd, as in TARGETS.md
+# 10,000 reference draws of posteriordb's hudson_lynx_hare-lotka_volterra: mean and sd
 REFERENCE = {
     "theta": ([0.546864, 0.027747, 0.800095, 0.024086], [0.0631, 0.00416, 0.0894, 0.00353]),
     "z_init": ([34.0352, 5.9359], [2.917, 0.531]),
