@@ -101,7 +101,7 @@ class Conditional(NamedTuple):
 def projected_factor(gram: GradientGram) -> ProjectedFactor:
     """Factorise: inside the span of the points a gradient Gram in q dimensions, outside it A₁ for all directions.
 
-    SPD and of order n·q, with no 1/κ″ (docs/mathematics.md section 4, better than Woodbury). A factorisation that
+    SPD and of order n·q, with no 1/κ″ (docs/mathematics.md section 4, projection). A factorisation that
     breaks down has its nugget raised tenfold, which the record says.
     """
     basis = span_basis(gram.points, stationary=gram.stationary)

@@ -98,7 +98,7 @@ class AbstractOptimiser(eqx.Module):
 
     @abc.abstractmethod
     def minimise(self, problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
-        """Return the lowest point reached, the start included, and how training went.
+        """Return where the search ended, never above the start, and how training went.
 
         Raises
         ------
