@@ -10,7 +10,7 @@ from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from mcmcpost._core.large_arrays import is_large
-from mcmcpost.control.problem import Folds, JointProblem, Problem
+from mcmcpost.control.problem import Folds, JointProblem, Problem, Subsets
 from mcmcpost.linops import Tile, TileOperator, device_mesh, pivoted_cholesky, tile_diagonal, tile_gram
 from mcmcpost.linsolve import (
     ConjugateGradients,
@@ -26,7 +26,8 @@ class KernelFit(NamedTuple):
 
     mean : (c, p) coefficients of the constants, fitted on all states.
     control : (k, b, p) g at held-out rows, fitted without their fold.
-    fold_means : (k, c, p) coefficients of the constants, fitted without each fold.
+    fold_means, half_means, quarter_means : (k, c, p), (h, c, p), (r, c, p) coefficients of the constants, fitted
+        without each fold, on each half and on each quarter of the folds (`Subsets`); NaN where that was not done.
     model_covariance : (p, c, c) covariance of `mean` under the kernel's own model, amplitude by restricted likelihood.
     nugget : the largest relative nugget that a factorisation needed.
     num_steps : products with the kernel matrix; zero for a dense solve.
@@ -36,6 +37,8 @@ class KernelFit(NamedTuple):
     mean: Float[Array, "c p"]
     control: Float[Array, "k b p"]
     fold_means: Float[Array, "k c p"]
+    half_means: Float[Array, "h c p"]
+    quarter_means: Float[Array, "r c p"]
     model_covariance: Float[Array, "p c c"]
     nugget: Float[Array, ""]
     num_steps: Int[Array, ""]
@@ -49,6 +52,7 @@ class KernelData(NamedTuple):
     basis : (m, q) the unpenalised part, its first columns the constants; zero on padding.
     values : (m, p). counts : (m,) copies of each state, zero on padding.
     folds : the rows that are held out in turn.
+    halves, quarters : the rows of each half and quarter of the folds, padded, and which entries are real.
     """
 
     rows: PyTree
@@ -56,18 +60,23 @@ class KernelData(NamedTuple):
     values: Float[Array, "m p"]
     counts: Float[Array, " m"]
     folds: Folds
+    halves: tuple[Int[Array, "h b"], Bool[Array, "h b"]]
+    quarters: tuple[Int[Array, "r b"], Bool[Array, "r b"]]
 
 
 def kernel_data(
     rows: PyTree, basis: Float[np.ndarray, "m q"], values: Float[np.ndarray, "m p"], problem: Problem | JointProblem
 ) -> KernelData:
     """Return the kernel system of some integrands (m, p) of a problem, with its counts and folds, as JAX arrays."""
+    subsets = Subsets.of(problem.folds.num_folds)
     return KernelData(
         rows=jax.tree.map(jnp.asarray, rows),
         basis=jnp.asarray(basis),
         values=jnp.asarray(values),
         counts=jnp.asarray(problem.counts),
         folds=jax.tree.map(jnp.asarray, problem.folds),
+        halves=jax.tree.map(jnp.asarray, problem.folds.rows_within(subsets.halves)),
+        quarters=jax.tree.map(jnp.asarray, problem.folds.rows_within(subsets.quarters)),
     )
 
 
@@ -82,14 +91,17 @@ def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, nu
     """
     c, folds = num_constants, data.folds
     scale = mean_diagonal(tile, data.rows, data.counts)
+    everyone = jnp.asarray(folds.everyone)
+    gram = tile_gram(tile, take(data.rows, everyone)) / scale
+    place = jnp.zeros(len(data.counts), int).at[everyone].max(jnp.arange(len(everyone)) * folds.everyone_mask)
 
     def fit(index: Int[Array, " t"], mask: Bool[Array, " t"]) -> tuple[LeastSquaresSolution, Array, Array]:
-        weight = data.counts[index] * mask
-        gram, noise = normalised_gram(tile, take(data.rows, index), weight, scale)
-        factor = factorise(gram, noise, nugget)
-        real = mask.astype(data.values.dtype)[:, None]
-        values = data.values[index] * real
-        solution = generalised_least_squares(factor.lower, data.basis[index] * real, values)
+        real, at = mask.astype(gram.dtype), place[index]
+        system = gram[at[:, None], at[None, :]] * real[:, None] * real[None, :] + jnp.diag(1.0 - real)
+        noise = jnp.where(mask, 1.0 / jnp.maximum(data.counts[index], 1.0), 0.0)
+        factor = factorise(system, noise, nugget)
+        values = data.values[index] * real[:, None]
+        solution = generalised_least_squares(factor.lower, data.basis[index] * real[:, None], values)
         return solution, amplitude(values, solution.dual, jnp.sum(real) - data.basis.shape[1]), factor.nugget
 
     def leave_out(fold: tuple) -> tuple[Float[Array, "b p"], Float[Array, "c p"], Float[Array, ""]]:
@@ -99,13 +111,18 @@ def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, nu
         control = across + data.basis[out, c:] @ solution.coefficients[c:]
         return control * out_mask[:, None], solution.coefficients[:c], used
 
-    whole, size, used = fit(jnp.asarray(folds.everyone), jnp.asarray(folds.everyone_mask))
+    def constants(part: tuple[Int[Array, " t"], Bool[Array, " t"]]) -> Float[Array, "c p"]:
+        return fit(*part)[0].coefficients[:c]
+
+    whole, size, used = fit(everyone, jnp.asarray(folds.everyone_mask))
     parts = (folds.held_out, folds.held_out_mask, folds.train, folds.train_mask)
     control, means, nuggets = jax.lax.map(leave_out, parts)
     return KernelFit(
         mean=whole.coefficients[:c],
         control=control,
         fold_means=means,
+        half_means=jax.lax.map(constants, data.halves),
+        quarter_means=jax.lax.map(constants, data.quarters),
         model_covariance=size[:, None, None] * whole.covariance[None, :c, :c],
         nugget=jnp.maximum(jnp.max(nuggets), used),
         num_steps=jnp.zeros((), int),
@@ -283,6 +300,8 @@ def crossfit_iterative(
         mean=gammas[0, :c],
         control=jax.vmap(at_held_out)(fitted, gammas[1:], held_out, held_out_mask),
         fold_means=gammas[1:, :c],
+        half_means=jnp.full((len(data.halves[0]), c, values.shape[1]), jnp.nan),
+        quarter_means=jnp.full((len(data.quarters[0]), c, values.shape[1]), jnp.nan),
         model_covariance=amplitude(values, duals[0], freedom)[:, None, None] * covariance[None],
         nugget=nugget,
         num_steps=steps,

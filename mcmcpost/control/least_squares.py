@@ -12,7 +12,7 @@ from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
-from mcmcpost.control.problem import Folds, Problem
+from mcmcpost.control.problem import Folds, Problem, Subsets
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 
 GCV_INFLATION = 1.4
@@ -79,12 +79,14 @@ class LinearFit(NamedTuple):
 
     mean : (p,) its intercept.
     control : (k, b, p) the fitted part without the constant at held-out rows, fitted without their fold.
-    fold_means : (k, p) the intercept fitted without each fold.
+    fold_means, half_means : (k, p), (h, p) the intercept fitted without each fold, and on each half of the folds; NaN
+        where those rows do not determine it.
     """
 
     mean: Float[Array, " p"]
     control: Float[Array, "k b p"]
     fold_means: Float[Array, "k p"]
+    half_means: Float[Array, "h p"]
 
 
 def independent_columns(design: Float[np.ndarray, "m q"]) -> Bool[np.ndarray, " q"]:
@@ -112,11 +114,13 @@ def fit_linear(
     values: Float[Array, "m p"],
     counts: Float[Array, " m"],
     folds: Folds,
+    halves: Bool[Array, "h k"],
 ) -> LinearFit:
-    """Minimise Σ nᵢ(fᵢ − xᵢᵀθ)² + Σ penaltyⱼθⱼ² and leave out each fold exactly.
+    """Minimise Σ nᵢ(fᵢ − xᵢᵀθ)² + Σ penaltyⱼθⱼ², and again without some of the folds, exactly.
 
-    With QR = [N^½X; Λ^½] the hat matrix is QQᵀ (its upper rows), the residuals of a fit without fold F are
-    δ = e_F + Q_F(I − Q_FᵀQ_F)⁻¹Q_Fᵀe_F, and the intercept w'f moves by −w_Fᵀδ: no fit is repeated.
+    With QR = [N^½X; Λ^½] the hat matrix is QQᵀ (its upper rows), and leaving out the rows F moves Rθ by
+    −(I − Q_FᵀQ_F)⁻¹Q_Fᵀe_F, with e the residuals: no fit is repeated. With more features than rows the same is solved
+    in the space of the rows: the residuals at F are then (I − Q_FQ_Fᵀ)⁻¹e_F, and Rθ moves by Q_Fᵀ times their negative.
 
     Parameters
     ----------
@@ -124,34 +128,50 @@ def fit_linear(
     penalty : (q,), zero for the constant.
     counts : (m,) weights nᵢ; zero for padding.
     folds : of which only the rows held out matter.
+    halves : sets of folds on which to fit again.
     """
     root = jnp.sqrt(counts)[:, None]
-    rows = design.shape[0]
+    rows, size = design.shape
     q_all, r = jnp.linalg.qr(jnp.concatenate([design * root, jnp.diag(jnp.sqrt(penalty))]))
     q = q_all[:rows]
     target = values * root
     coefficients = q.T @ target
     error = target - q @ coefficients
-    first = jnp.zeros(r.shape[0], r.dtype).at[0].set(1.0)
+    first = jnp.zeros(size, r.dtype).at[0].set(1.0)
     rule = solve_triangular(r, first, lower=False, trans=1)
-    mean = rule @ coefficients
-    weight = q @ rule
+    k = len(folds.held_out)
+    if size <= rows:
+
+        def normal(fold: tuple) -> tuple[Float[Array, "q q"], Float[Array, "q p"]]:
+            index, real = fold
+            own = q[index] * real[:, None]
+            return own.T @ own, own.T @ error[index]
+
+        grams, moments = jax.lax.map(normal, (folds.held_out, folds.held_out_mask))
+
+        def moved(left: Float[Array, " k"]) -> Float[Array, "q p"]:
+            inner = jnp.eye(size, dtype=q.dtype) - jnp.tensordot(left, grams, 1)
+            return coefficients - cho_solve(cho_factor(inner), jnp.tensordot(left, moments, 1))
+    else:
+        member = jnp.zeros((k, rows), q.dtype)
+        member = member.at[jnp.arange(k)[:, None], folds.held_out].max(folds.held_out_mask.astype(q.dtype))
+
+        def moved(left: Float[Array, " k"]) -> Float[Array, "q p"]:
+            out = (left @ member)[:, None]
+            inner = jnp.eye(rows, dtype=q.dtype) - (q * out) @ (q * out).T
+            return coefficients - (q * out).T @ cho_solve(cho_factor(inner), error * out)
 
     def leave_out(fold: tuple) -> tuple[Float[Array, "b p"], Float[Array, " p"]]:
-        index, real = fold
-        keep = real[:, None].astype(design.dtype)
-        q_f, e_f, w_f = q[index] * keep, error[index] * keep, weight[index] * keep[:, 0]
-        if q_f.shape[1] <= q_f.shape[0]:
-            inner = jnp.eye(q_f.shape[1], dtype=q.dtype) - q_f.T @ q_f
-            delta = e_f + q_f @ cho_solve(cho_factor(inner), q_f.T @ e_f)
-        else:
-            delta = cho_solve(cho_factor(jnp.eye(q_f.shape[0], dtype=q.dtype) - q_f @ q_f.T), e_f)
-        intercept = mean - w_f @ delta
+        left, index, real = fold
+        inside = moved(left)
+        intercept = rule @ inside
         root_f = jnp.where(real, root[index, 0], 1.0)[:, None]
-        return values[index] - delta / root_f - intercept[None, :], intercept
+        return q[index] @ inside / root_f - intercept[None, :], intercept
 
-    control, fold_means = jax.lax.map(leave_out, (folds.held_out, folds.held_out_mask))
-    return LinearFit(mean, control, fold_means)
+    without = (jnp.eye(k, dtype=q.dtype), folds.held_out, folds.held_out_mask)
+    control, fold_means = jax.lax.map(leave_out, without)
+    half_means = jax.lax.map(lambda left: rule @ moved(left), 1.0 - halves.astype(q.dtype))
+    return LinearFit(rule @ coefficients, control, fold_means, half_means)
 
 
 class PolynomialFit(NamedTuple):
@@ -159,22 +179,26 @@ class PolynomialFit(NamedTuple):
 
     mean : (p,) the intercept of the fit on all states.
     control : (m, p) the fitted part without the intercept, fitted without each state's fold.
-    fold_means : (k, p) the intercept of the fit without each fold.
+    fold_means, half_means : (k, p), (h, p) the intercept of the fit without each fold, and on each half of them.
     num_features : (p,) features used, without the constant.
     """
 
     mean: Float[np.ndarray, " p"]
     control: Float[np.ndarray, "m p"]
     fold_means: Float[np.ndarray, "k p"]
+    half_means: Float[np.ndarray, "h p"]
     num_features: Int[np.ndarray, " p"]
 
 
 def regress(problem: Problem, design: Float[np.ndarray, "m q"], penalty: Float[np.ndarray, " q"]) -> PolynomialFit:
     """Return the fit of all integrands of a problem by `fit_linear`, by rows of the problem."""
-    fit = fit_linear(design, penalty, problem.values, problem.counts, problem.folds)
+    halves = Subsets.of(problem.folds.num_folds).halves
+    fit = fit_linear(design, penalty, problem.values, problem.counts, problem.folds, halves)
     control = problem.folds.scatter(np.asarray(fit.control), len(problem.values))
     features = np.full(control.shape[1], design.shape[1] - 1)
-    return PolynomialFit(np.asarray(fit.mean), control, np.asarray(fit.fold_means), features)
+    return PolynomialFit(
+        np.asarray(fit.mean), control, np.asarray(fit.fold_means), np.asarray(fit.half_means), features
+    )
 
 
 def polynomial_basis(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Float[np.ndarray, "m q"]:
@@ -210,7 +234,7 @@ MAX_SELECTED = 1 / 3
 def lasso_crossfit(problem: Problem, basis: Float[np.ndarray, "m q"], penalty: Lasso) -> PolynomialFit:
     """Regress on features that an absolute-value penalty selects, and select again without each fold.
 
-    The penalty is the one with the least held-out squared error. South et al. (2022, doi:10.1214/20-EJS1797), who
+    The penalty is the one with the least held-out squared error. The fits on halves keep the features of the whole. South et al. (2022, doi:10.1214/20-EJS1797), who
     select and regress as here; Leluc, Portier and Segers (2021), LSLASSO.
     """
     total = problem.counts.sum()
@@ -240,11 +264,13 @@ def lasso_crossfit(problem: Problem, basis: Float[np.ndarray, "m q"], penalty: L
     mean = np.empty(problem.values.shape[1])
     control = np.empty_like(problem.values)
     fold_means = np.empty((len(blocks), problem.values.shape[1]))
+    half_means = np.empty((len(Subsets.of(len(blocks)).halves), problem.values.shape[1]))
     num_features = np.empty(len(best), int)
     for j, level in enumerate(best):
         part = problem.select(np.array([j]))
         full = _select(whole[level, :, j], problem.num_states)
-        mean[j] = _refit(part, basis, full).mean[0]
+        selected = _refit(part, basis, full)
+        mean[j], half_means[:, j] = selected.mean[0], selected.half_means[:, 0]
         num_features[j] = full.sum()
         for k, block in enumerate(blocks):
             chosen = _select(inside[k, level, :, j], problem.num_states - len(block))
@@ -252,7 +278,7 @@ def lasso_crossfit(problem: Problem, basis: Float[np.ndarray, "m q"], penalty: L
             control[block, j] = refit.control[block, 0]
             fold_means[k, j] = refit.fold_means[k, 0]
     control[problem.counts == 0] = 0.0
-    return PolynomialFit(mean, control, fold_means, num_features)
+    return PolynomialFit(mean, control, fold_means, half_means, num_features)
 
 
 @jax.jit
@@ -305,9 +331,9 @@ def has_large_design(problem: Problem, size: int) -> bool:
 
 
 def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> PolynomialFit:
-    """Minimise Σ nᵢ(fᵢ − xᵢᵀθ)² over all states and without each fold, x the constant and the Stein features.
+    """Minimise Σ nᵢ(fᵢ − xᵢᵀθ)² over all states, without each fold and on halves, x the constant and the features.
 
-    Without a fold the normal equations are a difference of Gram matrices. Coefficients are good to the condition number
+    Without some folds the normal equations are a difference of Gram matrices. Coefficients are good to the condition number
     of the Gram matrix of unit columns times 1e-16, where `fit_linear` has its square root: a few digits fewer. Time is
     O(m q² + k q³), memory O(k q²) beside the problem's own arrays.
     """
@@ -330,12 +356,14 @@ def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Polyno
     for fold in range(k):
         theta[fold, keep] = _solve((whole - gram[fold])[inside], (cross.sum(axis=0) - cross[fold])[keep])
     mean = np.asarray(_solve(whole[inside], cross.sum(axis=0)[keep])[0]) / norms[0]
+    halves = Subsets.of(k).halves.astype(float)
+    half_means = np.array([_solve(np.tensordot(h, gram, 1)[inside], np.tensordot(h, cross, 1)[keep])[0] for h in halves])
     theta /= norms[:, None]
     control = zeros(problem.values.shape)
     for fold, index in _blocks(problem, size):
         features = np.asarray(polynomial_features(problem.draws[index], problem.scores[index], exponents))
         control[index] = features @ theta[fold, 1:]
-    return PolynomialFit(mean, control, theta[:, 0], np.full(p, keep.sum() - 1))
+    return PolynomialFit(mean, control, theta[:, 0], half_means / norms[0], np.full(p, keep.sum() - 1))
 
 
 def _blocks(problem: Problem, size: int) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:

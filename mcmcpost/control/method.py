@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.status import Status
-from mcmcpost.control.problem import Problem
+from mcmcpost.control.problem import Problem, Subsets
 
 ROUNDING = 1e-10
 """A residual, or any other part of the error, is rounding if it is below this fraction of the integrand's size."""
@@ -32,6 +32,9 @@ class ControlFit(NamedTuple):
     control: Float[np.ndarray, "m p"]
     doubt: Float[np.ndarray, " p"]
     jackknife: Float[np.ndarray, " p"]
+    fold_means: Float[np.ndarray, "k p"]
+    half_means: Float[np.ndarray, "h p"]
+    quarter_means: Float[np.ndarray, "r p"]
     num_features: Int[np.ndarray, " p"]
     status: tuple[Status, ...]
     method: tuple[str, ...]
@@ -92,11 +95,18 @@ def no_control(problem: Problem, status: Status, label: str, info: dict[str, Any
         control=np.zeros_like(problem.values),
         doubt=np.zeros(p),
         jackknife=np.zeros(p),
+        **no_refits(problem),
         num_features=np.zeros(p, int),
         status=(status,) * p,
         method=(label,) * p,
         info=info or {},
     )
+
+
+def no_refits(problem):
+    k, p = problem.folds.num_folds, problem.values.shape[1]
+    subsets = Subsets.of(k)
+    return {"fold_means": np.full((k, p), np.nan), "half_means": np.full((len(subsets.halves), p), np.nan), "quarter_means": np.full((len(subsets.quarters), p), np.nan)}
 
 
 def merge_fits(old: ControlFit, new: ControlFit, take: Bool[np.ndarray, " p"]) -> ControlFit:

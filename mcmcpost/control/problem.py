@@ -1,9 +1,11 @@
 """What control variates are fitted to, for one trace or several tasks: standardised states and integrands, folds."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.errors import InputError
@@ -17,8 +19,11 @@ PAD = 64
 MIN_FOLDS = 8
 """Folds of the cross-fitting by default, where the chains allow as many."""
 
-MIN_BLOCK = 50
-"""Draws that a fold has at least in each chain, unless the caller asks for more folds."""
+MIN_BLOCK = 5
+"""Autocorrelation times that a fold has at least in each chain, unless the caller asks for more folds.
+
+The means of neighbouring blocks are then correlated by at most a tenth, and the error from blocks is a tenth too small.
+"""
 
 
 class Folds(NamedTuple):
@@ -76,6 +81,12 @@ class Folds(NamedTuple):
             )
         ]
 
+    def rows_within(self, folds: Bool[np.ndarray, "s k"]) -> tuple[Int[np.ndarray, "s b"], Bool[np.ndarray, "s b"]]:
+        """Return, padded, the rows of a fit that sees only some of the folds, for each of s sets of folds."""
+        rows = self.everyone[self.everyone_mask]
+        labels = self.labels[rows]
+        return ragged([rows[own[labels]] for own in folds])
+
     def thin(self, max_rows: int | None) -> "Folds":
         """Return folds whose fits see at most `max_rows` evenly spaced rows; every row is still held out once."""
         rows = self.everyone[self.everyone_mask]
@@ -92,6 +103,30 @@ class Folds(NamedTuple):
         scattered = np.zeros((num_rows, *parts.shape[2:]))
         scattered[self.held_out[self.held_out_mask]] = parts[self.held_out_mask]
         return scattered
+
+
+class Subsets(NamedTuple):
+    """The sets of folds on which a fit is made again, to see how far its mean moves.
+
+    halves : (h, k) about half of the folds, and the other half, balanced: two folds are together as often as apart,
+        so that for a mean of independent folds the mean squared deviation is that of the jackknife (balanced half
+        samples, McCarthy 1969, doi:10.2307/1402179).
+    quarters : (r, k) about a quarter; none for fewer than four folds.
+    """
+
+    halves: Bool[np.ndarray, "h k"]
+    quarters: Bool[np.ndarray, "r k"]
+
+    @classmethod
+    def of(cls, num_folds: int) -> "Subsets":
+        """Return those of `num_folds` folds, from the rows of a Hadamard matrix."""
+        signs = scipy.linalg.hadamard(1 << (num_folds - 1).bit_length())[1:, :num_folds] > 0
+        shares = signs.mean(axis=1)
+        signs = signs[(shares >= 1 / 3) & (shares <= 2 / 3)]
+        crossed = [a & b for one, two in itertools.pairwise(signs) for a in (one, ~one) for b in (two, ~two)]
+        quarters = np.array(crossed, bool).reshape(-1, num_folds)
+        quarters = quarters[np.abs(quarters.mean(axis=1) - 0.25) <= 0.1]
+        return cls(np.concatenate([signs, ~signs]), quarters[: 2 * num_folds])
 
 
 class Problem(NamedTuple):
@@ -169,7 +204,7 @@ def make_problem(
 
     first_visit = np.full(m, -1)
     first_visit[states.inverse[::-1]] = np.arange(len(flat))[::-1]
-    labels = draw_folds(values.shape[0], values.shape[1], num_folds)[first_visit]
+    labels = draw_folds(trace.draws, num_folds)[first_visit]
     return Problem(
         draws=z,
         scores=s,
@@ -215,27 +250,41 @@ def standard_coordinates(
     return mean, np.diag(sd)
 
 
-def draw_folds(num_chains: int, num_draws: int, num_folds: int | None = None) -> Int[np.ndarray, " n"]:
+def draw_folds(draws: Float[np.ndarray, "c n d"], num_folds: int | None = None) -> Int[np.ndarray, " n"]:
     """Return the fold of each draw, chains concatenated.
 
     A fold is a whole chain, a group of chains, or a contiguous block of one chain. By default there are about eight:
-    whole chains if there are that many, and otherwise equal blocks of each chain, of at least 50 draws. With
-    `num_folds` at most the number of chains, chains are grouped.
+    whole chains if there are that many, and otherwise equal blocks of each chain, of at least `MIN_BLOCK`
+    autocorrelation times. With `num_folds` at most the number of chains, chains are grouped.
     """
     if num_folds is not None and num_folds < 2:
         raise InputError("folds", "at least two folds", num_folds, "Cross-fitting holds out one fold at a time.")
-    wanted = MIN_FOLDS if num_folds is None else num_folds
-    if num_folds is None and num_chains > MIN_FOLDS:
-        wanted = min(num_chains, 2 * MIN_FOLDS)
+    num_chains, num_draws, _ = draws.shape
+    wanted = default_folds(draws) if num_folds is None else num_folds
     if wanted <= num_chains:
         chain_fold = np.arange(num_chains) * wanted // num_chains
         return np.repeat(chain_fold, num_draws)
-    blocks = -(-wanted // num_chains)
-    if num_folds is None:
-        blocks = min(blocks, max(1 if num_chains > 1 else 2, num_draws // MIN_BLOCK))
-    blocks = min(blocks, num_draws)
+    blocks = min(-(-wanted // num_chains), num_draws)
     block = np.arange(num_draws) * blocks // num_draws
     return (np.arange(num_chains)[:, None] * blocks + block[None, :]).reshape(-1)
+
+
+def default_folds(draws: Float[np.ndarray, "c n d"]) -> int:
+    """Return how many folds there are by default: about eight, fewer where chains mix too slowly for so many blocks."""
+    num_chains, num_draws, _ = draws.shape
+    if num_chains >= MIN_FOLDS:
+        return min(num_chains, 2 * MIN_FOLDS)
+    blocks = int(num_draws / (MIN_BLOCK * autocorrelation_time(draws)))
+    return num_chains * min(-(-MIN_FOLDS // num_chains), max(1 if num_chains > 1 else 2, blocks))
+
+
+def autocorrelation_time(draws: Float[np.ndarray, "c n d"]) -> float:
+    """Return the median over coordinates of draws per effective draw, at least one; one where nothing is known of it."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ess = draws.var(axis=(0, 1)) / mcse_mean(draws) ** 2
+    time = draws.shape[0] * draws.shape[1] / ess
+    time = time[np.isfinite(time)]
+    return max(1.0, float(np.median(time))) if len(time) else 1.0
 
 
 def _occupied(fold: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
@@ -265,17 +314,13 @@ def pad_rows(array: np.ndarray) -> np.ndarray:
 
 def ragged(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return row lists of different lengths as one padded array (k, b) and the mask of its real entries."""
-    width = max(PAD, padded(max(len(part) for part in parts)))
+    width = max(PAD, padded(max((len(part) for part in parts), default=0)))
     rows = np.zeros((len(parts), width), int)
     mask = np.zeros((len(parts), width), bool)
     for k, part in enumerate(parts):
         rows[k, : len(part)] = part
         mask[k, : len(part)] = True
     return rows, mask
-
-
-INDEPENDENT = 1.5
-"""A chain may be split anywhere if the median autocorrelation time of its coordinates is below this."""
 
 
 class Task(NamedTuple):
@@ -343,8 +388,7 @@ def make_joint_problem(
     """Return the joint problem of the integrands of several traces, standardised by their pooled draws.
 
     Folds are contiguous blocks within chains, the same number for every task. Fold k is left out of all tasks at once,
-    so that held-out rows share no draws and no random numbers with the rows of the fit. There are about eight, and
-    fewer for short correlated chains, whose blocks keep at least 50 draws.
+    so that held-out rows share no draws and no random numbers with the rows of the fit.
 
     Parameters
     ----------
@@ -353,7 +397,7 @@ def make_joint_problem(
     num_folds, moments : as for `make_problem`.
     """
     if num_folds is None:
-        num_folds = min(default_folds(trace) for trace in traces)
+        num_folds = min(default_folds(trace.draws) for trace in traces)
     pooled = np.concatenate([trace.draws.reshape(-1, trace.draws.shape[-1]) for trace in traces])
     coordinates = standard_coordinates(pooled[None], moments)
     problems = tuple(
@@ -385,13 +429,3 @@ def join(problems: tuple[Problem, ...]) -> JointProblem:
         folds=Folds.from_labels(fold),
         starts=starts,
     )
-
-
-def default_folds(trace: Trace) -> int:
-    """Return about eight. A block is at least one draw where draws are independent, and 50 draws where they are not."""
-    chains, draws, _ = trace.draws.shape
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ess = trace.draws.var(axis=(0, 1)) / mcse_mean(trace.draws) ** 2
-    independent = not np.isfinite(ess).all() or np.median(ess) * INDEPENDENT >= chains * draws
-    blocks = draws if independent else max(1 if chains > 1 else 2, draws // MIN_BLOCK)
-    return max(2, min(MIN_FOLDS, chains * blocks))

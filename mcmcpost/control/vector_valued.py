@@ -114,6 +114,8 @@ def crossfit_kronecker(
         mean=(mixing @ gamma[:, 0])[:, None],
         control=jnp.where(held_out_mask[:, :, None], control, 0.0),
         fold_means=fold_means[:, :, None],
+        half_means=jnp.full((len(data.halves[0]), len(mixing), 1), jnp.nan),
+        quarter_means=jnp.full((len(data.quarters[0]), len(mixing), 1), jnp.nan),
         model_covariance=((mixing * amplitude[None, :]) @ mixing.T)[None],
         nugget=nugget,
         num_steps=jnp.zeros((), int),

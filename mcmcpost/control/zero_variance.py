@@ -22,8 +22,8 @@ from mcmcpost.control.least_squares import (
     regress,
     ridge_strengths,
 )
-from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, no_control
-from mcmcpost.control.problem import Problem
+from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, no_control, no_refits
+from mcmcpost.control.problem import Problem, Subsets
 
 DRAWS_PER_FEATURE = 3.0
 """Training states per feature below which a fit without a penalty is made only if it is asked for."""
@@ -132,6 +132,7 @@ class ZeroVariance(AbstractControlVariate):
             control=fit.control,
             doubt=mean_doubt(problem, fit.mean, fit.control, np.zeros(p)),
             jackknife=fold_jackknife(fit.fold_means),
+            fold_means=fit.fold_means, half_means=fit.half_means, quarter_means=no_refits(problem)["quarter_means"],
             num_features=fit.num_features,
             status=(status,) * p,
             method=(self.label,) * p,
@@ -153,9 +154,10 @@ def _crossfit(problem: Problem, basis: Float[np.ndarray, "m q"], penalties: Floa
     mean = np.empty(problem.values.shape[1])
     control = np.empty_like(problem.values)
     fold_means = np.empty((problem.folds.num_folds, len(mean)))
+    half_means = np.empty((len(Subsets.of(problem.folds.num_folds).halves), len(mean)))
     size = basis.shape[1]
     for level in np.unique(penalties):
         columns = np.flatnonzero(penalties == level)
         part = regress(problem.select(columns), basis, np.where(np.arange(size) == 0, 0.0, level))
-        mean[columns], control[:, columns], fold_means[:, columns] = part[:3]
-    return PolynomialFit(mean, control, fold_means, np.full(len(mean), size - 1))
+        mean[columns], control[:, columns], fold_means[:, columns], half_means[:, columns] = part[:4]
+    return PolynomialFit(mean, control, fold_means, half_means, np.full(len(mean), size - 1))
