@@ -1,7 +1,7 @@
 """Control variates, cross-fitting and standard errors."""
 
 from mcmcpost.control.auto import MAX_DEGREE, NEED, Auto
-from mcmcpost.control.errors import feature_inflation, tail_inflation
+from mcmcpost.control.errors import feature_inflation, participants, tail_inflation
 from mcmcpost.control.estimate import Estimate, estimate_expectations, estimate_quantiles
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact
 from mcmcpost.control.joint_estimate import JointEstimate, TaskInput, estimate_jointly
@@ -56,6 +56,7 @@ __all__ = [
     "estimate_jointly",
     "estimate_quantiles",
     "feature_inflation",
+    "participants",
     "solve_stein_weights",
     "standard_coordinates",
     "tail_inflation",

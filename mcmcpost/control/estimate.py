@@ -14,7 +14,7 @@ from mcmcpost._core.large_arrays import copy_of, in_blocks
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
-from mcmcpost.control.errors import feature_inflation, tail_inflation, total_error
+from mcmcpost.control.errors import participants, tail_inflation, total_error
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean, columnwise
 from mcmcpost.control.problem import Problem, column_sd, make_problem
 from mcmcpost.trace import States, Trace, distinct_states
@@ -41,9 +41,8 @@ class Estimate(NamedTuple):
 
     names : p labels.
     mean, mcse : (p,) the estimate and its Monte Carlo standard error, in the integrand's units. `mean` is that of the
-        fit on all draws. `mcse` starts from the ESS-based error of the cross-fitted residuals, which is not enough
-        where a flexible fit nearly interpolates: mcse² = max(cross-fitted, jackknife)²·inflation + doubt², see
-        `total_error`, `tail_inflation`, `feature_inflation` and `mean_doubt`.
+        fit on all draws. `mcse` is how far it moves when it is fitted on parts of the draws, at least the ESS-based
+        error of the cross-fitted residuals, enlarged for heavy tails; see `mcmcpost.control.errors.total_error`.
     gain : (p,) (mcse_plain/mcse)², the factor of draws saved.
     variance_ratio : (p,) Var f / Var residual, cross-fitted.
     status, method : p statuses and what was fitted.
@@ -384,16 +383,14 @@ def judge(
     with np.errstate(invalid="ignore", divide="ignore"):
         seen = mcse_mean(residual)
         size = np.abs(plain.mean) + plain.sd
-        parts = np.maximum(residual.std(axis=(0, 1)), problem.scale * np.maximum(fit.jackknife, fit.doubt))
-        exact = np.isfinite(seen) & (parts <= ROUNDING * size)
         ess = (plain.sd / plain.mcse) ** 2
-        inflation = tail_inflation(residual.reshape(-1, len(seen))) * feature_inflation(fit.num_features, ess)
-        mcse = np.where(exact, seen, problem.scale * total_error(seen / problem.scale, fit, inflation))
+        mcse = problem.scale * total_error(problem, fit, seen / problem.scale)
+        exact = np.isfinite(seen) & (np.maximum(residual.std(axis=(0, 1)), mcse) <= ROUNDING * size)
         usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain.mcse) | (not fallback))
         gain = (plain.mcse / mcse) ** 2
         ratio = asked.var(axis=(0, 1)) / residual.var(axis=(0, 1))
         mean = problem.location + problem.scale * fit.mean
-        slack = plain.mcse * np.sqrt(tail_inflation(asked.reshape(-1, len(seen))))
+        slack = plain.mcse * np.sqrt(tail_inflation(participants(asked.reshape(-1, len(seen)))))
         limit = scipy.stats.t.isf(DISAGREEMENT, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
         believed = believe | ~(np.abs(mean - plain.mean) > limit)
     fitted = np.array([status not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for status in fit.status])

@@ -12,10 +12,9 @@ from jaxtyping import Float, PyTree
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import pad_columns, zeros
 from mcmcpost._core.status import Status
-from mcmcpost.control.errors import fold_jackknife, mean_doubt
 from mcmcpost.control.kernel_systems import KernelFit, crossfit_dense, crossfit_iterative, kernel_data
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
-from mcmcpost.control.method import AbstractControlVariate, ControlFit, no_control, no_refits
+from mcmcpost.control.method import AbstractControlVariate, ControlFit, Refits, mean_of_residuals, no_control
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
 from mcmcpost.hyper import maximise_restricted_likelihood, search_grid
@@ -249,8 +248,7 @@ def _crossfit(
 
     p = problem.values.shape[1]
     mean, control = np.empty(p), zeros(problem.values.shape)
-    doubt, jackknife = np.empty(p), np.empty(p)
-    refits = no_refits(problem)
+    refits = Refits.none(problem)
     status = [Status.CONTROLLED] * p
     info: dict[str, Any] = {
         "degree": degree,
@@ -265,12 +263,12 @@ def _crossfit(
         fit = _solve(part, basis, setting, solver)
         control[:, columns] = part.folds.scatter(np.asarray(fit.control), len(control))
         mean[columns] = np.asarray(fit.mean)[0]
-        doubt[columns] = mean_doubt(part, mean[columns], control[:, columns], np.asarray(fit.model_covariance)[:, 0, 0])
-        jackknife[columns] = fold_jackknife(np.asarray(fit.fold_means)[:, 0])
-        for name, means in refits.items():
-            means[:, columns] = np.asarray(getattr(fit, name))[:, 0]
         if thinned:
-            mean[columns] = problem.counts @ (part.values - control[:, columns]) / problem.counts.sum()
+            mean[columns], again = mean_of_residuals(part, control[:, columns])
+        else:
+            again = Refits(*(np.asarray(means)[:, 0] for means in fit.refits))
+        for means, found in zip(refits, again, strict=True):
+            means[:, columns] = found
         reached = float(fit.nugget)
         for j in columns:
             if choice.nugget is not None and reached > choice.nugget * 1.001:
@@ -278,8 +276,7 @@ def _crossfit(
             if not bool(fit.converged):
                 status[j] = Status.NOT_CONVERGED
         info["fits"].append(setting.describe() | {"nugget_used": reached, "num_products": int(fit.num_steps)})
-    features = np.full(p, size - 1)
-    return ControlFit(mean, control, doubt, jackknife, *refits.values(), features, tuple(status), (choice.label,) * p, info)
+    return ControlFit(mean, control, refits, np.zeros(p), tuple(status), (choice.label,) * p, info)
 
 
 def choose_solver(
@@ -303,9 +300,7 @@ def _solve(part: Problem, design: np.ndarray, setting: Setting, solver: Cholesky
             return fit._replace(
                 mean=fit.mean[:, :p],
                 control=fit.control[..., :p],
-                fold_means=fit.fold_means[..., :p],
-                half_means=fit.half_means[..., :p],
-                quarter_means=fit.quarter_means[..., :p],
+                refits=jax.tree.map(lambda means: means[..., :p], fit.refits),
                 model_covariance=fit.model_covariance[:p],
             )
         case ConjugateGradients():

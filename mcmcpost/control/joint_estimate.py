@@ -47,7 +47,7 @@ class JointEstimate(dict[str, Estimate]):
 
     labels : P pairs (task, integrand), tasks in order.
     covariance : (P, P) of the estimates' errors, positive semidefinite with mcse² on its diagonal: the part of the
-        error that the common fit makes (`mean_doubt`) with the kernel model's correlation, and the rest, within the
+        error that the common fit makes under the kernel's model, and the rest, within the
         same draws, with the correlation of the residual series. Other draws are independent.
     task_labels, task_covariance : the (task, integrand) pairs that were fitted together and their learnt B, for
         integrands of unit scale; empty where nothing was fitted.
@@ -154,7 +154,7 @@ def estimate_jointly(
         name: assemble(integrands[name], found.fitted.get(name), bad_scores=item.bad_scores, fallback=fallback)
         for name, item in inputs.items()
     }
-    covariance = _covariance(estimates, inputs, *_common_doubt(estimates, found, integrands), found.correlation)
+    covariance = _covariance(estimates, inputs, *_common_error(estimates, found, integrands))
     return JointEstimate(estimates, covariance, labels, found.task_covariance)
 
 
@@ -197,13 +197,13 @@ class TaskFits(NamedTuple):
     """The control variates of the tasks that were fitted.
 
     fitted : by the name of the task.
-    correlation : (t, t) of the errors that the common fit makes; None where nothing is known of them, for tasks of the
+    model_covariance : (t, t) of the errors that the common fit makes, in the problems' units; None for tasks of the
         same draws, whose residuals show their correlation.
     task_covariance : (t, t) B.
     """
 
     fitted: dict[str, Fitted]
-    correlation: Float[np.ndarray, "t t"] | None
+    model_covariance: Float[np.ndarray, "t t"] | None
     task_covariance: Float[np.ndarray, "t t"]
 
 
@@ -240,43 +240,48 @@ def _fit_tasks(
     joint = make_joint_problem(list(traces.values()), values, states=states, num_folds=num_folds, moments=moments)
     fit = method.crossfit_joint(joint)
     parts = [Fitted(own, problem) for own, problem in zip(fit.fits, joint.problems, strict=True)]
-    return TaskFits(dict(zip(traces, parts, strict=True)), fit.model_correlation, fit.task_covariance)
+    return TaskFits(dict(zip(traces, parts, strict=True)), fit.model_covariance, fit.task_covariance)
 
 
-def _common_doubt(
+def _common_error(
     estimates: Mapping[str, Estimate], found: TaskFits, integrands: Mapping[str, Integrands]
-) -> tuple[Int[np.ndarray, " t"], Float[np.ndarray, " t"]]:
-    """Return where each fitted task stands among all P and its doubt, in its units; zero where it was fitted alone."""
+) -> tuple[Int[np.ndarray, " t"], Float[np.ndarray, "t t"]]:
+    """Return where each task of a common fit stands among all P, and the covariance of the errors that the fit makes.
+
+    A task that was fitted alone or not at all has none, and no task has more than its whole error.
+    """
+    if found.model_covariance is None:
+        return np.zeros(0, int), np.zeros((0, 0))
+    sd = np.sqrt(np.maximum(np.diagonal(found.model_covariance), 0.0))
+    unit = sd[:, None] * sd[None, :]
+    correlation = np.where(unit > 0, found.model_covariance / np.where(unit > 0, unit, 1.0), 0.0)
     rows: list[int] = []
-    doubts: list[float] = []
+    errors: list[float] = []
     start = 0
     for name, part in estimates.items():
-        if found.correlation is not None and name in found.fitted:
+        if name in found.fitted:
             fit, problem = found.fitted[name]
             for k, j in enumerate(integrands[name].columns):
                 together = part.method[j] == fit.method[k] and not fit.method[k].endswith("alone")
-                doubts.append(min(float(fit.doubt[k] * problem.scale[k]), float(part.mcse[j])) if together else 0.0)
+                error = float(sd[len(rows)] * problem.scale[k])
+                errors.append(min(error, float(part.mcse[j])) if together else 0.0)
                 rows.append(start + int(j))
         start += len(part.names)
-    return np.array(rows, int), np.array(doubts)
+    return np.array(rows, int), np.outer(errors, errors) * correlation
 
 
 def _covariance(
     estimates: Mapping[str, Estimate],
     inputs: Mapping[str, TaskInput],
     index: Int[np.ndarray, " t"],
-    doubts: Float[np.ndarray, " t"],
-    correlation: Float[np.ndarray, "t t"] | None,
+    between: Float[np.ndarray, "t t"],
 ) -> Float[np.ndarray, "p p"]:
-    """Return the covariance of the common doubts plus that of the rest, by residuals of the same draws."""
+    """Return `between`, the covariance of the common errors, plus that of the rest, by residuals of the same draws."""
     owner = np.repeat(np.arange(len(estimates)), [len(part.names) for part in estimates.values()])
     mcse = np.concatenate([part.mcse for part in estimates.values()])
-    common = np.zeros(len(mcse))
-    common[index] = doubts
-    rest = np.sqrt(np.maximum(mcse**2 - common**2, 0.0))
     total = np.zeros((len(mcse), len(mcse)))
-    if correlation is not None:
-        total[np.ix_(index, index)] = np.outer(doubts, doubts) * correlation
+    total[np.ix_(index, index)] = between
+    rest = np.sqrt(np.maximum(mcse**2 - np.diagonal(total), 0.0))
     names, left = list(estimates), list(range(len(estimates)))
     while left:
         same = [k for k in left if same_states(inputs[names[left[0]]].trace, inputs[names[k]].trace)]

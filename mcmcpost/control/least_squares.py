@@ -234,8 +234,8 @@ MAX_SELECTED = 1 / 3
 def lasso_crossfit(problem: Problem, basis: Float[np.ndarray, "m q"], penalty: Lasso) -> PolynomialFit:
     """Regress on features that an absolute-value penalty selects, and select again without each fold.
 
-    The penalty is the one with the least held-out squared error. The fits on halves keep the features of the whole. South et al. (2022, doi:10.1214/20-EJS1797), who
-    select and regress as here; Leluc, Portier and Segers (2021), LSLASSO.
+    The penalty is the one with the least held-out squared error. Fits on halves keep the features of the whole. South
+    et al. (2022, doi:10.1214/20-EJS1797), who select and regress as here; Leluc, Portier and Segers (2021), LSLASSO.
     """
     total = problem.counts.sum()
     root = np.sqrt(problem.counts)[:, None]
@@ -333,9 +333,9 @@ def has_large_design(problem: Problem, size: int) -> bool:
 def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> PolynomialFit:
     """Minimise Σ nᵢ(fᵢ − xᵢᵀθ)² over all states, without each fold and on halves, x the constant and the features.
 
-    Without some folds the normal equations are a difference of Gram matrices. Coefficients are good to the condition number
-    of the Gram matrix of unit columns times 1e-16, where `fit_linear` has its square root: a few digits fewer. Time is
-    O(m q² + k q³), memory O(k q²) beside the problem's own arrays.
+    Without some folds the normal equations are a difference of Gram matrices. Coefficients are good to the condition
+    number of the Gram matrix of unit columns times 1e-16, where `fit_linear` has its square root: a few digits fewer.
+    Time is O(m q² + k q³), memory O(k q²) beside the problem's own arrays.
     """
     k, p = problem.folds.num_folds, problem.values.shape[1]
     size = len(exponents) + 1
@@ -357,7 +357,9 @@ def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Polyno
         theta[fold, keep] = _solve((whole - gram[fold])[inside], (cross.sum(axis=0) - cross[fold])[keep])
     mean = np.asarray(_solve(whole[inside], cross.sum(axis=0)[keep])[0]) / norms[0]
     halves = Subsets.of(k).halves.astype(float)
-    half_means = np.array([_solve(np.tensordot(h, gram, 1)[inside], np.tensordot(h, cross, 1)[keep])[0] for h in halves])
+    half_means = np.array(
+        [_solve(np.tensordot(h, gram, 1)[inside], np.tensordot(h, cross, 1)[keep])[0] for h in halves]
+    )
     theta /= norms[:, None]
     control = zeros(problem.values.shape)
     for fold, index in _blocks(problem, size):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from mcmcpost._core.status import Status
 from mcmcpost.control.problem import Problem, Subsets
@@ -15,14 +15,31 @@ ROUNDING = 1e-10
 """A residual, or any other part of the error, is rounding if it is below this fraction of the integrand's size."""
 
 
+class Refits(NamedTuple):
+    """The estimates of fits that see only some of the folds, their hyper-parameters kept, with those of `Subsets`.
+
+    without_fold, halves, quarters : (k, p), (h, p), (r, p), in the problem's units; NaN where no fit was made.
+    """
+
+    without_fold: Float[Array | np.ndarray, "k *p"]
+    halves: Float[Array | np.ndarray, "h *p"]
+    quarters: Float[Array | np.ndarray, "r *p"]
+
+    @classmethod
+    def none(cls, problem: Problem) -> "Refits":
+        """Return that no fit was made again."""
+        subsets, p = Subsets.of(problem.folds.num_folds), problem.values.shape[1]
+        sizes = (problem.folds.num_folds, len(subsets.halves), len(subsets.quarters))
+        return cls(*(np.full((size, p), np.nan) for size in sizes))
+
+
 class ControlFit(NamedTuple):
     """A cross-fitted control variate for each of p integrands, in the problem's units.
 
     mean : (p,) the estimate β̂ of the fit on all draws.
     control : (m, p) the zero-mean g at each state, fitted without that state's fold.
-    doubt : (p,) standard error of the estimate that residuals at visited states cannot show, see `mean_doubt`.
-    jackknife : (p,) standard error of `mean` by leaving out each fold.
-    num_features : (p,) polynomial features fitted, without the constant.
+    refits : the estimate when some folds are left out, which shows its error.
+    doubt : (p,) standard error of the estimate that neither residuals nor refits show.
     status : p statuses of the fit itself; whether anything was gained is decided later.
     method : p labels of what was fitted.
     info : JSON-able facts: degrees, kernels, nuggets, costs.
@@ -30,12 +47,8 @@ class ControlFit(NamedTuple):
 
     mean: Float[np.ndarray, " p"]
     control: Float[np.ndarray, "m p"]
+    refits: Refits
     doubt: Float[np.ndarray, " p"]
-    jackknife: Float[np.ndarray, " p"]
-    fold_means: Float[np.ndarray, "k p"]
-    half_means: Float[np.ndarray, "h p"]
-    quarter_means: Float[np.ndarray, "r p"]
-    num_features: Int[np.ndarray, " p"]
     status: tuple[Status, ...]
     method: tuple[str, ...]
     info: dict[str, Any]
@@ -48,13 +61,15 @@ class ControlFit(NamedTuple):
 def columnwise[Columns: tuple](operation: Callable[..., np.ndarray], *records: Columns) -> Columns:
     """Return a record like the first whose fields are an operation on those of all records, field by field.
 
-    The fields are arrays whose last axis is the integrands, and tuples of one entry an integrand, on which the
-    operation acts as on an array. A field `info`, which is a dict, is kept from the first record.
+    The fields are arrays whose last axis is the integrands, records of such arrays, and tuples of one entry an
+    integrand, on which the operation acts as on an array. A field `info`, which is a dict, is kept from the first.
     """
     fields: list[Any] = []
     for parts in zip(*records, strict=True):
         if isinstance(parts[0], dict):
             fields.append(parts[0])
+        elif hasattr(parts[0], "_fields"):
+            fields.append(columnwise(operation, *parts))
         elif isinstance(parts[0], tuple):
             fields.append(tuple(operation(*(np.array(part, dtype=object) for part in parts))))
         else:
@@ -93,20 +108,26 @@ def no_control(problem: Problem, status: Status, label: str, info: dict[str, Any
     return ControlFit(
         mean=mean,
         control=np.zeros_like(problem.values),
+        refits=Refits.none(problem),
         doubt=np.zeros(p),
-        jackknife=np.zeros(p),
-        **no_refits(problem),
-        num_features=np.zeros(p, int),
         status=(status,) * p,
         method=(label,) * p,
         info=info or {},
     )
 
 
-def no_refits(problem):
-    k, p = problem.folds.num_folds, problem.values.shape[1]
-    subsets = Subsets.of(k)
-    return {"fold_means": np.full((k, p), np.nan), "half_means": np.full((len(subsets.halves), p), np.nan), "quarter_means": np.full((len(subsets.quarters), p), np.nan)}
+def mean_of_residuals(problem: Problem, control: Float[np.ndarray, "m p"]) -> tuple[Float[np.ndarray, " p"], Refits]:
+    """Return the mean of the held-out residuals as the estimate, and that over parts of the folds."""
+    k, subsets = problem.folds.num_folds, Subsets.of(problem.folds.num_folds)
+    weighted = (problem.values - control) * problem.counts[:, None]
+    sums = np.array([weighted[rows].sum(axis=0) for rows, _ in problem.folds.rows()])
+    sizes = np.array([problem.counts[rows].sum() for rows, _ in problem.folds.rows()])
+
+    def over(folds: Bool[np.ndarray, "s k"]) -> Float[np.ndarray, "s p"]:
+        return folds @ sums / (folds @ sizes)[:, None]
+
+    refits = Refits(over(~np.eye(k, dtype=bool)), over(subsets.halves), Refits.none(problem).quarters)
+    return over(np.ones((1, k), bool))[0], refits
 
 
 def merge_fits(old: ControlFit, new: ControlFit, take: Bool[np.ndarray, " p"]) -> ControlFit:
@@ -123,10 +144,11 @@ class JointFit(NamedTuple):
     """Cross-fitted control variates of all tasks of a joint problem.
 
     fits : one `ControlFit` for each of its problems.
-    model_correlation : (t, t) of the fits' errors under the kernel's own model; the identity where tasks do not share.
+    model_covariance : (t, t) of the fits' errors under the kernel's own model, in the problems' units; zero where
+        there is no such model.
     task_covariance : (t, t) B, of integrands of unit scale.
     """
 
     fits: tuple[ControlFit, ...]
-    model_correlation: Float[np.ndarray, "t t"]
+    model_covariance: Float[np.ndarray, "t t"]
     task_covariance: Float[np.ndarray, "t t"]

@@ -250,7 +250,7 @@ def standard_coordinates(
     return mean, np.diag(sd)
 
 
-def draw_folds(draws: Float[np.ndarray, "c n d"], num_folds: int | None = None) -> Int[np.ndarray, " n"]:
+def draw_folds(draws: Float[np.ndarray, "c n d"], num_folds: int | None = None) -> Int[np.ndarray, " m"]:
     """Return the fold of each draw, chains concatenated.
 
     A fold is a whole chain, a group of chains, or a contiguous block of one chain. By default there are about eight:
@@ -279,7 +279,7 @@ def default_folds(draws: Float[np.ndarray, "c n d"]) -> int:
 
 
 def autocorrelation_time(draws: Float[np.ndarray, "c n d"]) -> float:
-    """Return the median over coordinates of draws per effective draw, at least one; one where nothing is known of it."""
+    """Return the median over coordinates of draws per effective draw, at least one; one where it is unknown."""
     with np.errstate(invalid="ignore", divide="ignore"):
         ess = draws.var(axis=(0, 1)) / mcse_mean(draws) ** 2
     time = draws.shape[0] * draws.shape[1] / ess

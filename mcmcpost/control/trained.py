@@ -12,8 +12,14 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
-from mcmcpost.control.errors import fold_jackknife, mean_doubt
-from mcmcpost.control.method import AbstractControlVariate, ControlFit, JointFit, concatenate_fits, no_control
+from mcmcpost.control.method import (
+    AbstractControlVariate,
+    ControlFit,
+    JointFit,
+    concatenate_fits,
+    mean_of_residuals,
+    no_control,
+)
 from mcmcpost.control.problem import JointProblem, Problem, join
 from mcmcpost.control.task_families import (
     AbstractTaskControl,
@@ -417,15 +423,14 @@ class TrainedVectorValued(AbstractControlVariate):
         t = joint.num_tasks
         if joint.folds.num_train < MIN_TRAIN:
             few = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
-            return JointFit(few, np.eye(t), np.eye(t))
+            return JointFit(few, np.zeros((t, t)), np.eye(t))
         keys = jax.random.split(self.key, joint.folds.num_folds + 1)
         whole = self._train(joint, joint.folds.everyone[joint.folds.everyone_mask], training, keys[0])
         control = np.zeros(len(joint.values))
-        betas, finite, settled = [], bool(whole.finite), bool(whole.converged)
+        finite, settled = bool(whole.finite), bool(whole.converged)
         for (out, inside), key in zip(joint.folds.rows(), keys[1:], strict=True):
             fit = self._train(joint, inside, training, key)
             control[out] = np.asarray(fit.control(_rows(joint, out)))
-            betas.append(np.asarray(fit.beta))
             finite, settled = finite and bool(fit.finite), settled and bool(fit.converged)
         covariance = getattr(whole.control, "covariance", None)
         between = np.eye(t) if covariance is None else np.asarray(covariance.matrix)
@@ -440,14 +445,11 @@ class TrainedVectorValued(AbstractControlVariate):
             if not finite:
                 fits.append(no_control(problem, Status.NOT_CONVERGED, self.label, info))
                 continue
-            mean = problem.counts @ (problem.values - part) / problem.counts.sum()
-            doubt = mean_doubt(problem, mean, part, np.zeros(len(mine)))
-            jackknife = fold_jackknife(np.array(betas)[:, mine])
+            mean, refits = mean_of_residuals(problem, part)
             status = Status.CONTROLLED if settled else Status.NOT_CONVERGED
-            features = np.zeros(len(mine), int)
             labels = (self.label,) * len(mine)
-            fits.append(ControlFit(mean, part, doubt, jackknife, features, (status,) * len(mine), labels, info))
-        return JointFit(tuple(fits), np.eye(t), between)
+            fits.append(ControlFit(mean, part, refits, np.zeros(len(mine)), (status,) * len(mine), labels, info))
+        return JointFit(tuple(fits), np.zeros((t, t)), between)
 
     def _train(self, joint: JointProblem, index: np.ndarray, training: Stochastic, key: PRNGKeyArray) -> StochasticFit:
         first, order = jax.random.split(key)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
-from mcmcpost.control.errors import fold_jackknife, judged_variance, mean_doubt
+from mcmcpost.control.errors import judged_variance
 from mcmcpost.control.functional import (
     DEFAULT_NUGGET,
     DENSE_LIMIT,
@@ -35,6 +35,7 @@ from mcmcpost.control.method import (
     AbstractControlVariate,
     ControlFit,
     JointFit,
+    Refits,
     concatenate_fits,
     merge_fits,
     no_control,
@@ -68,7 +69,7 @@ def crossfit_kronecker(
 
     Returns
     -------
-    KernelFit with p = 1: mean (t, 1), control (k, b, t), fold_means (k, t, 1), model_covariance (1, t, t).
+    KernelFit with p = 1: mean (t, 1), control (k, b, t), refits (s, t, 1), model_covariance (1, t, t).
     """
     real = (data.counts > 0).astype(data.values.dtype)
     held_out, held_out_mask = data.folds.held_out, data.folds.held_out_mask
@@ -81,7 +82,7 @@ def crossfit_kronecker(
     rotated = vectors.T @ (root[:, None] * data.values) @ mixing
     basis = vectors.T @ (root[:, None] * data.basis)
 
-    def solve(b: Float[Array, ""], y: Float[Array, " m"]) -> tuple:
+    def solve(b: Float[Array, ""], y: Float[Array, " m"], original: Float[Array, " m"]) -> tuple:
         weight = 1.0 / (b * spectrum + nugget)
         half = jnp.sqrt(weight)
         q, r = jnp.linalg.qr(half[:, None] * basis)
@@ -100,10 +101,23 @@ def crossfit_kronecker(
             rule = inverse @ along.T
             return error * keep, gamma - rule @ error
 
-        errors, gammas = jax.lax.map(leave_out, (held_out, held_out_mask))
-        return gamma, errors, gammas[:, 0], energy, (inverse @ inverse.T)[0, 0]
+        def on_part(part: tuple[Int[Array, " b"], Bool[Array, " b"]]) -> Float[Array, ""]:
+            """Fit again on some rows, in one eigendirection of the tasks."""
+            index, mask = part
+            keep = mask.astype(y.dtype)
+            system = b * gram[index[:, None], index[None, :]] * keep[:, None] * keep[None, :]
+            noise = jnp.where(mask, nugget / jnp.maximum(data.counts[index], 1.0), 1.0)
+            columns = jnp.concatenate([data.basis, original[:, None]], axis=1)[index] * keep[:, None]
+            white = solve_triangular(jnp.linalg.cholesky(system + jnp.diag(noise)), columns, lower=True)
+            q, r = jnp.linalg.qr(white[:, :-1])
+            return solve_triangular(r, q.T @ white[:, -1])[0]
 
-    gamma, errors, means, energy, factor = jax.lax.map(lambda pair: solve(*pair), (between, rotated.T))
+        errors, gammas = jax.lax.map(leave_out, (held_out, held_out_mask))
+        parts = [jax.lax.map(on_part, part) for part in (data.halves, data.quarters)]
+        return gamma, errors, gammas[:, 0], parts, energy, (inverse @ inverse.T)[0, 0]
+
+    directions = (between, rotated.T, (data.values @ mixing).T)
+    gamma, errors, means, parts, energy, factor = jax.lax.map(lambda own: solve(*own), directions)
     held = root[held_out]
     safe = jnp.where(held_out_mask & (held > 0), held, 1.0)
     residual = jnp.einsum("tkb,st->kbs", errors, mixing) / safe[:, :, None]
@@ -113,9 +127,7 @@ def crossfit_kronecker(
     return KernelFit(
         mean=(mixing @ gamma[:, 0])[:, None],
         control=jnp.where(held_out_mask[:, :, None], control, 0.0),
-        fold_means=fold_means[:, :, None],
-        half_means=jnp.full((len(data.halves[0]), len(mixing), 1), jnp.nan),
-        quarter_means=jnp.full((len(data.quarters[0]), len(mixing), 1), jnp.nan),
+        refits=Refits(*((means.T @ mixing.T)[:, :, None] for means in (means, *parts))),
         model_covariance=((mixing * amplitude[None, :]) @ mixing.T)[None],
         nugget=nugget,
         num_steps=jnp.zeros((), int),
@@ -251,7 +263,7 @@ class VectorValued(AbstractControlVariate):
             between = floored(np.asarray(shared_covariance(tile, nugget, data)))
         solved = crossfit_kronecker(tile, jnp.asarray(between), nugget, data)
         info = setting.describe() | {"degree": self.degree, "task_covariance": between.tolist()}
-        found = _control_fit(problem, solved, size - 1, self.label, info)
+        found = _control_fit(problem, solved, self.label, info)
         if not self.guard or problem.values.shape[1] == 1:
             return found
         return self._guarded(problem, found, self._each_alone().crossfit(problem))
@@ -291,7 +303,7 @@ class VectorValued(AbstractControlVariate):
         design, features = _joint_design(joint, self.degree)
         if joint.folds.num_train < max(MIN_TRAIN if self._tunes else MIN_GIVEN, features + 2):
             few = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
-            return JointFit(few, np.eye(num_tasks), np.eye(num_tasks))
+            return JointFit(few, np.zeros((num_tasks, num_tasks)), np.eye(num_tasks))
         fixed = None if alone else self._covariance_given(num_tasks)
         model = TaskModel(self.kernel, fixed, self.nugget, self.order, self.tuning)
         kernel, nugget = tune_tasks(joint, design, model)
@@ -309,7 +321,6 @@ class VectorValued(AbstractControlVariate):
         else:
             fit = crossfit_iterative(tile, level, solver, data, num_constants=num_tasks)
         between = np.asarray(kernel.covariances).sum(axis=0)
-        doubted = np.asarray(fit.model_covariance)[0]
         info = {
             "kernels": [type(k).__name__ for k in kernel.kernels],
             "parameters": kernel_parameters(kernel.kernels),
@@ -326,9 +337,8 @@ class VectorValued(AbstractControlVariate):
             one = ControlFit(
                 mean=np.asarray(fit.mean)[mine, 0],
                 control=part,
-                doubt=mean_doubt(problem, np.asarray(fit.mean)[mine, 0], part, np.diagonal(doubted)[mine]),
-                jackknife=fold_jackknife(np.asarray(fit.fold_means)[:, mine, 0]),
-                num_features=np.full(len(mine), features),
+                refits=Refits(*(np.asarray(means)[:, mine, 0] for means in fit.refits)),
+                doubt=np.zeros(len(mine)),
                 status=(self._status(fit),) * len(mine),
                 method=(self.label,) * len(mine),
                 info=info,
@@ -336,7 +346,7 @@ class VectorValued(AbstractControlVariate):
             if self.guard and not alone and num_tasks > 1:
                 one = self._guarded(problem, one, self._alone(problem))
             fits.append(one)
-        return JointFit(tuple(fits), _correlation(doubted), between)
+        return JointFit(tuple(fits), np.asarray(fit.model_covariance)[0], between)
 
     def _alone(self, problem: Problem) -> ControlFit:
         """Fit each integrand of a problem by the same method without the others, tuning what the joint fit tunes."""
@@ -375,27 +385,17 @@ def _joint_design(joint: JointProblem, degree: int) -> tuple[Float[np.ndarray, "
     return np.concatenate(columns, axis=1), features
 
 
-def _control_fit(problem: Problem, fit: KernelFit, features: int, label: str, info: dict[str, Any]) -> ControlFit:
+def _control_fit(problem: Problem, fit: KernelFit, label: str, info: dict[str, Any]) -> ControlFit:
     """Return the fit of integrands that share their draws."""
     mean = np.asarray(fit.mean)[:, 0]
     control = problem.folds.scatter(np.asarray(fit.control), len(problem.values))
-    model = np.diagonal(np.asarray(fit.model_covariance)[0])
     status = Status.CONTROLLED if bool(fit.converged) else Status.NOT_CONVERGED
     return ControlFit(
         mean=mean,
         control=control,
-        doubt=mean_doubt(problem, mean, control, model),
-        jackknife=fold_jackknife(np.asarray(fit.fold_means)[:, :, 0]),
-        num_features=np.full(len(mean), features),
+        refits=Refits(*(np.asarray(means)[:, :, 0] for means in fit.refits)),
+        doubt=np.zeros(len(mean)),
         status=(status,) * len(mean),
         method=(label,) * len(mean),
         info=info,
     )
-
-
-def _correlation(covariance: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
-    sd = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        matrix = np.where((sd[:, None] > 0) & (sd[None, :] > 0), covariance / sd[:, None] / sd[None, :], 0.0)
-    np.fill_diagonal(matrix, 1.0)
-    return matrix

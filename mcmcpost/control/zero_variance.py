@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
-from mcmcpost.control.errors import fold_jackknife, mean_doubt, residual_variance
+from mcmcpost.control.errors import residual_variance
 from mcmcpost.control.least_squares import (
     Lasso,
     LeastSquares,
@@ -22,7 +22,7 @@ from mcmcpost.control.least_squares import (
     regress,
     ridge_strengths,
 )
-from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, no_control, no_refits
+from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, Refits, no_control
 from mcmcpost.control.problem import Problem, Subsets
 
 DRAWS_PER_FEATURE = 3.0
@@ -130,10 +130,8 @@ class ZeroVariance(AbstractControlVariate):
         return ControlFit(
             mean=fit.mean,
             control=fit.control,
-            doubt=mean_doubt(problem, fit.mean, fit.control, np.zeros(p)),
-            jackknife=fold_jackknife(fit.fold_means),
-            fold_means=fit.fold_means, half_means=fit.half_means, quarter_means=no_refits(problem)["quarter_means"],
-            num_features=fit.num_features,
+            refits=Refits(fit.fold_means, fit.half_means, Refits.none(problem).quarters),
+            doubt=np.zeros(p),
             status=(status,) * p,
             method=(self.label,) * p,
             info=facts | info,

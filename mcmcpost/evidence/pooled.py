@@ -14,6 +14,7 @@ from mcmcpost.control import (
     SemiExact,
     ZeroVariance,
     feature_inflation,
+    participants,
     tail_inflation,
 )
 from mcmcpost.evidence.ladder import Ladder
@@ -215,7 +216,7 @@ def path_error(ladder: Ladder, fit: PathFit, degree: int, num_features: int, sma
     b = len(deleted)
     jackknife = np.sqrt((b - 1) / b * ((deleted - deleted.mean()) ** 2).sum())
     held_out = c * n * mcse_mean(influence.reshape(c, n, t).sum(axis=-1))
-    inflation = tail_inflation(influence[:, None])[0]
+    inflation = tail_inflation(participants(influence[:, None]))[0]
     if num_features:
         inflation *= feature_inflation(np.array([num_features]), np.array([smallest_ess]))[0]
     known = [e for e in (held_out, jackknife) if np.isfinite(e)]

@@ -10,7 +10,7 @@ from mcmcpost._core.status import Status
 from mcmcpost.control import REML, ControlFunctional, GridREML, SemiExact, solve_stein_weights
 from mcmcpost.control.kernel_systems import cross_product, crossfit_dense, crossfit_iterative, kernel_data
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
-from mcmcpost.control.problem import make_problem
+from mcmcpost.control.problem import Subsets, make_problem
 from mcmcpost.kernels import InverseMultiquadric, Matern32, SquaredExponential
 from mcmcpost.linsolve import ConjugateGradients
 from mcmcpost.stein import SteinTile, stein_gram
@@ -53,6 +53,10 @@ def test_the_dense_fit_and_its_folds_are_the_definition(problem, degree):
     for k, (out, train) in enumerate(problem.folds.rows()):
         expected = definition(problem, design, train, out)[1]
         np.testing.assert_allclose(fit.control[k][problem.folds.held_out_mask[k]], expected, rtol=1e-6, atol=1e-8)
+    for means, folds in zip(fit.refits[1:], Subsets.of(problem.folds.num_folds), strict=True):
+        for found, kept in zip(means, folds, strict=True):
+            rows = np.flatnonzero(kept[problem.folds.labels])
+            np.testing.assert_allclose(found[0], definition(problem, design, rows, rows[:1])[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("degree", [0, 1])

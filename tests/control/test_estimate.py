@@ -144,10 +144,14 @@ def test_auto_prefers_the_simplest_and_finds_the_kernel(trace):
 
 
 @pytest.mark.parametrize(
-    ("chains", "draws", "expected"), [(4, 1000, 8), (1, 1000, 8), (1, 60, 2), (8, 10, 8), (30, 10, 16), (3, 120, 6)]
+    ("chains", "draws", "repeats", "expected"),
+    [(4, 1000, 1, 8), (1, 1000, 1, 8), (1, 60, 10, 2), (8, 10, 1, 8), (30, 10, 1, 16), (3, 120, 10, 6), (2, 120, 20, 2)],
 )
-def test_folds_are_contiguous_blocks_within_chains(chains, draws, expected):
-    fold = draw_folds(chains, draws).reshape(chains, draws)
+def test_folds_are_contiguous_blocks_of_several_autocorrelation_times_within_chains(
+    chains, draws, repeats, expected, rng
+):
+    x = np.repeat(rng.normal(size=(chains, draws // repeats, 2)), repeats, axis=1)
+    fold = draw_folds(x).reshape(chains, draws)
     assert len(np.unique(fold)) == expected
     assert (np.diff(fold, axis=1) >= 0).all()
     sizes = np.bincount(fold.ravel())
@@ -156,7 +160,7 @@ def test_folds_are_contiguous_blocks_within_chains(chains, draws, expected):
 
 def test_one_fold_is_refused():
     with pytest.raises(ValueError, match="at least two folds"):
-        draw_folds(2, 100, 1)
+        draw_folds(np.zeros((2, 100, 1)), 1)
 
 
 def test_full_whitening_needs_five_draws_a_coordinate(rng):

@@ -7,7 +7,7 @@ from control_cases import estimate, gaussian_trace
 from mcmcpost._core.status import Status
 from mcmcpost.control import Lasso, LeastSquares, Ridge, ZeroVariance
 from mcmcpost.control.least_squares import fit_linear, independent_columns, lasso_path
-from mcmcpost.control.problem import make_problem
+from mcmcpost.control.problem import Subsets, make_problem
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 from mcmcpost.trace import make_trace
 
@@ -32,7 +32,8 @@ def test_folds_left_out_in_closed_form_are_the_refits(rng, penalty, repeats):
     features = np.asarray(polynomial_features(problem.draws, problem.scores, polynomial_exponents(2, 2)))
     design = np.c_[np.ones(len(features)), features] * (problem.counts > 0)[:, None]
     weights = np.r_[0.0, np.full(5, penalty)]
-    fit = fit_linear(design, weights, problem.values, problem.counts, problem.folds)
+    halves = Subsets.of(problem.folds.num_folds).halves
+    fit = fit_linear(design, weights, problem.values, problem.counts, problem.folds, halves)
 
     def refit(rows: np.ndarray) -> np.ndarray:
         w = problem.counts[rows, None]
@@ -45,6 +46,10 @@ def test_folds_left_out_in_closed_form_are_the_refits(rng, penalty, repeats):
         theta = refit(train)
         expected = design[out][:, 1:] @ theta[1:]
         np.testing.assert_allclose(fit.control[k][: len(out)], expected, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(fit.fold_means[k], theta[0], rtol=1e-8)
+    for found, half in zip(fit.half_means, halves, strict=True):
+        rows = np.flatnonzero(half[problem.folds.labels])
+        np.testing.assert_allclose(found, refit(rows)[0], rtol=1e-8)
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
@@ -64,12 +69,19 @@ def test_a_large_design_by_blocks_is_the_same_fit(rng, repeats, monkeypatch):
     np.testing.assert_allclose(blocks.residuals, dense.residuals, atol=1e-9)
 
 
-def test_more_features_than_draws_in_a_fold_use_the_dual_form(rng):
-    trace = gaussian_trace(rng, (8, 40, 4))
-    values = np.exp(0.5 * trace.draws[..., :1])
-    result = estimate(trace, values, ZeroVariance(4, LeastSquares()))
-    assert result.status == (Status.CONTROLLED,)
-    assert abs(result.mean[0] - np.exp(0.125)) < 4 * result.mcse[0]
+def test_more_features_than_draws_are_refitted_in_the_space_of_the_draws(rng):
+    trace = gaussian_trace(rng, (4, 30, 4))
+    problem = make_problem(trace, np.exp(0.5 * trace.draws[..., :1]))
+    features = np.asarray(polynomial_features(problem.draws, problem.scores, polynomial_exponents(4, 6)))
+    wide = np.c_[np.ones(len(features)), features / np.abs(features).max(axis=0)] * (problem.counts > 0)[:, None]
+    tall = np.concatenate([wide, np.zeros((128, wide.shape[1]))])  # rows of no weight, in no fold
+    assert len(wide) <= wide.shape[1] - 1 < len(tall)
+    penalty, halves = np.r_[0.0, np.full(features.shape[1], 1e-3)], Subsets.of(problem.folds.num_folds).halves
+    by_rows = fit_linear(wide, penalty, problem.values, problem.counts, problem.folds, halves)
+    values, counts = (np.concatenate([a, np.zeros((128, *a.shape[1:]))]) for a in (problem.values, problem.counts))
+    by_features = fit_linear(tall, penalty, values, counts, problem.folds, halves)
+    for a, b in zip(by_rows, by_features, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
 
 
 def test_too_few_draws_are_regularised_by_default_and_refused_without_a_penalty(rng):
