@@ -143,7 +143,7 @@ def test_the_matrix_free_joint_fit_is_the_dense_one(rng):
     dense, iterative = FIXED.crossfit_joint(joint), free.crossfit_joint(joint)
     assert iterative.fits[0].info["solver"] == "ConjugateGradients"
     assert iterative.fits[0].info["num_products"] > 0
-    np.testing.assert_allclose(iterative.model_covariance, dense.model_correlation, atol=1e-6)
+    np.testing.assert_allclose(iterative.model_covariance, dense.model_covariance, atol=1e-6)
     for one, other in zip(dense.fits, iterative.fits, strict=True):
         for field in ("mean", "control"):
             np.testing.assert_allclose(getattr(other, field), getattr(one, field), atol=1e-6)
