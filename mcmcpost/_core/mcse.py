@@ -5,6 +5,9 @@ from jaxtyping import Float
 
 from mcmcpost._core.large_arrays import in_blocks
 
+MANY_CHAINS = 32
+"""Chains from which the error between them is known to an eighth, and is used too."""
+
 
 def mcse_mean(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
     """Return the Monte Carlo standard error of the mean of each series.
@@ -13,14 +16,17 @@ def mcse_mean(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
     ``arviz.mcse(method="mean")``. Each series is scaled to unit standard deviation first: ArviZ takes any series whose
     range is below 1e-15 for a constant, which small residuals are not.
 
+    An ESS knows correlations up to the length of a chain only. From 32 chains on, which are independent, the error is
+    at least that between their means, and for fewer than four draws a chain it is that one.
+
     Parameters
     ----------
     series : (c, n, ...) chains, draws.
 
     Returns
     -------
-    (...) in the units of `series`; NaN where there are fewer than four draws a chain or a value is not finite; zero
-    for a constant series.
+    (...) in the units of `series`; NaN where a value is not finite, and for fewer than four draws in each of fewer than
+    32 chains; zero for a constant series.
     """
     c, n = series.shape[:2]
     columns = series.reshape(c, n, -1)
@@ -39,6 +45,8 @@ def _mcse_mean(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     scale = centred.std(axis=(0, 1), ddof=1) if series.shape[0] * series.shape[1] > 1 else np.zeros(series.shape[2:])
     unit = centred / np.where(scale > 0, scale, 1.0)
     error = array_stats.mcse(unit, chain_axis=0, draw_axis=1, method="mean") * scale
+    if len(series) >= MANY_CHAINS:
+        error = np.fmax(error, centred.mean(axis=1).std(axis=0, ddof=1) / np.sqrt(len(series)))
     return np.where(finite, error, np.nan)
 
 

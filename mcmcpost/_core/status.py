@@ -14,6 +14,10 @@ class Status(StrEnum):
     """The control variate reduced the error."""
     EXACT = "exact"
     """The control variate reproduces the integrand up to rounding."""
+    ON_TRUST = "on_trust"
+    """As ``exact``, if the scores are right: nothing in the trace verifies them. A recorded log density would."""
+    UNSEEN = "unseen"
+    """An indicator that no draw contradicts: the error is one over the effective sample size, not zero."""
     PLAIN = "plain"
     """No gain was found: the plain posterior mean is returned."""
     REGULARISED = "regularised"
@@ -31,5 +35,8 @@ class Status(StrEnum):
     unless the caller overrode the gate."""
 
 
-WITHOUT_GAIN = (Status.EXACT, Status.TOO_FEW_DRAWS, Status.UNDEFINED, Status.BAD_SCORES)
+REPRODUCED = (Status.EXACT, Status.ON_TRUST)
+"""Statuses of an integrand that the control variate reproduces up to rounding."""
+
+WITHOUT_GAIN = (*REPRODUCED, Status.UNSEEN, Status.TOO_FEW_DRAWS, Status.UNDEFINED, Status.BAD_SCORES)
 """Statuses whose gain is not reported: it is rounding, or its error cannot be trusted."""

@@ -133,7 +133,7 @@ def joint_expectation(
         failed = gated[id(tree)].failed
         labels, values = integrand_values(tree, integrands)
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
-        inputs[name] = TaskInput(trace, labels, values, bad, not failed or allow_bad_scores)
+        inputs[name] = TaskInput(trace, labels, values, bad, not failed or allow_bad_scores, check.verified)
     return in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize, fallback=fallback)
 
 
@@ -191,6 +191,7 @@ def answer_quantiles(question: Question, levels: Float[np.ndarray, " a"], *, fol
         question.method,
         num_folds=folds,
         bad_scores=question.bad_scores,
+        verified=question.gated.check.verified,
     )
 
 
@@ -210,6 +211,7 @@ def answer(
         num_folds=folds,
         moments=standardize,
         bad_scores=question.bad_scores,
+        verified=question.gated.check.verified,
         fallback=fallback,
     )
     pairs = zip(estimate.names, estimate.status, strict=True)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 from mcmcpost._core.errors import InputError
 from mcmcpost.control import AbstractControlVariate, Auto, ControlFunctional, PlainMean, SemiExact, ZeroVariance
-from mcmcpost.io import gate, integrand_values, read_trace
+from mcmcpost.io import gate, integrand_values, read_trace, recorded_log_density
 from mcmcpost.scores import ScoreCheck, ScoreError
 from mcmcpost.trace import Trace, without_fixed
 
@@ -88,7 +88,7 @@ def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool, *, scores_needed
     ScoreError : the gate finds an error that is not allowed, or scores that are needed are not finite.
     """
     trace = read_trace(tree)
-    check = gate(trace, allow_bad_scores)
+    check = gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
     if scores_needed and check.pattern == "nonfinite":
         raise ScoreError(check.message)
     return GatedTrace(trace, check)

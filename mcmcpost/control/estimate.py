@@ -174,6 +174,8 @@ class Integrands(NamedTuple):
 
     names : p labels. values : (c, n, p). states : the distinct states of the trace.
     finite, varying : (p,) whether an integrand is finite at every draw; whether it is and is not constant.
+    unseen : (p,) whether it is zero at every draw, or one, as an indicator is that no draw contradicts.
+    ess : the smallest effective sample size of a coordinate.
     """
 
     names: tuple[str, ...]
@@ -181,6 +183,8 @@ class Integrands(NamedTuple):
     states: States
     finite: Bool[np.ndarray, " p"]
     varying: Bool[np.ndarray, " p"]
+    unseen: Bool[np.ndarray, " p"]
+    ess: float
 
     @property
     def too_few(self) -> bool:
@@ -205,7 +209,14 @@ def read_integrands(names: tuple[str, ...], values: Float[np.ndarray, "c n p"], 
     with np.errstate(invalid="ignore"):
         low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
         finite = np.isfinite(low) & np.isfinite(high)
-        return Integrands(names, values, states, finite, finite & (high > low))
+        unseen = finite & (high == low) & ((low == 0) | (low == 1))
+    ess = np.nan
+    if unseen.any():
+        chains = states.draws[states.inverse].reshape(*values.shape[:2], -1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            every = chains.var(axis=(0, 1)) / mcse_mean(chains) ** 2
+        ess = float(min(every[np.isfinite(every)], default=len(states.counts)))
+    return Integrands(names, values, states, finite, finite & (high > low), unseen, ess)
 
 
 class Fitted(NamedTuple):
@@ -224,6 +235,7 @@ def estimate_expectations(
     num_folds: int | None = None,
     moments: tuple[Any, Any] | None = None,
     bad_scores: bool = False,
+    verified: bool = True,
     fallback: bool = True,
 ) -> Estimate:
     """Estimate the posterior expectation of each integrand with `method`, falling back to the plain mean without gain.
@@ -235,11 +247,12 @@ def estimate_expectations(
     num_folds : folds of the cross-fitting; about eight by default.
     moments : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
     bad_scores : the scores failed the gate. Controlled means are returned all the same, every one marked.
+    verified : something confirms the scores; otherwise what would be ``exact`` is ``on_trust``.
     fallback : return the plain mean where the controlled error is not smaller; otherwise a gain below one is reported.
     """
     integrands = read_integrands(names, values, distinct_states(trace))
     fitted = fit_integrands(trace, integrands, method, num_folds=num_folds, moments=moments)
-    return assemble(integrands, fitted, bad_scores=bad_scores, fallback=fallback)
+    return assemble(integrands, fitted, bad_scores=bad_scores, verified=verified, fallback=fallback)
 
 
 def fit_integrands(
@@ -286,7 +299,11 @@ class Plain(NamedTuple):
 
 
 def plain_means(integrands: Integrands) -> Plain:
-    """Return the plain means; a constant integrand has no error."""
+    """Return the plain means; a constant integrand has no error, and one that is ``unseen`` 1/(ESS + 2).
+
+    An indicator that holds at ESS independent draws fails with probability 1/(ESS + 2) ± 1/(ESS + 2), if nothing was
+    known of it before (Laplace's rule of succession).
+    """
     values, finite, varying = integrands.values, integrands.finite, integrands.varying
     chains, draws, p = values.shape
     safe = values if finite.all() else np.where(finite, values, 0.0)
@@ -294,17 +311,23 @@ def plain_means(integrands: Integrands) -> Plain:
     nan = np.where(finite, 0.0, np.nan)
     return Plain(
         mean=np.where(varying, safe.mean(axis=(0, 1)), safe[0, 0]) + nan,
-        mcse=np.where(varying, mcse_mean(safe), 0.0) + (np.nan if integrands.too_few else nan),
+        mcse=np.where(varying, mcse_mean(safe), np.where(integrands.unseen, 1 / (integrands.ess + 2), 0.0))
+        + (np.nan if integrands.too_few else nan),
         sd=np.where(varying, sd, 0.0) + nan,
     )
 
 
 def assemble(
-    integrands: Integrands, fitted: Fitted | None, *, bad_scores: bool = False, fallback: bool = True
+    integrands: Integrands,
+    fitted: Fitted | None,
+    *,
+    bad_scores: bool = False,
+    verified: bool = True,
+    fallback: bool = True,
 ) -> Estimate:
     """Return the estimate: the control variate where one was fitted and is believed, and the plain mean elsewhere.
 
-    bad_scores, fallback : as in `estimate_expectations`.
+    bad_scores, verified, fallback : as in `estimate_expectations`.
     """
     plain, values, columns = plain_means(integrands), integrands.values, integrands.columns
     residuals = copy_of(values)
@@ -332,7 +355,9 @@ def assemble(
             asked, control = values[..., index], fit.control[problem.inverse, some] * own.scale
             residual = asked - control.reshape(asked.shape)
             less = Plain(*(numbers[index] for numbers in plain))
-            part = judge(asked, residual, less, fit.select(some), own, fallback=fallback, believe=bad_scores)
+            part = judge(
+                asked, residual, less, fit.select(some), own, fallback=fallback, believe=bad_scores, verified=verified
+            )
             residuals[..., index[part.used]] = residual[..., part.used]
             parts.append(part)
     found = columnwise(lambda *arrays: np.concatenate(arrays)[source], *parts)
@@ -357,13 +382,13 @@ def assemble(
 
 def _plain_status(integrands: Integrands) -> Iterator[Status]:
     """Yield the status of the plain mean of each integrand."""
-    for finite, varying in zip(integrands.finite, integrands.varying, strict=True):
+    for finite, varying, unseen in zip(integrands.finite, integrands.varying, integrands.unseen, strict=True):
         if not finite:
             yield Status.UNDEFINED
         elif integrands.too_few:
             yield Status.TOO_FEW_DRAWS
         else:
-            yield Status.PLAIN if varying else Status.EXACT
+            yield Status.PLAIN if varying else Status.UNSEEN if unseen else Status.EXACT
 
 
 def judge(
@@ -375,10 +400,12 @@ def judge(
     *,
     fallback: bool,
     believe: bool,
+    verified: bool,
 ) -> Columns:
     """Return what is reported of some integrands, given their values and cross-fitted residuals.
 
     believe : return a controlled mean that contradicts the plain one, for callers who overrode the score gate.
+    verified : as in `estimate_expectations`.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         seen = mcse_mean(residual)
@@ -397,7 +424,7 @@ def judge(
     finished = np.array([status is not Status.NOT_CONVERGED for status in fit.status])
     used = fitted & usable & believed
     status = np.array(fit.status, dtype=object)
-    status[used & exact & finished] = Status.EXACT
+    status[used & exact & finished] = Status.EXACT if verified else Status.ON_TRUST
     status[fitted & ~usable] = Status.PLAIN
     status[fitted & ~usable & ~np.isfinite(plain.mcse)] = Status.TOO_FEW_DRAWS
     status[fitted & usable & ~believed] = Status.BAD_SCORES
@@ -435,6 +462,7 @@ def estimate_quantiles(
     *,
     num_folds: int | None = None,
     bad_scores: bool = False,
+    verified: bool = True,
 ) -> Estimate:
     """Estimate quantiles of each integrand, one result per (integrand, probability).
 
@@ -460,7 +488,7 @@ def estimate_quantiles(
         below = np.where(finite, safe <= quantile, np.nan).reshape(*values.shape[:2], -1)
         indicators = read_integrands(labels, below, states)
         fitted = fit_integrands(trace, indicators, method, num_folds=num_folds)
-        estimate = assemble(indicators, fitted, bad_scores=bad_scores)
+        estimate = assemble(indicators, fitted, bad_scores=bad_scores, verified=verified)
         quantile = _invert(ordered, levels - (estimate.mean - estimate.mean_plain))
     nan = np.where(finite, 0.0, np.nan)
     shifted = levels - (estimate.mean - estimate.mean_plain)

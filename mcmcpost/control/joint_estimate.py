@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class TaskInput(NamedTuple):
     """One trace with its integrands: names (p,), values (c, n, p); `bad_scores` if the gate failed and was overridden.
 
-    `controlled` is False where the gate's finding leaves only the plain mean.
+    `controlled` is False where the gate's finding leaves only the plain mean; `verified` as in `estimate_expectations`.
     """
 
     trace: Trace
@@ -40,6 +40,7 @@ class TaskInput(NamedTuple):
     values: Float[np.ndarray, "c n p"]
     bad_scores: bool = False
     controlled: bool = True
+    verified: bool = True
 
 
 class JointEstimate(dict[str, Estimate]):
@@ -151,7 +152,13 @@ def estimate_jointly(
     labels = tuple((name, inputs[name].names[j]) for name in traces for j in integrands[name].columns)
     found = _fit_tasks(traces, integrands, method, num_folds, moments)
     estimates = {
-        name: assemble(integrands[name], found.fitted.get(name), bad_scores=item.bad_scores, fallback=fallback)
+        name: assemble(
+            integrands[name],
+            found.fitted.get(name),
+            bad_scores=item.bad_scores,
+            verified=item.verified,
+            fallback=fallback,
+        )
         for name, item in inputs.items()
     }
     covariance = _covariance(estimates, inputs, *_common_error(estimates, found, integrands))

@@ -140,6 +140,7 @@ class Problem(NamedTuple):
     location, scale : (p,) such that integrand = location + scale·values.
     inverse : (c·n,) the row of each draw.
     num_states : rows that are not padding.
+    lower : (d, d) the L of the standard coordinates.
     """
 
     draws: Float[np.ndarray, "m d"]
@@ -152,6 +153,14 @@ class Problem(NamedTuple):
     scale: Float[np.ndarray, " p"]
     inverse: Int[np.ndarray, " n"]
     num_states: int
+    lower: Float[np.ndarray, "d d"]
+
+    def unrotated(self) -> "Problem":
+        """Return the problem in the trace's own coordinates, each of unit standard deviation."""
+        scale = np.linalg.norm(self.lower, axis=1)
+        draws = self.draws @ (self.lower / scale[:, None]).T
+        scores = scipy.linalg.solve_triangular(self.lower, self.scores.T, lower=True, trans=1).T * scale
+        return self._replace(draws=draws, scores=scores, lower=np.diag(scale))
 
     def select(self, columns: np.ndarray | slice) -> "Problem":
         """Return the problem restricted to some integrands."""
@@ -216,6 +225,7 @@ def make_problem(
         scale=scale,
         inverse=states.inverse,
         num_states=m,
+        lower=lower,
     )
 
 

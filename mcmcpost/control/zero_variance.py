@@ -53,7 +53,8 @@ class ZeroVariance(AbstractControlVariate):
     degree : total degree of the polynomial φ, at least one. There are C(d+degree, degree) − 1 features.
     penalty : `LeastSquares()`, `Ridge(...)` or `Lasso(...)`. By default least squares where there are at least three
         distinct training draws per feature, and otherwise ridge with the status ``regularised``.
-    max_interaction : largest number of different coordinates in one monomial; all by default.
+    max_interaction : largest number of different coordinates in one monomial; all by default. Where it is smaller than
+        the degree, the monomials are those of the trace's own parameters.
     """
 
     degree: int = 2
@@ -71,6 +72,9 @@ class ZeroVariance(AbstractControlVariate):
     def crossfit(self, problem: Problem) -> ControlFit:
         if problem.folds.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
+        if self.max_interaction is not None and self.max_interaction < self.degree:
+            # Coordinates that the sample covariance rotates would make the features, and their means, depend on it.
+            problem = problem.unrotated()
         fit = self._fit(problem)
         if self.degree < GAP_DEGREE:
             return fit

@@ -4,7 +4,7 @@ from mcmcpost.io.arrays import from_arrays
 from mcmcpost.io.attach import attach_scores, read_target
 from mcmcpost.io.blackjax import from_blackjax
 from mcmcpost.io.convention import read_trace
-from mcmcpost.io.diagnostics import check_convergence, check_tree, gate
+from mcmcpost.io.diagnostics import check_convergence, check_tree, gate, recorded_log_density
 from mcmcpost.io.files import load_tree, save_tree
 from mcmcpost.io.integrands import PosteriorVariables, integrand_values, posterior_variables
 from mcmcpost.io.ladder_traces import ladder_from_traces
@@ -36,6 +36,7 @@ __all__ = [
     "read_ladder",
     "read_target",
     "read_trace",
+    "recorded_log_density",
     "sample_power_posteriors",
     "save_tree",
     "tempered_target",

@@ -1,6 +1,6 @@
 """Checks of traces: the score gate, scores against the recorded log density, R-hat and divergences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     import xarray
 
 
-def gate(trace: Trace, allow_bad_scores: bool = False) -> ScoreCheck:
+def gate(
+    trace: Trace, allow_bad_scores: bool = False, log_density: Float[np.ndarray, "c n"] | None = None
+) -> ScoreCheck:
     """Test the scores of `trace`; raise on an error, warn on a warning.
 
     Parameters
     ----------
     trace : draws and scores (c, n, d).
     allow_bad_scores : return an error instead of raising it.
+    log_density : what the sampler recorded, see `recorded_log_density`.
 
     Returns
     -------
@@ -34,7 +37,7 @@ def gate(trace: Trace, allow_bad_scores: bool = False) -> ScoreCheck:
     ------
     ScoreError : the scores are not finite or show a recognised mistake.
     """
-    check = check_scores(trace)
+    check = check_scores(trace, log_density)
     if check.verdict == "error" and not allow_bad_scores:
         cure = "" if check.pattern == "nonfinite" else " allow_bad_scores=True overrides."
         raise ScoreError(check.message + cure)
@@ -51,7 +54,8 @@ def gate_attrs(check: ScoreCheck) -> dict[str, str]:
 
 def check_tree(tree: "xarray.DataTree", allow_bad_scores: bool = False) -> ScoreCheck:
     """Run the score gate on a stored tree; see `gate`."""
-    return gate(read_trace(tree), allow_bad_scores)
+    trace = read_trace(tree)
+    return gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
 
 
 RHAT_LIMIT = 1.01
@@ -158,14 +162,24 @@ def check_agreement(where: str, tree: "xarray.DataTree", scored: Scored) -> None
     ------
     ScoreError : they differ by more than a constant.
     """
+    for name, recorded in recorded_log_densities(tree, scored.trace):
+        _compare(where, name, recorded, scored)
+
+
+def recorded_log_densities(tree: "xarray.DataTree", trace: Trace) -> Iterator[tuple[str, Float[np.ndarray, "c n"]]]:
+    """Yield the name and the values of each finite log density that the sampler recorded at the draws of its trace."""
     stats = tree.children.get(GROUP)
-    lead = scored.trace.draws.shape[:2]
     for name in RECORDED:
         if stats is None or name not in stats.data_vars or set(stats[name].dims) != {"chain", "draw"}:
             continue
         recorded = stats[name].transpose("chain", "draw").values
-        if recorded.shape == lead and recorded.dtype.kind == "f" and np.isfinite(recorded).all():
-            _compare(where, name, recorded, scored)
+        if recorded.shape == trace.draws.shape[:2] and recorded.dtype.kind == "f" and np.isfinite(recorded).all():
+            yield name, recorded
+
+
+def recorded_log_density(tree: "xarray.DataTree", trace: Trace) -> Float[np.ndarray, "c n"] | None:
+    """Return the first of `recorded_log_densities`, and None where there is none."""
+    return next((values for _, values in recorded_log_densities(tree, trace)), None)
 
 
 def _compare(where: str, name: str, recorded: np.ndarray, scored: Scored) -> None:

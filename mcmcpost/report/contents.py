@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._core.mcse import rank_rhat
-from mcmcpost._core.status import WITHOUT_GAIN, Status
+from mcmcpost._core.status import REPRODUCED, WITHOUT_GAIN
 from mcmcpost._core.text import digits_of, number_of_quantities, significant
 from mcmcpost.control import Estimate, JointEstimate
 from mcmcpost.evidence import Evidence
@@ -72,7 +72,7 @@ def estimate_rows(estimate: Estimate) -> list[dict[str, str]]:
 
 def gain_text(estimate: Estimate, j: int) -> str:
     """Return the gain; of an exact quantity it is rounding and not a number to print."""
-    return "–" if estimate.status[j] is Status.EXACT else significant(estimate.gain[j], 3)
+    return "–" if estimate.status[j] in REPRODUCED else significant(estimate.gain[j], 3)
 
 
 def convergence_rows(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> list[dict[str, str]]:

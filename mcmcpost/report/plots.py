@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.status import Status
+from mcmcpost._core.status import REPRODUCED, Status
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.control import Estimate, JointEstimate
 from mcmcpost.evidence import Evidence
@@ -100,7 +100,7 @@ def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None)
     The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
     """
     canvas = canvas_for("plot_gain", ax, backend, (7.0, rows_height(len(estimate.names))))
-    exact = np.array([status is Status.EXACT for status in estimate.status])
+    exact = np.array([status in REPRODUCED for status in estimate.status])
     known = np.isfinite(estimate.gain) & (estimate.gain > 0) & ~exact
     lengths = np.where(known, np.log10(estimate.gain, where=known, out=np.zeros(len(exact))), 0.0)
     lengths[exact] = 1.0 + max(lengths.max(initial=0.0), 0.0)
@@ -158,7 +158,7 @@ def plot_residual_autocorrelation(
     The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
     """
     canvas = canvas_for("plot_residual_autocorrelation", ax, backend, (7.0, 3.2))
-    shown = [j for j, status in enumerate(estimate.status) if status not in (Status.EXACT, Status.UNDEFINED)]
+    shown = [j for j, status in enumerate(estimate.status) if status not in (*REPRODUCED, Status.UNDEFINED)]
     canvas.horizontal_line(0.0, FAINT)
     lags = np.arange(min(max_lag + 1, values.shape[1]), dtype=float)
     for series, color, style, label in (

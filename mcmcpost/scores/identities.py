@@ -6,7 +6,7 @@ from scipy.special import ndtri
 from scipy.stats import f as f_distribution, rankdata
 
 from mcmcpost._core.large_arrays import in_blocks
-from mcmcpost._core.mcse import mcse_mean
+from mcmcpost._core.mcse import MANY_CHAINS, mcse_mean
 
 
 def z_zero_mean(series: Float[np.ndarray, "c n *k"], screen: float = 0.0) -> Float[np.ndarray, "*k"]:
@@ -34,7 +34,7 @@ def z_zero_mean(series: Float[np.ndarray, "c n *k"], screen: float = 0.0) -> Flo
 
 
 def _z(series: Float[np.ndarray, "c n k"], screen: float) -> Float[np.ndarray, " k"]:
-    if series.shape[1] < 4:
+    if series.shape[1] < 4 and series.shape[0] < MANY_CHAINS:
         return np.full(series.shape[-1], np.nan)
     size = series.shape[0] * series.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):
