@@ -149,7 +149,7 @@ def test_one_action_at_a_time_is_the_batch(policy, key, rng):
     assert int(state.rank) == int(state.step) == int(projection.rank) == i
 
 
-@pytest.mark.parametrize("i", [1, 3, 10])
+@pytest.mark.parametrize("i", [1, 10])
 def test_residual_actions_give_the_iterates_of_conjugate_gradients(i, key, rng):
     case = make_case(rng, 40)
     X, y = jnp.asarray(case.X), jnp.asarray(case.y)
@@ -181,12 +181,11 @@ def test_actions_without_full_rank_are_those_of_their_span(kind, rng):
     np.testing.assert_allclose(gram(KERNEL, Z, X) @ state.weights, predict(KERNEL, X, full, Z)[0], atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "actions", [DenseActions(np.zeros((11, 2))), SparseActions(np.zeros((2, 6)), *balanced_blocks(11, 2))]
-)
+@pytest.mark.parametrize("actions", ACTIONS)
 def test_actions_that_are_all_zero_leave_the_prior(actions, rng):
-    case = make_case(rng, 11)
-    projection = condition(KERNEL, SIGMA2, jnp.asarray(case.X), jnp.asarray(case.y), actions)
+    case = make_case(rng, 203)
+    none = jax.tree.map(lambda leaf: 0 * leaf if leaf.dtype == float else leaf, ACTIONS[actions](rng, 203, 20))
+    projection = condition(KERNEL, SIGMA2, jnp.asarray(case.X), jnp.asarray(case.y), none)
     mean, variance = predict(KERNEL, jnp.asarray(case.X), projection, jnp.asarray(case.Z))
     assert int(projection.rank) == 0
     np.testing.assert_array_equal(mean, 0)
@@ -201,8 +200,7 @@ def test_duplicated_rows_condition_well(rng):
     np.testing.assert_allclose(mean, case.y, atol=1e-3)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize(("actions", "objective"), [("blocks", "bound"), ("dense", "bound"), ("dense", "projected")])
 def test_gradients_are_central_differences(objective, actions, rng):
     case, n, i = make_case(rng, 17), 17, 3
     S = ACTIONS[actions](rng, n, i)
