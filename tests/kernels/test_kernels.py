@@ -1,6 +1,7 @@
 """Base kernels: profiles, compositions, Gram matrices, refusals."""
 
 import itertools
+from zlib import crc32
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from kernel_registry import KERNELS, PROFILES, concrete_kernels
 
 from mcmcpost.kernels import (
+    AbstractKernel,
     InverseMultiquadric,
     Matern32,
     Matern52,
@@ -28,14 +30,27 @@ def test_every_concrete_kernel_is_registered() -> None:
     assert concrete_kernels() <= registered
 
 
+@pytest.fixture(scope="module")
+def grams() -> dict[str, tuple[np.ndarray, ...]]:
+    """Return the Gram of two sets and of one, of every kernel, each beside `evaluate`, by one program."""
+    X, Y = (np.random.default_rng(crc32(b"grams")).normal(size=(n, 3)) for n in (4, 5))
+
+    @jax.jit
+    def program(X: jax.Array, Y: jax.Array) -> dict[str, tuple[jax.Array, ...]]:
+        def of_each(kernel: AbstractKernel) -> tuple[jax.Array, ...]:
+            slow = jax.vmap(lambda x: jax.vmap(lambda y: kernel.evaluate(x, y))(Y))(X)
+            return gram(kernel, X, Y), slow, gram(kernel, X), jax.vmap(lambda x: kernel.evaluate(x, x))(X)
+
+        return {name: of_each(kernel) for name, kernel in KERNELS.items()}
+
+    return jax.tree.map(np.asarray, program(X, Y))
+
+
 @pytest.mark.parametrize("name", KERNELS)
-def test_gram_is_evaluate_on_every_pair(name: str, rng: np.random.Generator) -> None:
-    kernel = KERNELS[name]
-    X, Y = rng.normal(size=(4, 3)), rng.normal(size=(5, 3))
-    slow = jax.jit(lambda X, Y: jax.vmap(lambda x: jax.vmap(lambda y: kernel.evaluate(x, y))(Y))(X))(X, Y)
-    np.testing.assert_allclose(gram(kernel, X, Y), slow, rtol=1e-11, atol=1e-12 * float(jnp.abs(slow).max()))
-    own = np.asarray(gram(kernel, X))
-    np.testing.assert_allclose(np.diag(own), [kernel.evaluate(x, x) for x in X], rtol=1e-13)
+def test_gram_is_evaluate_on_every_pair(name: str, grams: dict[str, tuple[np.ndarray, ...]]) -> None:
+    fast, slow, own, diagonal = grams[name]
+    np.testing.assert_allclose(fast, slow, rtol=1e-11, atol=1e-12 * np.abs(slow).max())
+    np.testing.assert_allclose(np.diag(own), diagonal, rtol=1e-13)
 
 
 @pytest.mark.parametrize("name", PROFILES)
