@@ -33,6 +33,8 @@ from mcmcpost.kernels import Matern32, Scaled, gram
 from mcmcpost.linsolve import conjugate_gradients
 
 SIGMA2 = jnp.asarray(NOISE)
+N, I = 43, 6
+"""Of what is compared with dense definitions; blocks of 7 and 8 rows."""
 ACTIONS = {"blocks": block_actions, "dense": random_actions}
 OBJECTIVES = {"bound": (EvidenceBound(), dense_bound), "projected": (ProjectedLikelihood(), dense_projected)}
 POLICIES = {
@@ -73,7 +75,7 @@ def test_more_blocks_than_rows_or_none_are_refused(i):
 
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_posterior_is_the_dense_definition(actions, rng):
-    n, i = 203, 20
+    n, i = N, I
     case = make_case(rng, n)
     S = ACTIONS[actions](rng, n, i)
     projection = condition(KERNEL, SIGMA2, jnp.asarray(case.X), jnp.asarray(case.y), S)
@@ -91,7 +93,7 @@ def test_posterior_is_the_dense_definition(actions, rng):
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_objectives_are_the_dense_definitions(objective, actions, rng):
     """Eq. 11 is NLL + KL, and eq. 9 the evidence of orthonormal projections."""
-    n, i = 203, 20
+    n, i = N, I
     case = make_case(rng, n)
     S = ACTIONS[actions](rng, n, i)
     fast, slow = OBJECTIVES[objective]
@@ -183,8 +185,8 @@ def test_actions_without_full_rank_are_those_of_their_span(kind, rng):
 
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_actions_that_are_all_zero_leave_the_prior(actions, rng):
-    case = make_case(rng, 203)
-    none = jax.tree.map(lambda leaf: 0 * leaf if leaf.dtype == float else leaf, ACTIONS[actions](rng, 203, 20))
+    case = make_case(rng, N)
+    none = jax.tree.map(lambda leaf: 0 * leaf if leaf.dtype == float else leaf, ACTIONS[actions](rng, N, I))
     projection = condition(KERNEL, SIGMA2, jnp.asarray(case.X), jnp.asarray(case.y), none)
     mean, variance = predict(KERNEL, jnp.asarray(case.X), projection, jnp.asarray(case.Z))
     assert int(projection.rank) == 0
