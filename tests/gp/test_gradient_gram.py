@@ -189,7 +189,7 @@ SOLVERS = {
     "automatic_iterative": Automatic(dense_order=1, rtol=1e-12),
 }
 MAIN = ["projected", "projected_preconditioned_cg"]
-OTHERS = [name for name in SOLVERS if name not in MAIN]
+OTHERS = [name for name in SOLVERS if name not in (*MAIN, "automatic")]  # it chooses of these, as is tested below
 DOT_PRODUCT = ["woodbury", "automatic_iterative"]  # the others see a dot product only through the same matrices
 
 
@@ -223,7 +223,7 @@ def test_every_solver_is_the_dense_solution(name, solver, rng):
     ("name", "solver"),
     [
         *itertools.product(["squared_exponential", "exponential"], MAIN),
-        *itertools.product(["squared_exponential"], ["dense", "automatic"]),
+        ("squared_exponential", "dense"),
         *itertools.product(["matern52_more_points_than_dimensions"], ["projected", "automatic"]),
     ],
 )
