@@ -68,9 +68,8 @@ def defined_gram(kernel, x, s, tasks):
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("name", KERNELS)
-def test_the_gram_is_the_definition_entry_by_entry(rng, rows, name, order):
-    kernels = KERNELS[name]
+def test_the_gram_is_the_definition_entry_by_entry(rng, rows, order):
+    kernels = KERNELS["two_terms"]
     kernel = Coregionalisation(kernels, random_covariances(rng, len(kernels)), order)
     x, s = rows
     found, expected = gram(kernel, x, s, TASKS, x, s, TASKS), defined_gram(kernel, x, s, TASKS)
