@@ -33,6 +33,8 @@ from mcmcpost.kernels import Matern32, Scaled, gram
 from mcmcpost.linsolve import conjugate_gradients
 
 SIGMA2 = jnp.asarray(NOISE)
+N, I = 43, 6
+"""Of what is compared with dense definitions; blocks of 7 and 8 rows."""
 ACTIONS = {"blocks": block_actions, "dense": random_actions}
 OBJECTIVES = {"bound": (EvidenceBound(), dense_bound), "projected": (ProjectedLikelihood(), dense_projected)}
 POLICIES = {
@@ -73,7 +75,7 @@ def test_more_blocks_than_rows_or_none_are_refused(i):
 
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_posterior_is_the_dense_definition(actions, rng):
-    n, i = 203, 20
+    n, i = N, I
     case = make_case(rng, n)
     S = ACTIONS[actions](rng, n, i)
     projection = condition(KERNEL, SIGMA2, jnp.asarray(case.X), jnp.asarray(case.y), S)
@@ -91,7 +93,7 @@ def test_posterior_is_the_dense_definition(actions, rng):
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_objectives_are_the_dense_definitions(objective, actions, rng):
     """Eq. 11 is NLL + KL, and eq. 9 the evidence of orthonormal projections."""
-    n, i = 203, 20
+    n, i = N, I
     case = make_case(rng, n)
     S = ACTIONS[actions](rng, n, i)
     fast, slow = OBJECTIVES[objective]
@@ -149,7 +151,7 @@ def test_one_action_at_a_time_is_the_batch(policy, key, rng):
     assert int(state.rank) == int(state.step) == int(projection.rank) == i
 
 
-@pytest.mark.parametrize("i", [1, 3, 10])
+@pytest.mark.parametrize("i", [1, 10])
 def test_residual_actions_give_the_iterates_of_conjugate_gradients(i, key, rng):
     case = make_case(rng, 40)
     X, y = jnp.asarray(case.X), jnp.asarray(case.y)
@@ -181,12 +183,11 @@ def test_actions_without_full_rank_are_those_of_their_span(kind, rng):
     np.testing.assert_allclose(gram(KERNEL, Z, X) @ state.weights, predict(KERNEL, X, full, Z)[0], atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "actions", [DenseActions(np.zeros((11, 2))), SparseActions(np.zeros((2, 6)), *balanced_blocks(11, 2))]
-)
+@pytest.mark.parametrize("actions", ACTIONS)
 def test_actions_that_are_all_zero_leave_the_prior(actions, rng):
-    case = make_case(rng, 11)
-    projection = condition(KERNEL, SIGMA2, jnp.asarray(case.X), jnp.asarray(case.y), actions)
+    case = make_case(rng, N)
+    none = jax.tree.map(lambda leaf: 0 * leaf if leaf.dtype == float else leaf, ACTIONS[actions](rng, N, I))
+    projection = condition(KERNEL, SIGMA2, jnp.asarray(case.X), jnp.asarray(case.y), none)
     mean, variance = predict(KERNEL, jnp.asarray(case.X), projection, jnp.asarray(case.Z))
     assert int(projection.rank) == 0
     np.testing.assert_array_equal(mean, 0)
@@ -201,8 +202,7 @@ def test_duplicated_rows_condition_well(rng):
     np.testing.assert_allclose(mean, case.y, atol=1e-3)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize(("actions", "objective"), [("blocks", "bound"), ("dense", "bound"), ("dense", "projected")])
 def test_gradients_are_central_differences(objective, actions, rng):
     case, n, i = make_case(rng, 17), 17, 3
     S = ACTIONS[actions](rng, n, i)

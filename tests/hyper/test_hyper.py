@@ -1,5 +1,6 @@
 """Restricted likelihood of a Stein kernel: value, gradient, optimisers."""
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from mcmcpost.hyper import (
     stein_covariance,
 )
 from mcmcpost.kernels import Matern52, SquaredExponential
+
+covariance_of = eqx.filter_jit(stein_covariance)
+likelihood = eqx.filter_jit(negative_restricted_likelihood)
 
 
 @pytest.fixture
@@ -36,10 +40,9 @@ def test_the_likelihood_is_that_of_contrasts(data):
         return -multivariate_normal(np.zeros(59), amplitude * inside, allow_singular=True).logpdf(y)
 
     covariances = [
-        np.asarray(stein_covariance(SquaredExponential(ell), x, s, jnp.ones(60), jnp.asarray(1e-2)))
-        for ell in (0.7, 2.0)
+        np.asarray(covariance_of(SquaredExponential(ell), x, s, jnp.ones(60), jnp.asarray(1e-2))) for ell in (0.7, 2.0)
     ]
-    losses = [np.asarray(negative_restricted_likelihood(jnp.asarray(c), basis, values).losses) for c in covariances]
+    losses = [np.asarray(likelihood(jnp.asarray(c), basis, values).losses) for c in covariances]
     for j in range(2):
         expected = direct(covariances[0], values[:, j]) - direct(covariances[1], values[:, j])
         np.testing.assert_allclose(losses[0][j] - losses[1][j], expected, rtol=1e-6)
@@ -47,26 +50,26 @@ def test_the_likelihood_is_that_of_contrasts(data):
 
 def test_the_slope_is_the_derivative(data, rng):
     x, s, basis, values = data
-    covariance = np.asarray(stein_covariance(SquaredExponential(1.0), x, s, jnp.ones(60), jnp.asarray(1e-1)))
+    covariance = np.asarray(covariance_of(SquaredExponential(1.0), x, s, jnp.ones(60), jnp.asarray(1e-1)))
     direction = rng.normal(size=(60, 60))
     direction = direction + direction.T
 
     def along(step: np.ndarray) -> float:
         moved = jnp.asarray(covariance + step[0] * direction)
-        return float(negative_restricted_likelihood(moved, basis, values).losses.sum())
+        return float(likelihood(moved, basis, values).losses.sum())
 
     def slope(step: np.ndarray) -> np.ndarray:
         moved = jnp.asarray(covariance + step[0] * direction)
-        return np.array([np.sum(negative_restricted_likelihood(moved, basis, values).slope * direction)])
+        return np.array([np.sum(likelihood(moved, basis, values).slope * direction)])
 
     assert check_grad(along, slope, np.zeros(1), epsilon=1e-7) < 1e-4 * abs(slope(np.zeros(1))[0])
 
 
 def test_columns_of_zeros_count_for_nothing(data):
     x, s, basis, values = data
-    covariance = stein_covariance(SquaredExponential(1.0), x, s, jnp.ones(60), jnp.asarray(1e-1))
-    alone = negative_restricted_likelihood(covariance, basis, values)
-    padded = negative_restricted_likelihood(covariance, basis, jnp.asarray(pad_columns(np.asarray(values))))
+    covariance = covariance_of(SquaredExponential(1.0), x, s, jnp.ones(60), jnp.asarray(1e-1))
+    alone = likelihood(covariance, basis, values)
+    padded = likelihood(covariance, basis, jnp.asarray(pad_columns(np.asarray(values))))
     assert padded.losses.shape == (COLUMNS,)
     np.testing.assert_allclose(padded.losses, [*alone.losses, *np.zeros(COLUMNS - 2)], rtol=1e-12)
     np.testing.assert_allclose(padded.slope, alone.slope, rtol=1e-9, atol=1e-9 * np.abs(alone.slope).max())
@@ -87,9 +90,7 @@ def test_the_optimiser_improves_on_every_start_and_keeps_the_kernel(data, start)
     x, s, basis, values = data
     arrays = (np.asarray(a) for a in (x, s, basis, values[:, :1]))
     tuned = maximise_restricted_likelihood((start,), *arrays, nugget=1e-6, free_nugget=True)
-    at_start = negative_restricted_likelihood(
-        stein_covariance(start, x, s, jnp.ones(60), jnp.asarray(1e-6)), basis, values[:, :1]
-    )
+    at_start = likelihood(covariance_of(start, x, s, jnp.ones(60), jnp.asarray(1e-6)), basis, values[:, :1])
     assert type(tuned.kernel) is type(start)
     assert tuned.loss < float(at_start.losses[0]) - 1.0
     assert np.shape(tuned.kernel.lengthscale) == np.shape(start.lengthscale)

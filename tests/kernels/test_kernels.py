@@ -1,6 +1,7 @@
 """Base kernels: profiles, compositions, Gram matrices, refusals."""
 
 import itertools
+from zlib import crc32
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from kernel_registry import KERNELS, PROFILES, concrete_kernels
 
 from mcmcpost.kernels import (
+    AbstractKernel,
     InverseMultiquadric,
     Matern32,
     Matern52,
@@ -28,21 +30,48 @@ def test_every_concrete_kernel_is_registered() -> None:
     assert concrete_kernels() <= registered
 
 
+@pytest.fixture(scope="module")
+def grams() -> dict[str, tuple[np.ndarray, ...]]:
+    """Return the Gram of two sets and of one, of every kernel, each beside `evaluate`, by one program."""
+    X, Y = (np.random.default_rng(crc32(b"grams")).normal(size=(n, 3)) for n in (4, 5))
+
+    @jax.jit
+    def program(X: jax.Array, Y: jax.Array) -> dict[str, tuple[jax.Array, ...]]:
+        def of_each(kernel: AbstractKernel) -> tuple[jax.Array, ...]:
+            slow = jax.vmap(lambda x: jax.vmap(lambda y: kernel.evaluate(x, y))(Y))(X)
+            return gram(kernel, X, Y), slow, gram(kernel, X), jax.vmap(lambda x: kernel.evaluate(x, x))(X)
+
+        return {name: of_each(kernel) for name, kernel in KERNELS.items()}
+
+    return jax.tree.map(np.asarray, program(X, Y))
+
+
 @pytest.mark.parametrize("name", KERNELS)
-def test_gram_is_evaluate_on_every_pair(name: str, rng: np.random.Generator) -> None:
-    kernel = KERNELS[name]
-    X, Y = rng.normal(size=(4, 3)), rng.normal(size=(5, 3))
-    slow = jax.jit(lambda X, Y: jax.vmap(lambda x: jax.vmap(lambda y: kernel.evaluate(x, y))(Y))(X))(X, Y)
-    np.testing.assert_allclose(gram(kernel, X, Y), slow, rtol=1e-11, atol=1e-12 * float(jnp.abs(slow).max()))
-    own = np.asarray(gram(kernel, X))
-    np.testing.assert_allclose(np.diag(own), [kernel.evaluate(x, x) for x in X], rtol=1e-13)
+def test_gram_is_evaluate_on_every_pair(name: str, grams: dict[str, tuple[np.ndarray, ...]]) -> None:
+    fast, slow, own, diagonal = grams[name]
+    np.testing.assert_allclose(fast, slow, rtol=1e-11, atol=1e-12 * np.abs(slow).max())
+    np.testing.assert_allclose(np.diag(own), diagonal, rtol=1e-13)
+
+
+@pytest.fixture(scope="module")
+def derivatives() -> dict[str, tuple[list[np.ndarray], list[np.ndarray]]]:
+    """Return the derivatives of every profile and their slopes by autodiff, by one program."""
+
+    @jax.jit
+    def program(r: jax.Array) -> dict[str, tuple[list[jax.Array], list[jax.Array]]]:
+        return {
+            name: jax.jvp(lambda u, kernel=kernel: kernel.derivatives(u, 4), (r,), (jnp.ones_like(r),))
+            for name, kernel in PROFILES.items()
+        }
+
+    return jax.tree.map(np.asarray, program(np.linspace(0.05, 6.0, 9)))
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_each_closed_derivative_is_the_autodiff_of_the_one_before(name: str) -> None:
-    kernel = PROFILES[name]
-    r = jnp.linspace(0.05, 6.0, 9)
-    closed, slopes = jax.jit(lambda t: jax.jvp(lambda u: kernel.derivatives(u, 4), (t,), (jnp.ones_like(t),)))(r)
+def test_each_closed_derivative_is_the_autodiff_of_the_one_before(
+    name: str, derivatives: dict[str, tuple[list[np.ndarray], list[np.ndarray]]]
+) -> None:
+    closed, slopes = derivatives[name]
     assert len(closed) == 5
     for slope, derivative in zip(slopes[:-1], closed[1:], strict=True):
         np.testing.assert_allclose(slope, derivative, rtol=1e-11, atol=1e-13)
@@ -160,8 +189,11 @@ def test_distances_survive_a_far_origin(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(gram(Matern52(), X + 1e6), gram(Matern52(), (X + 1e6) - 1e6), atol=1e-9)
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.pairwise(list(PROFILES)))[1::3])
-def test_products_of_any_two_profiles_stay_closed(first: str, second: str, rng: np.random.Generator) -> None:
-    kernel = PROFILES[first] * PROFILES[second]
-    X = rng.normal(size=(4, 3))
-    np.testing.assert_allclose(gram(kernel, X), gram(PROFILES[first], X) * gram(PROFILES[second], X), rtol=1e-12)
+def test_products_of_any_two_profiles_stay_closed(rng: np.random.Generator) -> None:
+    @jax.jit
+    def program(X: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+        pairs = list(itertools.pairwise(PROFILES.values()))[1::3]
+        return [(gram(one * other, X), gram(one, X) * gram(other, X)) for one, other in pairs]
+
+    for product, factors in program(rng.normal(size=(4, 3))):
+        np.testing.assert_allclose(product, factors, rtol=1e-12)

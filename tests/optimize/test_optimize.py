@@ -37,6 +37,9 @@ def direction_of(method, memory):
     return method.direction(memory)
 
 
+note = jax.jit(remember)
+
+
 def relaxed_rosenbrock(x):
     rise = x[1:] - x[:-1] ** 2
     return (x[:-1] ** 2).sum() + 2 * (rise**2).sum()
@@ -77,7 +80,7 @@ def test_the_relaxed_rosenbrock_is_minimised(name, rng):
 
 
 def test_value_and_gradient_may_come_apart(rng):
-    x0 = rng.normal(size=6)
+    x0 = rng.normal(size=3)
     together = minimize(with_gradient, x0)
     apart = minimize(relaxed_rosenbrock, x0, jac=lambda x: with_gradient(x)[1])
     np.testing.assert_allclose(apart.x, together.x)
@@ -87,7 +90,7 @@ def test_value_and_gradient_may_come_apart(rng):
 @pytest.mark.slow
 def test_the_first_direction_is_the_steepest(rng):
     g = jnp.asarray(rng.normal(size=D))
-    memory = remember(empty_memory(3, g), jnp.zeros(D), g)
+    memory = note(empty_memory(3, g), jnp.zeros(D), g)
     for method in METHODS.values():
         np.testing.assert_allclose(direction_of(method, memory), -g, rtol=1e-9)
 
@@ -98,7 +101,7 @@ def test_without_unexplained_secants_the_direction_is_that_of_lbfgs(rng, spd):
     curvature = spd[:D, :D]
     memory = empty_memory(3, jnp.zeros(D))
     for x in rng.normal(size=(2, D)):
-        memory = remember(memory, jnp.asarray(x), jnp.asarray(curvature @ x))
+        memory = note(memory, jnp.asarray(x), jnp.asarray(curvature @ x))
     pairs = secants(memory)
     expected = -inverse_hessian(pairs).dense() @ memory.gradients[-1]
     for method in (METHODS["hessian"], METHODS["optimum"]):
@@ -108,16 +111,17 @@ def test_without_unexplained_secants_the_direction_is_that_of_lbfgs(rng, spd):
 
 
 def test_compact_matrices_are_the_recursion(rng, spd):
-    memory = empty_memory(3, jnp.zeros(40))
-    for x in rng.normal(size=(4, 40)):
-        memory = remember(memory, jnp.asarray(x), jnp.asarray(spd @ x))
-    pairs = secants(memory)
-    expected = np.eye(40) / float(pairs.scale)
+    curvature = spd[:D, :D]
+    memory = empty_memory(3, jnp.zeros(D))
+    for x in rng.normal(size=(4, D)):
+        memory = note(memory, jnp.asarray(x), jnp.asarray(curvature @ x))
+    pairs = jax.jit(secants)(memory)
+    expected = np.eye(D) / float(pairs.scale)
     for s, y in zip(np.asarray(pairs.S), np.asarray(pairs.Y), strict=True):
         image = expected @ s
         expected = expected - np.outer(image, image) / (s @ image) + np.outer(y, y) / (s @ y)
     np.testing.assert_allclose(hessian(pairs).dense(), expected, rtol=1e-8, atol=1e-9)
-    np.testing.assert_allclose(inverse_hessian(pairs).dense() @ expected, np.eye(40), atol=1e-8)
+    np.testing.assert_allclose(inverse_hessian(pairs).dense() @ expected, np.eye(D), atol=1e-8)
 
 
 @pytest.mark.slow
@@ -135,12 +139,11 @@ def test_pairs_of_no_curvature_are_left_out(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_the_optax_face_minimises_a_tree_under_jit(name):
+def test_the_optax_face_minimises_a_tree_under_jit():
     def loss(params):
         return relaxed_rosenbrock(params["a"]) + jnp.sum((params["b"] - 1.0) ** 2)
 
-    optimizer = gp_optimizer(METHODS[name])
+    optimizer = gp_optimizer(METHODS["hessian"])
     params = {"a": jnp.linspace(-1.0, 1.0, 5), "b": jnp.zeros((2, 2))}
 
     def step(_, carry):
@@ -162,8 +165,8 @@ def test_the_transformation_asks_for_the_parameters():
 
 @pytest.mark.slow
 def test_bad_starts_and_functions_have_a_status(rng):
-    assert minimize(lambda x: (np.nan, x), np.ones(2)).status == 3
-    spent = minimize(with_gradient, rng.normal(size=9), max_iter=2)
+    assert minimize(lambda x: (np.nan, x), np.ones(3)).status == 3
+    spent = minimize(with_gradient, rng.normal(size=3), max_iter=2)
     assert (spent.status, spent.nit, spent.success) == (1, 2, False)
     uphill = minimize(lambda x: (x.sum(), -np.ones_like(x)), np.ones(3))
     assert uphill.status == 2

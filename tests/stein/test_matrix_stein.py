@@ -1,5 +1,6 @@
 """Matrix-valued Stein kernels: the definition, the mean under each target, and the paper's own parametrisation."""
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -47,13 +48,15 @@ def values_at(x, tasks):
     return np.sin(x @ np.array([1.0, 0.5]) + tasks) + 0.3 * (x**2).sum(axis=1)
 
 
+@eqx.filter_jit
+def tile(kernel, rows, columns):
+    return matrix_stein_tile(kernel)(rows, columns)
+
+
 def gram(kernel, x, s, tasks, y, sy, others):
     """Return (K₀(x_i, y_j))_{t_i u_j} by the package's tile function."""
     eye = np.eye(kernel.num_tasks)
-    rows, columns = (
-        (jnp.asarray(p), jnp.asarray(q), jnp.asarray(eye[t])) for p, q, t in ((x, s, tasks), (y, sy, others))
-    )
-    return np.asarray(matrix_stein_tile(kernel)(rows, columns))
+    return np.asarray(tile(kernel, (x, s, eye[tasks]), (y, sy, eye[others])))
 
 
 def defined_gram(kernel, x, s, tasks):
@@ -65,9 +68,8 @@ def defined_gram(kernel, x, s, tasks):
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("name", KERNELS)
-def test_the_gram_is_the_definition_entry_by_entry(rng, rows, name, order):
-    kernels = KERNELS[name]
+def test_the_gram_is_the_definition_entry_by_entry(rng, rows, order):
+    kernels = KERNELS["two_terms"]
     kernel = Coregionalisation(kernels, random_covariances(rng, len(kernels)), order)
     x, s = rows
     found, expected = gram(kernel, x, s, TASKS, x, s, TASKS), defined_gram(kernel, x, s, TASKS)

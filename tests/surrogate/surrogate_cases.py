@@ -28,56 +28,57 @@ def banana_potential(x):
     return 0.5 * (x[0] ** 2 + (2 * x[0] ** 2 - 2 * x[1] + 2) ** 2 + 2 * jnp.sum(x[2:] ** 2))
 
 
-def _banana_draws(rng, n, d):
-    x = rng.standard_normal((n, d))
+D = 10
+"""Of the draws of all targets: one program serves them. The potentials take any number of dimensions."""
+
+
+def _banana_draws(rng, n):
+    x = rng.standard_normal((n, D))
     x[:, 1] = x[:, 0] ** 2 + 1 - x[:, 1] / 2
     x[:, 2:] *= np.sqrt(0.5)
     return x
 
 
-def banana(d):
+def banana():
     expectations = {
         "x1": (lambda x: x[:, 0], 0.0),
         "x1^2": (lambda x: x[:, 0] ** 2, 1.0),
         "|x1|>2": (lambda x: abs(x[:, 0]) > 2, 0.04550026),
         "x2": (lambda x: x[:, 1], 2.0),
         "bend^2": (lambda x: (2 * x[:, 0] ** 2 - 2 * x[:, 1] + 2) ** 2, 1.0),
+        "rest^2": (lambda x: np.sum(x[:, 2:] ** 2, 1), (D - 2) / 2),
     }
-    if d > 2:
-        expectations["rest^2"] = (lambda x: np.sum(x[:, 2:] ** 2, 1), (d - 2) / 2)
-    return IID(banana_potential, lambda rng, n: _banana_draws(rng, n, d), expectations)
+    return IID(banana_potential, _banana_draws, expectations)
 
 
 def gaussian():
+    """Two correlated coordinates, the others standard normal."""
     precision = np.array([[2.0, 0.9], [0.9, 1.0]])
     covariance = np.linalg.inv(precision)
     root = np.linalg.cholesky(covariance)
     return IID(
-        lambda x: 0.5 * x @ jnp.asarray(precision) @ x,
-        lambda rng, n: rng.standard_normal((n, 2)) @ root.T,
+        lambda x: 0.5 * (x[:2] @ jnp.asarray(precision) @ x[:2] + jnp.sum(x[2:] ** 2)),
+        lambda rng, n: np.concatenate([rng.standard_normal((n, 2)) @ root.T, rng.standard_normal((n, D - 2))], axis=1),
         {
             "x1": (lambda x: x[:, 0], 0.0),
             "x1^2": (lambda x: x[:, 0] ** 2, covariance[0, 0]),
             "x1 x2": (lambda x: x[:, 0] * x[:, 1], covariance[0, 1]),
-            "E": (lambda x: 0.5 * np.sum(x @ precision * x, 1), 1.0),
+            "E": (lambda x: 0.5 * np.sum(x[:, :2] @ precision * x[:, :2], 1), 1.0),
+            "rest^2": (lambda x: np.sum(x[:, 2:] ** 2, 1), D - 2.0),
         },
     )
 
 
-TARGETS = {"gaussian": gaussian(), "banana2": banana(2), "banana10": banana(10)}
-PLANE = ("gaussian", "banana2")
-"""Of two dimensions: one program serves both."""
+TARGETS = {"gaussian": gaussian(), "banana": banana()}
 
 
 def energy(which, x):
-    """Return the potential of the target in PLANE that `which` counts to, or of the banana in more dimensions."""
-    if len(x) > 2:
-        return banana_potential(x)
-    return jax.lax.switch(which, [TARGETS[name].potential for name in PLANE], x)
+    """Return the potential of the target that `which` counts to."""
+    return jax.lax.switch(which, [target.potential for target in TARGETS.values()], x)
 
 
 def padded(fitted, number=20):
-    """Return the same surrogate on `number` points and in all directions, so that all of one dimension share programs.
+    """Return the same surrogate on `number` points and in all directions, so that all share programs.
 
     What is added has no weight.
     """
