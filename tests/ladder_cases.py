@@ -42,6 +42,12 @@ class GaussianPath(NamedTuple):
         return make_ladder(temperatures, x, values, -gap / self.noise**2, -x)
 
 
+def short_ladder(rng: np.random.Generator) -> tuple[Ladder, GaussianPath]:
+    """Return a ladder in one dimension, of the shape of the command line's short runs, and its path."""
+    path = gaussian_path(1)
+    return path.ladder(rng, 60, power_ladder(5, 4), chains=2), path
+
+
 def gaussian_path(d: int) -> GaussianPath:
     """Return a path in d dimensions whose posterior is two prior standard deviations off."""
     return GaussianPath(np.full(d, 2.0 / np.sqrt(d)), 0.5)

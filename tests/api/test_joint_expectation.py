@@ -120,16 +120,9 @@ def test_the_tree_of_a_joint_estimate_survives_a_file(tasks, draws, tmp_path):
     assert list(loaded.children) == list(tree.children)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "shared"),
-    [
-        pytest.param(Sum(KERNEL, Matern52(3.0)), False, id="Sum, own draws", marks=pytest.mark.slow),
-        pytest.param(Sum(KERNEL, Matern52(3.0)), True, id="Sum, shared draws"),
-        pytest.param(Scaled(2.0, KERNEL), False, id="Scaled, own draws"),
-        pytest.param(Scaled(2.0, KERNEL), True, id="Scaled, shared draws", marks=pytest.mark.slow),
-    ],
-)
-def test_what_was_fitted_survives_a_file_for_kernels_made_of_kernels(tasks, kernel, shared, tmp_path):
+@pytest.mark.parametrize("shared", [False, True], ids=["own draws", "shared draws"])
+def test_what_was_fitted_survives_a_file_for_kernels_made_of_kernels(tasks, shared, tmp_path):
+    kernel = Sum(KERNEL, Scaled(2.0, Matern52(3.0)))
     method = mp.VectorValued(kernel, np.array([[1.0, 0.7], [0.7, 1.2]]), 1e-2, guard=False)
     if shared:
         tasks = {"high": tasks["high"], "low": (tasks["high"][0], tasks["high"][1] ** 2)}
@@ -348,11 +341,11 @@ def band(freedom):
     return chi2.isf(1e-5, freedom) / freedom
 
 
-def mean_squares(seed, *, shrink=1.0, shift=0.0):
+def mean_squares(seed, replications, *, shift=0.0):
     """Return mean z² of each task and mean eᵀC⁻¹e/T over independent replications."""
     rng = np.random.default_rng(seed)
     z, together = [], []
-    for _ in range(REPLICATIONS):
+    for _ in range(replications):
         x, y = rng.normal(size=(2, 2, 30, 1))
         inputs = {
             "a": TaskInput(make_trace(x, shift - x), ("f",), np.cos(WAVE * x)),
@@ -360,22 +353,24 @@ def mean_squares(seed, *, shrink=1.0, shift=0.0):
         }
         found = estimate_jointly(inputs, ROUGH)
         error = np.array([part.mean[0] for part in found.values()]) - TRUTH
-        z.append(error / (shrink * np.array([part.mcse[0] for part in found.values()])))
-        together.append(error @ np.linalg.solve(shrink**2 * found.covariance, error) / 2)
+        z.append(error / np.array([part.mcse[0] for part in found.values()]))
+        together.append(error @ np.linalg.solve(found.covariance, error) / 2)
     return (np.array(z) ** 2).mean(axis=0), np.mean(together)
 
 
 @pytest.mark.slow
 def test_the_errors_are_calibrated_one_by_one_and_together(seed):
-    each, together = mean_squares(seed)
+    each, together = mean_squares(seed, REPLICATIONS)
     assert (each < band(REPLICATIONS)).all()
     assert together < band(2 * REPLICATIONS)
     assert (each > 0.2).all()  # conservative, and not without bound
+    # the check can fail: errors of two fifths do
+    assert (each / 0.4**2 > band(REPLICATIONS)).any()
+    assert together / 0.4**2 > band(2 * REPLICATIONS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", [{"shrink": 0.4}, {"shift": 0.7}], ids=["error", "score"])
-def test_the_calibration_check_catches_broken_estimators(seed, mutant):
-    each, together = mean_squares(seed, **mutant)
-    assert (each > band(REPLICATIONS)).any()
-    assert together > band(2 * REPLICATIONS)
+def test_the_calibration_check_catches_scores_of_another_target(seed):
+    each, together = mean_squares(seed, 30, shift=0.7)
+    assert (each > band(30)).any()
+    assert together > band(60)

@@ -55,9 +55,15 @@ def trace(tmp_path, rng):
 
 
 @pytest.mark.slow
-def test_a_model_file_ends_in_the_table(run, model):
-    done = run("reduce", model, *SHORT, *QUICK, "--option", "loc=3")
-    assert done.code == 0
+def test_a_model_file_ends_in_the_table_and_sample_then_reduce_is_reduce(run, model):
+    whole = run("reduce", model, *SHORT, *QUICK, "--option", "loc=3", "--json")
+    sampled = run("sample", model, "-o", "trace.nc", *SHORT, "--option", "loc=3", "--json")
+    assert json.loads(sampled.out)["chains"] == 2
+    assert json.loads(sampled.out)["divergences"] == 0
+    again = run("reduce", "trace.nc", *QUICK, "--json")
+    assert json.loads(again.out) == json.loads(whole.out)
+    done = run("reduce", "trace.nc", *QUICK)
+    assert done.code == whole.code == 0
     header, *rows = done.out.splitlines()
     assert header.split() == COLUMNS
     table = {row.split()[0]: dict(zip(COLUMNS, row.split()[1:], strict=True)) for row in rows}
@@ -68,18 +74,8 @@ def test_a_model_file_ends_in_the_table(run, model):
 
 
 @pytest.mark.slow
-def test_sample_then_reduce_is_reduce(run, model):
-    whole = run("reduce", model, *SHORT, *QUICK, "--json")
-    sampled = run("sample", model, "-o", "trace.nc", *SHORT, "--json")
-    assert json.loads(sampled.out)["chains"] == 2
-    assert json.loads(sampled.out)["divergences"] == 0
-    again = run("reduce", "trace.nc", *QUICK, "--json")
-    assert json.loads(again.out) == json.loads(whole.out)
-
-
-@pytest.mark.slow
 def test_sample_says_what_it_wrote(run, model):
-    done = run("sample", model, "-o", "trace.zarr", *SHORT, "--seed", "7")
+    done = run("sample", model, "-o", "trace.zarr", *SHORT, "--option", "loc=3", "--seed", "7")
     assert done.out == "trace.zarr: 2 chains of 150 draws\n"
     tree = mcmcpost.load_tree("trace.zarr")
     assert tree.attrs["seed"] == 7

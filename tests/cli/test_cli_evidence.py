@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from cli_cases import refused
-from ladder_cases import RUNGS, gaussian_path
+from ladder_cases import short_ladder
 from scipy.stats import norm
 
 import mcmcpost
@@ -28,9 +28,8 @@ TRUTH = norm.logpdf(1.0, 0.0, np.sqrt(1.25))
 @pytest.fixture
 def ladder(tmp_path, rng):
     """A saved ladder of exact draws, and its log evidence."""
-    path = gaussian_path(1)
-    tree = mcmcpost.ladder_from_arrays(*path.ladder(rng, 100, RUNGS)[:5])
-    mcmcpost.save_tree(tree, tmp_path / "ladder.nc")
+    drawn, path = short_ladder(rng)
+    mcmcpost.save_tree(mcmcpost.ladder_from_arrays(*drawn[:5]), tmp_path / "ladder.nc")
     return tmp_path / "ladder.nc", float(path.log_evidence(np.ones(1))[0])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cli_cases import refused
 from html_cases import Reading
-from ladder_cases import RUNGS, gaussian_path
+from ladder_cases import short_ladder
 
 import mcmcpost
 from mcmcpost._core.versions import version_of
@@ -98,9 +98,8 @@ def test_warnings_are_said_once(run, tmp_path, rng):
 
 @pytest.mark.slow
 def test_a_ladder_has_its_evidence_in_the_report(run, tmp_path, rng):
-    path = gaussian_path(1)
-    tree = mcmcpost.ladder_from_arrays(*path.ladder(rng, 100, RUNGS, chains=2)[:5])
-    mcmcpost.save_tree(tree, tmp_path / "ladder.nc")
+    drawn, path = short_ladder(rng)
+    mcmcpost.save_tree(mcmcpost.ladder_from_arrays(*drawn[:5]), tmp_path / "ladder.nc")
     done = run("report", tmp_path / "ladder.nc", "-o", "report.html", *QUICK, "--json")
     found = json.loads(done.out)
     assert abs(found["evidence"]["log_evidence"] - float(path.log_evidence(np.ones(1))[0])) < 1e-6

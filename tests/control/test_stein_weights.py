@@ -31,10 +31,11 @@ def test_variance_falls_with_the_budget_to_the_exact_one(trace):
     values = trace.draws
     exact = solve_stein_weights(trace, values, method()).variance_factor
     factors = []
-    for budget in (1, 4, 16, 500):
-        weights = solve_stein_weights(trace, values, method(solver=UNTIL_SOLVED, budget=budget))
+    few = mp.ConjugateGradients(1e-8, 4, rank=5)  # a budget of the solver's own
+    for settings in ({"solver": UNTIL_SOLVED, "budget": 1}, {"solver": few}, {"solver": UNTIL_SOLVED}):
+        weights = solve_stein_weights(trace, values, method(**settings))
         assert weights.values.sum() == pytest.approx(1)
-        assert weights.status == "not_converged" or budget == 500
+        assert weights.status == "not_converged" or len(factors) == 2
         factors.append(weights.variance_factor)
     assert (np.diff(factors) <= 1e-12).all()
     assert min(factors) >= exact * (1 - 1e-8)

@@ -36,7 +36,7 @@ def kernel_tasks(rows, covariance=RELATED):
 def separable_design(control, rows):
     """The slow definition: column j of g, at unit coefficient j, one at a time."""
     flat, shape = control.coefficients.size, control.coefficients.shape
-    at = [eqx.tree_at(lambda c: c.coefficients, control, row.reshape(shape)) for row in jnp.eye(flat)]
+    at = [eqx.tree_at(lambda c: c.coefficients, control, jnp.asarray(row.reshape(shape))) for row in np.eye(flat)]
     return np.stack([np.asarray(c(rows)) for c in at], axis=1)
 
 
@@ -136,7 +136,8 @@ def test_the_kernel_family_is_the_separable_sum(rng):
         mixed = jnp.trace(jax.jacfwd(jax.grad(k, 1), 0)(x, y))
         return mixed + s @ jax.grad(k, 1)(x, y) + t @ jax.grad(k, 0)(x, y) + k(x, y) * (s @ t)
 
-    each = jax.vmap(jax.vmap(k0, (None, None, 0, 0)), (0, 0, None, None))(*map(jnp.asarray, (*at[:2], *rows[:2])))
+    pairs = jax.jit(jax.vmap(jax.vmap(k0, (None, None, 0, 0)), (0, 0, None, None)))
+    each = pairs(*at[:2], *rows[:2])
     slow = np.sum(RELATED[np.ix_(at.tasks, rows.tasks)] * np.asarray(each) * theta[None], axis=1)
     np.testing.assert_allclose(control(at) * control.scale, slow, rtol=1e-10)
 
@@ -147,15 +148,17 @@ def test_the_polynomial_family_is_the_mixed_langevin_operator(rng):
     theta = rng.normal(size=control.coefficients.shape)
     control = eqx.tree_at(lambda c: c.coefficients, control, jnp.asarray(theta))
 
-    def langevin(function, x, s):
-        return jnp.trace(jax.hessian(function)(x)) + jax.grad(function)(x) @ s
+    @jax.jit
+    @jax.vmap
+    def langevin(x, s):
+        def monomials(x):
+            return jnp.stack([jnp.prod(x**power) for power in polynomial_exponents(2, 2)])
 
-    slow = np.zeros(9)
-    for i, power in enumerate(polynomial_exponents(2, 2)):
-        points = zip(*map(jnp.asarray, rows[:2]), strict=True)
-        each = np.array([langevin(lambda x, a=power: jnp.prod(x**a), *point) for point in points])
-        along = each / np.sqrt(np.mean(each**2))
-        slow += along * (RELATED[rows.tasks] @ theta[i])
+        return jnp.trace(jax.hessian(monomials)(x), axis1=1, axis2=2) + jax.jacobian(monomials)(x) @ s
+
+    each = np.asarray(langevin(*rows[:2]))
+    along = each / np.sqrt(np.mean(each**2, axis=0))
+    slow = np.sum(along * (RELATED[rows.tasks] @ theta.T), axis=1)
     np.testing.assert_allclose(control(rows), slow, rtol=1e-10)
 
 
@@ -333,7 +336,11 @@ def caught_schedules(monkeypatch):
     return caught
 
 
-@pytest.mark.parametrize("block", [pytest.param(None, marks=pytest.mark.slow), 10])
+def untrained(control, beta, *_, num_epochs, **__):
+    return control, beta, jnp.zeros(()), jnp.zeros(num_epochs)
+
+
+@pytest.mark.parametrize("block", [None, 10])
 def test_blocks_of_a_crossfitted_method_straddle_no_chain_and_no_held_out_draws(block, rng, key, monkeypatch):
     """Two chains of 60 draws a task, eight folds: without a fold its chain is two runs, or one that is shorter."""
     draws = rng.normal(size=(2, 2, 60, 1))
@@ -342,6 +349,7 @@ def test_blocks_of_a_crossfitted_method_straddle_no_chain_and_no_held_out_draws(
     joint = make_joint_problem(traces, [np.cos(x) for x in draws], num_folds=8)
     training = Stochastic(num_epochs=1, batch_size=40, objective=ChainVariance(block))
     caught = caught_schedules(monkeypatch)
+    monkeypatch.setattr(trained, "_train", untrained)  # nine shapes, of which only the schedules are looked at
     TrainedVectorValued(PolynomialFamily(1), key=key, training=training).crossfit_joint(joint)
     fits = [joint.folds.everyone[joint.folds.everyone_mask], *(inside for _, inside in joint.folds.rows())]
     assert len(caught) == len(fits) == 9

@@ -21,6 +21,7 @@ def data(rng, sizes=(30, 20), related=True):
     return gram / np.mean(np.diag(gram)), tasks, f
 
 
+@jax.jit
 def objective(mixed, beta, b, gram, tasks, f, delta):
     """The slow definition, for Θ̃ (m, T)."""
     r = f - (gram @ mixed)[jnp.arange(len(f)), tasks] - beta[tasks]

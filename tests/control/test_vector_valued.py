@@ -187,7 +187,7 @@ def test_a_task_given_twice_is_estimated_twice_the_same(rng):
 @pytest.mark.slow
 def test_the_same_draws_with_other_scores_are_another_target(rng):
     """As if from importance sampling: only scores decide, so that the joint fit is not the one of shared draws."""
-    first = normal_task(rng, 30)
+    first = normal_task(rng, 28)
     x = first.trace.draws
     tasks = {"a": first, "b": first._replace(trace=make_trace(x, -x / 1.1))}
     method = VectorValued(KERNEL, RELATED, 1e-2, guard=False)
@@ -230,7 +230,7 @@ def test_related_tasks_are_better_together_and_the_guard_sees_it(rng):
     """f and 2f + 1 with E f = 0.4, twelve draws each: paired errors (measured: eight times smaller) and labels."""
     method = VectorValued(tuning=CHEAP)
     together, alone, joint = [], [], []
-    for _ in range(20):
+    for _ in range(12):
         tasks = related_tasks(rng, 12)
         problem = make_joint_problem([t.trace for t in tasks.values()], [t.values for t in tasks.values()])
         found = method.crossfit_joint(problem)
@@ -274,7 +274,7 @@ def test_a_relation_that_is_not_there_is_refused(rng):
 def test_a_task_alone_has_its_nugget_tuned_where_the_tasks_together_have(rng):
     """Steps under a kernel that is given: at 1e-8 alone would be far worse, and the guard a farce."""
     step = {"a": normal_task(rng, 28, lambda x: 1.0 * (x[..., 0] > 0)), "b": normal_task(rng, 28, lambda x: x[..., 1])}
-    joint = make_joint_problem([t.trace for t in step.values()], [t.values for t in step.values()], num_folds=4)
+    joint = make_joint_problem([t.trace for t in step.values()], [t.values for t in step.values()])
     free = VectorValued(KERNEL)
     assert free._alone(joint.problems[0]).info["nugget"] > 1e-4
     for given in (VectorValued(KERNEL, RELATED), VectorValued(Coregionalisation((KERNEL,), RELATED[None]))):

@@ -235,7 +235,7 @@ def test_an_adaptive_ladder_equidistributes_the_error():
 
 DEVICES = """
 import os
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3 --xla_backend_optimization_level=0"
 import jax, numpy as np
 from mcmcpost.evidence import HamiltonianKernel, TemperedTarget, sample_ladder
 assert jax.device_count() == 3

@@ -59,7 +59,7 @@ def test_a_kernel_beside_the_quadratic_is_better_and_its_error_honest(rng):
     errors, reported, polynomials, methods = [], [], [], []
     for _ in range(replications):
         ladder, truth = product_path(rng, 60)
-        found = pooled_path(ladder, num_nodes=12)
+        found = pooled_path(ladder, num_nodes=8)
         methods.append(found.method.split("(")[0])
         errors.append(found.value - truth)
         reported.append(np.hypot(found.mcse, found.discretisation_error))

@@ -138,7 +138,7 @@ def kept_and_recomputed(mcmc, monkeypatch):
 @pytest.mark.slow
 def test_one_chain_in_float32(monkeypatch):
     with jax.enable_x64(False):
-        mcmc = run(NUTS(plain, max_tree_depth=3), chains=1, samples=100)
+        mcmc = run(fixed_step(plain), chains=1, samples=100)
         traces = kept_and_recomputed(mcmc, monkeypatch)
     for trace in traces:
         assert trace.names == ("z[0]", "z[1]", "a")
@@ -202,9 +202,10 @@ def test_bad_models(tree):
 
 ARVIZ_FIRST = """
 import arviz_base
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import HMC, MCMC
 import jax, numpyro.distributions as dist, numpyro, mcmcpost
-mcmc = MCMC(NUTS(lambda: numpyro.sample("x", dist.Normal())), num_warmup=100, num_samples=200, progress_bar=False)
+kernel = HMC(lambda: numpyro.sample("x", dist.Normal()), adapt_step_size=False, adapt_mass_matrix=False)
+mcmc = MCMC(kernel, num_warmup=100, num_samples=200, progress_bar=False)
 mcmc.run(jax.random.key(0), extra_fields=("z_grad",))
 print(dict(mcmcpost.from_numpyro(mcmc)["posterior"].sizes))
 """

@@ -5,9 +5,10 @@ import re
 import numpy as np
 import pytest
 from html_cases import Reading
-from ladder_cases import RUNGS, gaussian_path
+from ladder_cases import short_ladder
 
 import mcmcpost as mp
+from mcmcpost.kernels import SquaredExponential
 from mcmcpost.report import canvas, check_destination
 from mcmcpost.report.html import draw
 
@@ -151,14 +152,15 @@ def test_a_gross_failure_and_one_parameter_can_be_drawn(rng):
 @pytest.fixture
 def joint(rng):
     tasks = {}
-    for shift, name in ((0.0, MARKUP), (0.2, "high")):
-        x = shift + rng.normal(size=(2, 40, 1))
-        tasks[name] = (mp.from_arrays(x, shift - x), np.sin(x[..., 0]))
-    return mp.joint_expectation(tasks, mp.VectorValued())
+    for size, name in ((40, MARKUP), (24, "high")):
+        x = rng.normal(size=(2, size, 2))
+        tasks[name] = (mp.from_arrays(x, -x), np.sin(x[..., 0]))
+    related = np.array([[1.0, 0.7], [0.7, 1.2]])
+    return mp.joint_expectation(tasks, mp.VectorValued(SquaredExponential(2.0), related, 1e-2, guard=False))
 
 
 @pytest.mark.slow
-def test_the_learnt_correlation_is_drawn_and_reported(joint, tmp_path):
+def test_the_correlation_of_tasks_is_drawn_and_reported(joint, tmp_path):
     axes = mp.plot_task_correlation(joint)
     np.testing.assert_array_equal(axes.images[0].get_array(), joint.task_correlation)
     assert [label.get_text() for label in axes.get_xticklabels()] == [MARKUP, "high"]
@@ -287,8 +289,8 @@ def test_drawings_of_one_document_share_no_identifier():
 
 @pytest.mark.slow
 def test_a_ladder_is_reported_with_its_evidence(rng, tmp_path):
-    path = gaussian_path(1)
-    tree = mp.ladder_from_arrays(*path.ladder(rng, 100, RUNGS, chains=2)[:5])
+    drawn, path = short_ladder(rng)
+    tree = mp.ladder_from_arrays(*drawn[:5])
     before = tree.copy(deep=True)
     text = mp.html_report(tree, tmp_path / "ladder.html", method="zv2")
     reading = Reading(text)
@@ -305,7 +307,7 @@ def test_a_ladder_is_reported_with_its_evidence(rng, tmp_path):
 
 @pytest.mark.slow
 def test_an_evidence_needs_no_trace(rng):
-    ladder = mp.ladder_from_arrays(*gaussian_path(1).ladder(rng, 100, RUNGS)[:5])
+    ladder = mp.ladder_from_arrays(*short_ladder(rng)[0][:5])
     reading = Reading(mp.html_report(None, evidence=mp.log_evidence(ladder, "zv2")))
     assert reading.problems == []
     assert "Estimates" not in reading.texts("h2")

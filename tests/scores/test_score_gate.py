@@ -65,11 +65,9 @@ TARGETS = [gaussian, correlated, student, cauchy, funnel, banana, mixture, log_g
 @pytest.mark.parametrize(("c", "n"), [(2, 20), (4, 100)])
 @pytest.mark.parametrize("target", TARGETS)
 def test_right_scores_pass(rng, target, c, n):
-    checks = [check_scores(make_trace(*target(rng, c, n))) for _ in range(100)]
-    verdicts = [check.verdict for check in checks]
-    assert verdicts.count("error") == 0
-    # Two tests at level 1e-4 in 100 traces: one warning has probability 0.02, two 0.0002.
-    assert verdicts.count("warn") <= 1, {check.message for check in checks}
+    checks = [check_scores(make_trace(*target(rng, c, n))) for _ in range(50)]
+    # Two tests at level 1e-4 in 50 traces: a warning has probability 0.01.
+    assert {check.verdict for check in checks} == {"pass"}, {check.message for check in checks}
 
 
 def test_autocorrelated_right_scores_pass(rng):
