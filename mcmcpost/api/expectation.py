@@ -131,9 +131,9 @@ def joint_expectation(
                 raise ScoreError(f"joint_expectation: task {name!r}: {error}") from error
         trace, check = gated[id(tree)]
         failed = gated[id(tree)].failed
-        labels, values = integrand_values(tree, integrands)
+        labels, values, events = integrand_values(tree, integrands)
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
-        inputs[name] = TaskInput(trace, labels, values, bad, not failed or allow_bad_scores, check.verified)
+        inputs[name] = TaskInput(trace, labels, values, bad, not failed or allow_bad_scores, check.verified, events)
     return in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize, fallback=fallback)
 
 
@@ -212,6 +212,7 @@ def answer(
         moments=standardize,
         bad_scores=question.bad_scores,
         verified=question.gated.check.verified,
+        events=question.events,
         fallback=fallback,
     )
     pairs = zip(estimate.names, estimate.status, strict=True)

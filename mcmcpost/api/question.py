@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from mcmcpost._core.errors import InputError
 from mcmcpost.control import AbstractControlVariate, Auto, ControlFunctional, PlainMean, SemiExact, ZeroVariance
@@ -50,7 +50,7 @@ class Question(NamedTuple):
 
     gated : the trace as it is stored, with the result of the score gate.
     trace : without fixed coordinates, whose features do not average to zero.
-    names, values : the integrands (c, n, p).
+    names, values, events : the integrands (c, n, p); see `mcmcpost.io.integrands.Integrands`.
     method : the control variate, or the plain mean where the score gate failed.
     bad_scores : every status is ``bad_scores``.
     """
@@ -59,6 +59,7 @@ class Question(NamedTuple):
     trace: Trace
     names: tuple[str, ...]
     values: Float[np.ndarray, "c n p"]
+    events: Bool[np.ndarray, " p"]
     method: AbstractControlVariate
     bad_scores: bool
 
@@ -73,11 +74,11 @@ def pose(
     if gated.check.pattern == "nonfinite":
         # Plain means do not use the scores, but they are transformed with the draws.
         trace = trace._replace(scores=np.zeros_like(trace.scores))
-    names, values = integrand_values(tree, integrands)
+    names, values, events = integrand_values(tree, integrands)
     if gated.failed and not allow_bad_scores:
         choice = PlainMean()
     bad = gated.failed and not (gated.check.pattern in NO_GAIN and isinstance(choice, PlainMean))
-    return Question(gated, trace, names, values, choice, bad)
+    return Question(gated, trace, names, values, events, choice, bad)
 
 
 def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool, *, scores_needed: bool = True) -> GatedTrace:

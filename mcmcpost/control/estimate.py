@@ -174,7 +174,7 @@ class Integrands(NamedTuple):
 
     names : p labels. values : (c, n, p). states : the distinct states of the trace.
     finite, varying : (p,) whether an integrand is finite at every draw; whether it is and is not constant.
-    unseen : (p,) whether it is zero at every draw, or one, as an indicator is that no draw contradicts.
+    unseen : (p,) whether it is zero at every draw, or one, as the indicator of an event is that was not seen.
     ess : the smallest effective sample size of a coordinate.
     """
 
@@ -204,12 +204,20 @@ class Integrands(NamedTuple):
         return np.ascontiguousarray(self.values[..., self.columns])
 
 
-def read_integrands(names: tuple[str, ...], values: Float[np.ndarray, "c n p"], states: States) -> Integrands:
-    """Return the integrands on a trace of these distinct states, with what their values say."""
+def read_integrands(
+    names: tuple[str, ...],
+    values: Float[np.ndarray, "c n p"],
+    states: States,
+    events: Bool[np.ndarray, " p"] | None = None,
+) -> Integrands:
+    """Return the integrands on a trace of these distinct states, with what their values say.
+
+    events : as for `estimate_expectations`.
+    """
     with np.errstate(invalid="ignore"):
         low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
         finite = np.isfinite(low) & np.isfinite(high)
-        unseen = finite & (high == low) & ((low == 0) | (low == 1))
+        unseen = finite & (high == low) & ((low == 0) | (low == 1)) & (True if events is None else events)
     ess = np.nan
     if unseen.any():
         chains = states.draws[states.inverse].reshape(*values.shape[:2], -1)
@@ -236,6 +244,7 @@ def estimate_expectations(
     moments: tuple[Any, Any] | None = None,
     bad_scores: bool = False,
     verified: bool = True,
+    events: Bool[np.ndarray, " p"] | None = None,
     fallback: bool = True,
 ) -> Estimate:
     """Estimate the posterior expectation of each integrand with `method`, falling back to the plain mean without gain.
@@ -248,9 +257,10 @@ def estimate_expectations(
     moments : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
     bad_scores : the scores failed the gate. Controlled means are returned all the same, every one marked.
     verified : something confirms the scores; otherwise what would be ``exact`` is ``on_trust``.
+    events : (p,) whether a constant zero or one is taken for that of an event that was not seen; all by default.
     fallback : return the plain mean where the controlled error is not smaller; otherwise a gain below one is reported.
     """
-    integrands = read_integrands(names, values, distinct_states(trace))
+    integrands = read_integrands(names, values, distinct_states(trace), events)
     fitted = fit_integrands(trace, integrands, method, num_folds=num_folds, moments=moments)
     return assemble(integrands, fitted, bad_scores=bad_scores, verified=verified, fallback=fallback)
 

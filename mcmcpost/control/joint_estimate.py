@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 class TaskInput(NamedTuple):
     """One trace with its integrands: names (p,), values (c, n, p); `bad_scores` if the gate failed and was overridden.
 
-    `controlled` is False where the gate's finding leaves only the plain mean; `verified` as in `estimate_expectations`.
+    `controlled` is False where the gate's finding leaves only the plain mean. `verified`, `events` : as in
+    `estimate_expectations`.
     """
 
     trace: Trace
@@ -41,6 +42,7 @@ class TaskInput(NamedTuple):
     bad_scores: bool = False
     controlled: bool = True
     verified: bool = True
+    events: Bool[np.ndarray, " p"] | None = None
 
 
 class JointEstimate(dict[str, Estimate]):
@@ -146,7 +148,8 @@ def estimate_jointly(
     """
     check_dimensions({name: item.trace for name, item in inputs.items()})
     integrands = {
-        name: read_integrands(item.names, item.values, distinct_states(item.trace)) for name, item in inputs.items()
+        name: read_integrands(item.names, item.values, distinct_states(item.trace), item.events)
+        for name, item in inputs.items()
     }
     traces = {name: item.trace for name, item in inputs.items() if item.controlled and len(integrands[name].columns)}
     labels = tuple((name, inputs[name].names[j]) for name in traces for j in integrands[name].columns)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.large_arrays import zeros
@@ -32,10 +32,12 @@ class Integrands(NamedTuple):
 
     names : p labels.
     values : (c, n, p), read-only: they may be the arrays of the tree.
+    events : (p,) whether a constant zero or one may be that of an event that was not seen: not in a float variable.
     """
 
     names: tuple[str, ...]
     values: Float[np.ndarray, "c n p"]
+    events: Bool[np.ndarray, " p"]
 
 
 def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integrands:
@@ -77,7 +79,7 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
         repeated = sorted({name for name in names if names.count(name) > 1})
         raise InputError("integrands", "distinct names", repeated, "Rename the repeated integrands.")
     values = parts[0].values if len(parts) == 1 else _side_by_side([part.values for part in parts])
-    return Integrands(names, values)
+    return Integrands(names, values, np.concatenate([part.events for part in parts]))
 
 
 def _side_by_side(parts: list[Float[np.ndarray, "c n _"]]) -> Float[np.ndarray, "c n p"]:
@@ -146,9 +148,8 @@ def _of_variable(variable: "xarray.DataArray") -> Integrands:
     dims = [str(dim) for dim in variable.dims[2:]]
     labels = tuple(coordinate_labels(variable, dim) or tuple(map(str, range(variable.sizes[dim]))) for dim in dims)
     names = element_names(str(variable.name), variable.shape[2:], labels)
-    return Integrands(
-        tuple(names), _numeric(str(variable.name), variable.values, (variable.shape[0], variable.shape[1]))
-    )
+    values = _numeric(str(variable.name), variable.values, (variable.shape[0], variable.shape[1]))
+    return Integrands(tuple(names), values, np.full(len(names), variable.dtype.kind != "f"))
 
 
 def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draws: tuple[int, int]) -> list[Integrands]:
@@ -179,7 +180,8 @@ def _of_array(name: str, values: Any, chains_draws: tuple[int, int]) -> Integran
             array.shape,
             "Give one value, or one array of values, for every draw.",
         )
-    return Integrands(tuple(element_names(name, array.shape[2:])), _numeric(name, array, chains_draws))
+    names = tuple(element_names(name, array.shape[2:]))
+    return Integrands(names, _numeric(name, array, chains_draws), np.ones(len(names), bool))
 
 
 def _numeric(name: str, array: np.ndarray, chains_draws: tuple[int, int]) -> Float[np.ndarray, "c n p"]:

@@ -165,7 +165,7 @@ def test_a_parameter_that_some_tasks_hold_fixed_is_refused(draws):
     words = r"move in every task or in none.*'x\[0\]', fixed in task 'a' and not in task 'b'"
     with pytest.raises(mp.InputError, match=words):
         mp.joint_expectation(tasks, METHOD)
-    constant = {"a": tasks["a"], "b": (tasks["b"][0], np.ones(b.shape[:2]))}
+    constant = {"a": tasks["a"], "b": (tasks["b"][0], np.full(b.shape[:2], 2.5))}
     alone = mp.VectorValued(KERNEL, nugget=1e-2)
     assert mp.joint_expectation(constant, alone)["b"].status == (mp.Status.EXACT,)  # it takes no part in the fit
 

@@ -100,12 +100,12 @@ def test_the_units_of_draws_and_integrands_do_not_matter(trace, solved, name):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_nan_in_gives_nan_out_and_leaves_the_others_alone(trace, solved, name):
-    values = np.concatenate([hard(trace.draws), np.ones((*SHAPE[:2], 1)), hard(trace.draws)[..., :1]], axis=-1)
+    values = np.concatenate([hard(trace.draws), np.full((*SHAPE[:2], 1), 2.5), hard(trace.draws)[..., :1]], axis=-1)
     values[1, 7, 3] = np.nan
     result = estimate(trace, values, METHODS[name])
     np.testing.assert_allclose(result.mean[:2], solved(name).mean, rtol=1e-9)
     assert result.status[2:] == (Status.EXACT, Status.UNDEFINED)
-    assert (result.mean[2], result.mcse[2]) == (1.0, 0.0)
+    assert (result.mean[2], result.mcse[2]) == (2.5, 0.0)
     for field in (result.mean, result.mcse, result.gain, result.mean_plain, result.sd, result.mean_crossfit):
         assert np.isnan(field[3])
 
@@ -145,7 +145,15 @@ def test_auto_prefers_the_simplest_and_finds_the_kernel(trace):
 
 @pytest.mark.parametrize(
     ("chains", "draws", "repeats", "expected"),
-    [(4, 1000, 1, 8), (1, 1000, 1, 8), (1, 60, 10, 2), (8, 10, 1, 8), (30, 10, 1, 16), (3, 120, 10, 6), (2, 120, 20, 2)],
+    [
+        (4, 1000, 1, 8),
+        (1, 1000, 1, 8),
+        (1, 60, 10, 2),
+        (8, 10, 1, 8),
+        (30, 10, 1, 16),
+        (3, 120, 10, 6),
+        (2, 120, 20, 2),
+    ],
 )
 def test_folds_are_contiguous_blocks_of_several_autocorrelation_times_within_chains(
     chains, draws, repeats, expected, rng

@@ -91,7 +91,7 @@ def test_the_gain_bars_end_at_the_gain(estimate):
     assert 10 ** ends[estimate.names.index("linear")] == pytest.approx(10 * longest)
     assert estimate.names.index("lost") not in ends
     words = [text.get_text() for text in axes.texts]
-    assert words[0] == "exact"
+    assert words[0] == "on_trust"
     assert words[estimate.names.index("lost")] == "undefined"
     assert {"1", "10", "100"} <= {label.get_text() for label in axes.get_xticklabels()}
     assert 10 ** axes.get_xlim()[1] > 10 * longest
