@@ -32,7 +32,8 @@ class Integrands(NamedTuple):
 
     names : p labels.
     values : (c, n, p), read-only: they may be the arrays of the tree.
-    events : (p,) whether a constant zero or one may be that of an event that was not seen: not in a float variable.
+    events : (p,) whether a constant zero or one may be that of an event that was not seen: not under the name of a
+        parameter, an element of a float variable.
     """
 
     names: tuple[str, ...]
@@ -144,20 +145,27 @@ def _variable(tree: "xarray.DataTree", name: str) -> "xarray.DataArray":
     return oriented("integrands", variables[name])
 
 
-def _of_variable(variable: "xarray.DataArray") -> Integrands:
+def _names_of(variable: "xarray.DataArray") -> tuple[str, ...]:
     dims = [str(dim) for dim in variable.dims[2:]]
     labels = tuple(coordinate_labels(variable, dim) or tuple(map(str, range(variable.sizes[dim]))) for dim in dims)
-    names = element_names(str(variable.name), variable.shape[2:], labels)
+    return tuple(element_names(str(variable.name), variable.shape[2:], labels))
+
+
+def _of_variable(variable: "xarray.DataArray") -> Integrands:
+    names = _names_of(variable)
     values = _numeric(str(variable.name), variable.values, (variable.shape[0], variable.shape[1]))
-    return Integrands(tuple(names), values, np.full(len(names), variable.dtype.kind != "f"))
+    return Integrands(names, values, np.full(len(names), variable.dtype.kind != "f"))
 
 
 def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draws: tuple[int, int]) -> list[Integrands]:
+    usable = posterior_variables(tree).usable.values() if "posterior" in tree.children else ()
+    parameters = {name for variable in usable if variable.dtype.kind == "f" for name in _names_of(variable)}
     rows = _rows(posterior_variables(tree).draws()) if any(map(callable, entries.values())) else {}
     parts = []
     for name, entry in entries.items():
         values = _evaluate(str(name), entry, rows, chains_draws) if callable(entry) else entry
-        parts.append(_of_array(str(name), values, chains_draws))
+        part = _of_array(str(name), values, chains_draws)
+        parts.append(part._replace(events=np.array([own not in parameters for own in part.names])))
     return parts
 
 

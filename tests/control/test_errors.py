@@ -1,0 +1,142 @@
+"""The error of a controlled mean: refits, heavy tails, restricted bases, what was not seen."""
+
+import numpy as np
+import pytest
+from control_cases import estimate, gaussian_trace
+
+from mcmcpost._core.mcse import mcse_mean
+from mcmcpost._core.status import Status
+from mcmcpost.control import Auto, ControlFunctional, LeastSquares, PlainMean, SemiExact, ZeroVariance
+from mcmcpost.control.errors import participants, refit_variance, total_error
+from mcmcpost.control.method import Refits, mean_of_residuals
+from mcmcpost.control.problem import Subsets, make_problem
+from mcmcpost.kernels import SquaredExponential
+from mcmcpost.trace import make_trace
+
+KERNEL = SquaredExponential(2.0)
+
+
+@pytest.mark.parametrize("folds", [2, 3, 4, 7, 8, 16])
+def test_balanced_halves_of_a_mean_are_its_jackknife(folds, rng):
+    x = rng.normal(size=(folds, 30, 1))
+    problem = make_problem(make_trace(x, -x), x, num_folds=folds)
+    plain = PlainMean().crossfit(problem)
+    mean, refits = mean_of_residuals(problem, plain.control)
+    np.testing.assert_allclose(mean, plain.mean, atol=1e-12)
+    blocks = problem.values[: folds * 30].reshape(folds, 30).mean(axis=1)
+    expected = blocks.var(ddof=1) / folds
+    share = np.ones(1)
+    for means in (refits, refits._replace(halves=np.full_like(refits.halves, np.nan))):
+        np.testing.assert_allclose(refit_variance(problem, plain._replace(refits=means), share), expected, rtol=1e-9)
+    alone = refits._replace(without_fold=np.full_like(refits.without_fold, np.nan))
+    np.testing.assert_allclose(refit_variance(problem, plain._replace(refits=alone), share), expected, rtol=1e-9)
+    assert np.isnan(refit_variance(problem, plain._replace(refits=Refits.none(problem)), share)).all()
+
+
+@pytest.mark.parametrize("folds", [4, 5, 8, 12, 16])
+def test_halves_and_quarters_are_what_they_are_called(folds):
+    halves, quarters = Subsets.of(folds)
+    assert (np.abs(halves.mean(axis=1) - 1 / 2) < 0.17).all()
+    np.testing.assert_allclose(halves.mean(axis=0), 1 / 2)
+    assert (np.abs(quarters.mean(axis=1) - 1 / 4) <= 0.1).all()
+    assert len(quarters) >= folds
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.8, 1.0])
+def test_the_rate_of_convergence_is_read_off_halves_and_quarters(rate, rng):
+    """Deviations of an estimator of variance n^(−2a), each part's its own: the variance is found for every a."""
+    x = rng.normal(size=(4, 200, 2000))
+    problem = make_problem(make_trace(x[..., :1], -x[..., :1]), x)
+    halves, quarters = Subsets.of(8)
+    kept = (~np.eye(8, dtype=bool), halves, quarters)
+    means = [rng.normal(size=(len(k), 2000)) * np.sqrt(k.mean(axis=1)[:, None] ** (-2 * rate) - 1) for k in kept]
+    fit = PlainMean().crossfit(problem)._replace(mean=np.zeros(2000), refits=Refits(*means))
+    found = refit_variance(problem, fit, np.ones(2000))
+    assert 0.9 < np.median(found) < 1.6
+    slow = refit_variance(problem, fit, np.zeros(2000))  # no draw participates: the rate of a mean
+    assert np.median(slow) >= 0.99 * np.median(found)
+    if rate > 0.5:
+        assert np.median(slow) > 2 * np.median(found)
+
+
+def test_few_participants_and_a_gap_enlarge_the_error(rng):
+    x = rng.normal(size=(4, 100, 1))
+    heavy = np.exp(3 * x)
+    problem = make_problem(make_trace(x, -x), np.concatenate([x, heavy], axis=-1))
+    plain = PlainMean().crossfit(problem)
+    error = total_error(problem, plain, np.full(2, 0.05))
+    few = participants(problem.values, problem.counts)[1]
+    assert few < 5
+    np.testing.assert_allclose(error[1], 0.05 * np.sqrt(1 + 20 / few + 200 / few**2), rtol=1e-9)
+    apart = total_error(problem, plain._replace(mean=plain.mean + 1.0), np.full(2, 0.05))
+    np.testing.assert_allclose(apart, np.sqrt(error**2 + 1.0), rtol=1e-9)
+
+
+def test_a_constant_that_a_few_draws_decide_has_an_error_of_its_size():
+    """Held-out residuals of a kernel that follows the integrand are small around a constant that is wrong."""
+    z = []
+    for r in range(80):
+        x = np.random.default_rng(r).normal(size=(4, 50, 1))
+        found = estimate(make_trace(x, -x), np.exp(1.5 * x), ControlFunctional(KERNEL, 1e-6), fallback=False)
+        z.append((found.mean[0] - np.exp(1.125)) / found.mcse[0])
+    assert np.mean(np.square(z)) < 1.5
+    assert np.abs(z).max() < 5
+
+
+@pytest.mark.parametrize("method", [ZeroVariance(2), SemiExact(2, KERNEL, 1e-6)])
+def test_gains_that_are_there_are_reported(method):
+    """The true gain, over replications, is within a factor four of the one reported."""
+    off, gain, plain = [], [], []
+    truth = np.array([np.exp(0.045), np.cos(0.5) * np.exp(-0.245)])
+    for r in range(60):
+        x = np.random.default_rng(r).normal(size=(4, 50, 1))
+        found = estimate(make_trace(x, -x), np.concatenate([np.exp(0.3 * x), np.cos(0.5 + 0.7 * x)], -1), method)
+        off.append(found.mean - truth)
+        plain.append(found.mean_plain - truth)
+        gain.append(found.gain)
+    true = np.mean(np.square(plain), axis=0) / np.mean(np.square(off), axis=0)
+    ratio = np.median(gain, axis=0) / true
+    assert (ratio > 0.2).all()
+    assert (ratio < 2).all()
+
+
+def test_a_restricted_basis_does_not_turn_with_the_sample_covariance():
+    """Features of single coordinates are biased in coordinates that the draws themselves have turned."""
+    method = ZeroVariance(2, LeastSquares(), max_interaction=1)
+    own, turned = [], []
+    for r in range(30):
+        x = np.random.default_rng(r).standard_gamma(2.0, size=(4, 60, 20))
+        trace = make_trace(np.log(x), 2 - x)
+        values = x[..., :1] + 0.3 * x[..., :1] ** 2
+        own.append(estimate(trace, values, method, fallback=False).mean[0] - 3.8)
+        problem = make_problem(trace, values)
+        turned.append(problem.location[0] + problem.scale[0] * method._fit(problem).mean[0] - 3.8)
+    own_z, turned_z = (np.mean(off) / np.std(off) * np.sqrt(30) for off in (own, turned))
+    assert abs(own_z) < 3
+    assert turned_z < -5
+
+
+def test_an_event_that_was_not_seen_has_an_error_of_one_over_the_effective_draws(rng):
+    trace = gaussian_trace(rng, (4, 100, 2))
+    values = np.stack([trace.draws[..., 0] > 9.0, trace.draws[..., 0] < 9.0], axis=-1).astype(float)
+    found = estimate(trace, values, Auto())
+    assert found.status == (Status.UNSEEN, Status.UNSEEN)
+    np.testing.assert_array_equal(found.mean, [0.0, 1.0])
+    ess = min((trace.draws.std(axis=(0, 1)) / mcse_mean(trace.draws)) ** 2)
+    np.testing.assert_allclose(found.mcse, 1 / (ess + 2), rtol=1e-6)
+    known = estimate(trace, values, Auto(), events=np.zeros(2, bool))
+    assert known.status == (Status.EXACT, Status.EXACT)
+    np.testing.assert_array_equal(known.mcse, 0.0)
+
+
+@pytest.mark.parametrize(("chains", "draws"), [(2000, 1), (3000, 3), (400, 10)])
+def test_many_short_chains_have_the_error_between_them(chains, draws):
+    z = []
+    for r in range(20):
+        noise = np.random.default_rng(r).normal(size=(chains, draws))
+        x = noise.copy()
+        for t in range(1, draws):
+            x[:, t] = 0.9 * x[:, t - 1] + np.sqrt(1 - 0.81) * noise[:, t]
+        z.append(x.mean() / mcse_mean(x))
+    assert 0.5 < np.mean(np.square(z)) < 2.0
+    assert np.isnan(mcse_mean(x[:8, :3]))
