@@ -16,6 +16,9 @@ class Status(StrEnum):
     """The control variate reproduces the integrand up to rounding."""
     ON_TRUST = "on_trust"
     """As ``exact``, if the scores are right: nothing in the trace verifies them. A recorded log density would."""
+    HEAVY_TAIL = "heavy_tail"
+    """The Pareto k̂ of the integrand is too large for its draws, as where its variance is infinite: the error of the
+    mean, controlled or plain, may be far too small, and the more so the fewer draws the tail has."""
     UNSEEN = "unseen"
     """An indicator that no draw contradicts: the error is one over the effective sample size, not zero."""
     PLAIN = "plain"
@@ -38,5 +41,12 @@ class Status(StrEnum):
 REPRODUCED = (Status.EXACT, Status.ON_TRUST)
 """Statuses of an integrand that the control variate reproduces up to rounding."""
 
-WITHOUT_GAIN = (*REPRODUCED, Status.UNSEEN, Status.TOO_FEW_DRAWS, Status.UNDEFINED, Status.BAD_SCORES)
+WITHOUT_GAIN = (
+    *REPRODUCED,
+    Status.HEAVY_TAIL,
+    Status.UNSEEN,
+    Status.TOO_FEW_DRAWS,
+    Status.UNDEFINED,
+    Status.BAD_SCORES,
+)
 """Statuses whose gain is not reported: it is rounding, or its error cannot be trusted."""

@@ -102,6 +102,31 @@ def participants(
     return number
 
 
+SUSPECT = 0.1
+"""Share of participating draws below which the tail is looked at: where k̂ is too large there are fewer."""
+
+
+def heavy_tailed(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
+    """Return which integrands have too heavy a tail for the error of their mean to be known from these draws.
+
+    By ArviZ's Pareto k̂ of both tails, which must not exceed min(1 − 1/log₁₀ S, 0.7) for S draws (Vehtari et al. 2024,
+    https://jmlr.org/papers/v25/19-556.html). The variance is infinite from k = ½ on.
+    """
+    from arviz_stats.base import array_stats
+
+    size = values.shape[0] * values.shape[1]
+    heavy = np.zeros(values.shape[-1], bool)
+    limit = min(1 - 1 / np.log10(max(size, 2)), 0.7)
+    tail = int(min(0.2 * size, 3 * np.sqrt(size)))
+    if tail < 5:
+        return heavy
+    for j in np.flatnonzero(participants(values.reshape(size, -1)) < SUSPECT * size):
+        ordered = np.sort(values[..., j], axis=None)
+        if ordered[0] < ordered[tail - 1] and ordered[-tail] < ordered[-1]:  # ArviZ fits no tail of equal values
+            heavy[j] = array_stats.pareto_khat(values[..., j], chain_axis=0, draw_axis=1, r_eff=1.0) > limit
+    return heavy
+
+
 def tail_inflation(
     participants: Float[np.ndarray, " p"], first: float = 10.0, second: float = 50.0
 ) -> Float[np.ndarray, " p"]:

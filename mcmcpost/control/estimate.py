@@ -14,7 +14,7 @@ from mcmcpost._core.large_arrays import copy_of, in_blocks
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
-from mcmcpost.control.errors import participants, tail_inflation, total_error
+from mcmcpost.control.errors import heavy_tailed, participants, tail_inflation, total_error
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean, columnwise
 from mcmcpost.control.problem import Problem, column_sd, make_problem
 from mcmcpost.trace import States, Trace, distinct_states
@@ -372,13 +372,17 @@ def assemble(
             parts.append(part)
     found = columnwise(lambda *arrays: np.concatenate(arrays)[source], *parts)
     marked = integrands.varying & (bad_scores and not integrands.too_few)
+    known = (Status.CONTROLLED, Status.REGULARISED, Status.NUGGET_RAISED, Status.PLAIN)
+    heavy = np.zeros(len(ones), bool)
+    heavy[columns] = heavy_tailed(integrands.fitted_values)
+    status = [Status.HEAVY_TAIL if h and s in known else s for h, s in zip(heavy, found.status, strict=True)]
     return Estimate(
         names=integrands.names,
         mean=found.mean,
         mcse=found.mcse,
         gain=found.gain,
         variance_ratio=found.variance_ratio,
-        status=tuple(Status.BAD_SCORES if bad else status for bad, status in zip(marked, found.status, strict=True)),
+        status=tuple(Status.BAD_SCORES if bad else own for bad, own in zip(marked, status, strict=True)),
         method=found.method,
         sd=plain.sd,
         mean_plain=plain.mean,

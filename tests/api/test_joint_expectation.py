@@ -120,6 +120,7 @@ def test_the_tree_of_a_joint_estimate_survives_a_file(tasks, draws, tmp_path):
     assert list(loaded.children) == list(tree.children)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["own draws", "shared draws"])
 def test_what_was_fitted_survives_a_file_for_kernels_made_of_kernels(tasks, shared, tmp_path):
     kernel = Sum(KERNEL, Scaled(2.0, Matern52(3.0)))

@@ -172,6 +172,7 @@ def test_stein_weights_are_the_linear_rule_of_the_fit(rng, method):
         weights.mean(values[:, 1:])
 
 
+@pytest.mark.slow
 def test_a_kernel_too_large_to_form_gives_the_same_product(monkeypatch, rng):
     rows, columns = ((jnp.asarray(rng.normal(size=(n, 2))), jnp.asarray(rng.normal(size=(n, 2)))) for n in (100, 41))
     V, tile = jnp.asarray(rng.normal(size=(41, 3))), SteinTile(InverseMultiquadric(1.5))

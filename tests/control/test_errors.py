@@ -140,3 +140,14 @@ def test_many_short_chains_have_the_error_between_them(chains, draws):
         z.append(x.mean() / mcse_mean(x))
     assert 0.5 < np.mean(np.square(z)) < 2.0
     assert np.isnan(mcse_mean(x[:8, :3]))
+
+
+def test_an_integrand_without_a_variance_says_so_and_others_do_not(rng):
+    x = rng.standard_normal((4, 250, 3))
+    trace = make_trace(x, -x)
+    none = np.random.default_rng(1).standard_t(1.2, size=(4, 250))
+    ties = np.where(x[..., 0] > 3.0, 50.0, x[..., 1] > 0)  # as heavy as can be, but with no tail to fit
+    found = estimate(trace, np.stack([x[..., 0], np.exp(0.5 * x[..., 1]), none, ties], axis=-1), PlainMean())
+    assert found.status == (Status.PLAIN, Status.PLAIN, Status.HEAVY_TAIL, Status.PLAIN)
+    controlled = estimate(trace, np.exp(3 * x[..., :1]), ZeroVariance(2))
+    assert controlled.status == (Status.HEAVY_TAIL,)

@@ -20,7 +20,11 @@ def random_weights(control, key):
 
 @pytest.mark.parametrize(
     ("activation", "functions"),
-    [(jax.nn.tanh, None), (jax.nn.silu, 1), (jax.nn.tanh, 3)],
+    [
+        pytest.param(jax.nn.tanh, None, marks=pytest.mark.slow),
+        (jax.nn.silu, 1),
+        pytest.param(jax.nn.tanh, 3, marks=pytest.mark.slow),
+    ],
     ids=["tanh", "silu, one function", "tanh, three functions"],
 )
 def test_any_weights_integrate_to_zero_under_both_targets(activation, functions, key):

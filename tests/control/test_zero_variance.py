@@ -52,7 +52,7 @@ def test_folds_left_out_in_closed_form_are_the_refits(rng, penalty, repeats):
         np.testing.assert_allclose(found, refit(rows)[0], rtol=1e-8)
 
 
-@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("repeats", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_large_design_by_blocks_is_the_same_fit(rng, repeats, monkeypatch):
     x = np.repeat(rng.normal(size=(4, 150, 3)), repeats, axis=1)
     x[..., 2] = np.where(rng.uniform(size=x.shape[:2]) < 0.5, -1.0, 1.0)  # its square is the constant: one is dropped

@@ -202,7 +202,14 @@ def test_duplicated_rows_condition_well(rng):
     np.testing.assert_allclose(mean, case.y, atol=1e-3)
 
 
-@pytest.mark.parametrize(("actions", "objective"), [("blocks", "bound"), ("dense", "bound"), ("dense", "projected")])
+@pytest.mark.parametrize(
+    ("actions", "objective"),
+    [
+        ("blocks", "bound"),
+        pytest.param("dense", "bound", marks=pytest.mark.slow),
+        pytest.param("dense", "projected", marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_are_central_differences(objective, actions, rng):
     case, n, i = make_case(rng, 17), 17, 3
     S = ACTIONS[actions](rng, n, i)

@@ -60,6 +60,7 @@ def test_van_der_pol_log_evidence():
     assert log_z == pytest.approx(10.35590262, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_failed_solve_has_likelihood_zero_and_no_gradient():
     values = in_float64(evaluate_at)(target_of(VAN_DER_POL, max_steps=100), np.array([[-1.5], [1.0]]))
     assert np.isfinite(values.gradient_log_likelihood[0]).all()

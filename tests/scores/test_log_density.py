@@ -1,0 +1,88 @@
+"""Scores against the recorded log density: what it finds, and that it never blames right scores."""
+
+import numpy as np
+import pytest
+import xarray
+
+import mcmcpost as mp
+from mcmcpost.scores.log_density import misfit
+
+
+def gaussian(rng, d, n):
+    lower = np.tril(rng.normal(size=(d, d))) + 2 * np.eye(d)
+    z = rng.standard_normal((n, d))
+    return z @ lower.T, -z @ np.linalg.inv(lower), -0.5 * (z**2).sum(axis=1)
+
+
+def banana(rng, _, n):
+    z, e = rng.standard_normal((2, n))
+    x = np.stack([z, 0.5 * (z**2 - 1) + e], axis=1)
+    return x, np.stack([z * e - z, -e], axis=1), -0.5 * (z**2 + e**2)
+
+
+def gamma(rng, _, n):
+    g = rng.gamma(3.0, 0.5, size=(n, 1))
+    return np.log(g), 3 - 2 * g, (3 * np.log(g) - 2 * g)[:, 0]
+
+
+TARGETS = [(gaussian, 1), (gaussian, 3), (gaussian, 20), (banana, 2), (gamma, 1)]
+
+
+@pytest.mark.parametrize("n", [400, 4000])
+@pytest.mark.parametrize(("target", "d"), TARGETS)
+def test_right_scores_are_confirmed(target, d, n, rng):
+    x, s, lp = target(rng, d, n)
+    found = misfit(x, s, lp - 1234.5)
+    assert found.known
+    assert not found.wrong
+    assert not misfit(x, s, np.round(lp - 1234.5, 2)).wrong
+    assert not misfit(x, s, (lp - 1234.5).astype(np.float32).astype(float)).wrong
+    assert misfit(x, s, 7.0 - lp).known  # a potential
+
+
+@pytest.mark.parametrize("n", [400, 4000])
+@pytest.mark.parametrize(("target", "d"), TARGETS)
+def test_scores_that_are_wrong_by_a_little_are_found(target, d, n, rng):
+    x, s, lp = target(rng, d, n)
+    large = misfit(x, 1.05 * s, lp)
+    assert large.wrong
+    np.testing.assert_allclose(large.factor, 1.05, rtol=0.01)
+    shifted = misfit(x, s + 0.03 / x.std(axis=0), lp)
+    assert shifted.wrong
+    np.testing.assert_allclose(shifted.shift, 0.03, atol=0.01)
+
+
+def test_third_derivatives_are_not_mistaken_for_wrong_scores(rng):
+    """In twenty dimensions no draws are near: the test knows nothing, and says nothing."""
+    X, x = rng.standard_normal((100, 20)), 0.6 * rng.standard_normal((1000, 20))
+    eta = x @ X.T
+    lp = -np.logaddexp(0, eta).sum(axis=1) - 0.5 * (x**2).sum(axis=1)
+    scores = -(1 / (1 + np.exp(-eta))) @ X - x
+    found = misfit(x, scores, lp)
+    assert not found.wrong
+    assert not found.known
+
+
+def test_too_few_draws_tell_nothing(rng):
+    assert misfit(*gaussian(rng, 5, 50)) is None
+
+
+def tree_of(x, scores, lp):
+    tree = mp.from_arrays(x, scores)
+    stats = tree["sample_stats"].to_dataset().assign(lp=(("chain", "draw"), lp))
+    tree["sample_stats"] = xarray.DataTree(stats)
+    return tree
+
+
+def test_scores_times_a_twentieth_more_are_plain_with_a_log_density_and_on_trust_without(rng):
+    x = rng.standard_normal((4, 250, 2))
+    lp = -0.5 * (x**2).sum(axis=-1)
+    right = mp.expectation(tree_of(x, -x, lp), method="zv2")
+    assert set(right.status) == {mp.Status.EXACT}
+    for scores in (-1.05 * x, -x + 0.03):
+        with pytest.warns(mp.ScoreWarning, match="not the gradient of the log density that the sampler recorded"):
+            wrong = mp.expectation(tree_of(x, scores, lp), method="zv2")
+        assert set(wrong.status) == {mp.Status.BAD_SCORES}
+        np.testing.assert_array_equal(wrong.mean, wrong.mean_plain)
+        trusted = mp.expectation(mp.from_arrays(x, scores), method="zv2")
+        assert set(trusted.status) == {mp.Status.ON_TRUST}
