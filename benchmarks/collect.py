@@ -38,6 +38,7 @@ PAGES = {
         "variance `var z` should not exceed the upper end of its χ² band at level 1e-5; a value below the lower end "
         "means that errors are wider than they need to be.",
         (
+            "errors",
             "calibration_ar1__5",
             "calibration_ar1__9",
             "calibration_eight_schools",

@@ -109,8 +109,11 @@ def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, nu
         control = across + data.basis[out, c:] @ solution.coefficients[c:]
         return control * out_mask[:, None], solution.coefficients[:c], used
 
-    def constants(part: tuple[Int[Array, " t"], Bool[Array, " t"]]) -> Float[Array, "c p"]:
-        return fit(*part)[0].coefficients[:c]
+    def constants(parts: tuple[Int[Array, "s t"], Bool[Array, "s t"]]) -> Float[Array, "s c p"]:
+        (number, rows), (_, size) = parts[0].shape, data.basis.shape
+        if rows < size:  # more constants, one a task, than rows
+            return jnp.full((number, c, data.values.shape[1]), jnp.nan)
+        return jax.lax.map(lambda part: fit(*part)[0].coefficients[:c], parts)
 
     whole, size, used = fit(everyone, jnp.asarray(folds.everyone_mask))
     parts = (folds.held_out, folds.held_out_mask, folds.train, folds.train_mask)
@@ -118,7 +121,7 @@ def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, nu
     return KernelFit(
         mean=whole.coefficients[:c],
         control=control,
-        refits=Refits(means, jax.lax.map(constants, data.halves), jax.lax.map(constants, data.quarters)),
+        refits=Refits(means, constants(data.halves), constants(data.quarters)),
         model_covariance=size[:, None, None] * whole.covariance[None, :c, :c],
         nugget=jnp.maximum(jnp.max(nuggets), used),
         num_steps=jnp.zeros((), int),

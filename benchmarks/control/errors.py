@@ -1,0 +1,179 @@
+"""The protocol of errors: z and reported gains of every method on posteriors with known expectations.
+
+    python -m benchmarks.control.errors
+
+Four chains of 10, 50 and 125 draws, independent or AR(1), from densities with exact samplers; smooth, exponential,
+growing and indicator integrands and |x|. A cell is one method on one integrand at one size; only cells in which the
+plain mean's own mean z² is at most 1.5 are counted. Columns, over the cells in which the method has a true gain above
+1.5: how many; mean z², its median, nine-tenths quantile and largest value; the median over cells of the 68 % quantile
+of |z|, and the share of cells where it lies between 0.5 and 1.05; the largest |z|; the median over cells of reported
+over true gain, and the share of cells where that lies between a quarter and two. Then, over the cells in which the true
+error is below half of the plain one: the share of replications that return a controlled mean by default. Last, over all
+cells: the largest root mean square error of what is returned by default, over that of the plain mean.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from scipy.integrate import quad
+from scipy.stats import gamma, norm
+
+import mcmcpost as mp
+from benchmarks._replicate import generator
+from benchmarks._table import emit
+from benchmarks.control._targets import TARGETS, Target, first
+
+METHODS = ("zv1", "zv2", "zv3", "cf", "secf", "auto")
+SIZES = (40, 200, 500)
+
+
+def _gamma() -> Target:
+    """The logarithm of a gamma variable of shape 3 and rate 2: 1/x grows as fast as its tail allows twice."""
+
+    def draw(rng: np.random.Generator, number: int) -> tuple[np.ndarray, np.ndarray]:
+        x = rng.gamma(3.0, 0.5, (number, 1))
+        return np.log(x), 3 - 2 * x
+
+    cosine = quad(lambda x: gamma(3, scale=0.5).pdf(x) * np.cos(np.log(x)), 0, 40)[0]
+    return Target(draw, {"cos(u)": (first(np.cos), cosine), "1/x": (first(lambda u: np.exp(-u)), 1.0)})
+
+
+def _growing() -> Target:
+    """A standard normal in three dimensions."""
+
+    def draw(rng: np.random.Generator, number: int) -> tuple[np.ndarray, np.ndarray]:
+        x = rng.standard_normal((number, 3))
+        return x, -x
+
+    return Target(
+        draw,
+        {
+            "exp(x1)": (first(np.exp), np.exp(0.5)),
+            "|x1|": (first(np.abs), np.sqrt(2 / np.pi)),
+            "cos(x1+x2+x3)": (lambda x: np.cos(x.sum(axis=1)), np.exp(-1.5)),
+        },
+    )
+
+
+def _autoregressive(rho: float) -> Target:
+    """Four chains, two independent standard normal coordinates."""
+
+    def draw(rng: np.random.Generator, number: int) -> tuple[np.ndarray, np.ndarray]:
+        noise = rng.standard_normal((4, number // 4, 2))
+        x = noise.copy()
+        for t in range(1, x.shape[1]):
+            x[:, t] = rho * x[:, t - 1] + np.sqrt(1 - rho**2) * noise[:, t]
+        return x.reshape(number, 2), -x.reshape(number, 2)
+
+    return Target(
+        draw,
+        {
+            "cos(1.5x1)": (first(lambda v: np.cos(1.5 * v)), np.exp(-1.125)),
+            "exp(.5x1)": (first(lambda v: np.exp(0.5 * v)), np.exp(0.125)),
+            "1(x1>1)": (first(lambda v: (v > 1).astype(float)), norm.sf(1)),
+        },
+    )
+
+
+CASES: Mapping[str, Target] = {
+    **{name: target for name, target in TARGETS.items() if name not in ("cauchy", "exponential raw")},
+    "gamma": _gamma(),
+    "gaussian d=3": _growing(),
+    "AR(.5)": _autoregressive(0.5),
+    "AR(.9)": _autoregressive(0.9),
+}
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--replications", type=int, default=200)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
+    args = parser.parse_args()
+    rows = []
+    for size in args.sizes:
+        start = time.process_time()
+        cells: dict[str, list[dict]] = {method: [] for method in args.methods}
+        for name in args.cases:
+            for method, found in _cells(name, size, args.methods, args.replications).items():
+                cells[method] += found
+            print(f"{size} draws, {name}: {time.process_time() - start:.0f} s", file=sys.stderr, flush=True)
+        rows += [{"draws": size, "method": method} | _row(cells[method]) for method in args.methods]
+        title = "Errors and gains, reported and true, on posteriors with known expectations"
+        emit("errors", title, rows, final=size == args.sizes[-1], replications=args.replications, cases=len(args.cases))
+
+
+def _cells(name: str, size: int, methods: list[str], replications: int) -> dict[str, list[dict]]:
+    """Return the cells of each method on the integrands of one target."""
+    target = CASES[name]
+    truth = np.array([value for _, value in target.integrands.values()])
+    found: dict[str, list[tuple]] = {method: [] for method in methods}
+    for r in range(replications):
+        x, s = target.draw(generator("errors " + name, r), size)
+        values = np.stack([f(x) for f, _ in target.integrands.values()], axis=-1)
+        x, s, values = (a.reshape(4, size // 4, -1) for a in (x, s, values))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", (mp.ScoreWarning, UserWarning))
+            tree = mp.from_arrays(x, s, allow_bad_scores=True)
+            for method in methods:
+                own = mp.expectation(tree, values, method, allow_bad_scores=True, fallback=False)
+                found[method].append((own.mean, own.mcse, own.mean_plain, own.mcse_plain))
+    return {method: _of_method(records, truth) for method, records in found.items()}
+
+
+def _of_method(records: list[tuple], truth: np.ndarray) -> list[dict]:
+    """Return one record an integrand whose plain error is calibrated."""
+    mean, mcse, plain, mcse_plain = (np.array(part) for part in zip(*records, strict=True))
+    used = mcse < mcse_plain  # what `fallback` keeps
+    default = np.where(used, mean, plain)
+    cells = []
+    for j, exact in enumerate(truth):
+        if np.mean(((plain[:, j] - exact) / mcse_plain[:, j]) ** 2) > 1.5:
+            continue
+        z = np.abs(mean[:, j] - exact) / mcse[:, j]
+        square = np.mean((plain[:, j] - exact) ** 2)
+        gain = square / np.mean((mean[:, j] - exact) ** 2)
+        cells.append(
+            {
+                "gain": gain,
+                "z2": np.mean(z**2),
+                "q68": np.quantile(z, 0.68),
+                "worst": z.max(),
+                "ratio": np.median((mcse_plain[:, j] / mcse[:, j]) ** 2) / gain,
+                "used": np.mean(used[:, j]),
+                "default": np.sqrt(np.mean((default[:, j] - exact) ** 2) / square),
+            }
+        )
+    return cells
+
+
+def _row(cells: list[dict]) -> dict:
+    """Return the columns of one method at one size."""
+    gaining = [cell for cell in cells if cell["gain"] > 1.5]
+    clear = [cell["used"] for cell in cells if cell["gain"] > 4]
+    keys = ("z2", "q68", "worst", "ratio")
+    z2, q68, worst, ratio = (np.array([cell[key] for cell in gaining] or [np.nan]) for key in keys)
+    return {
+        "cells": len(gaining),
+        "z² median": np.median(z2),
+        "z² 90 %": np.quantile(z2, 0.9),
+        "z² worst": z2.max(),
+        "68 % of |z|": np.median(q68),
+        "sharp": np.mean((q68 >= 0.5) & (q68 <= 1.05)),
+        "max |z|": worst.max(),
+        "gain ratio": np.median(ratio),
+        "within 1/4–2": np.mean((ratio >= 0.25) & (ratio <= 2)),
+        "used by default": np.mean(clear) if clear else np.nan,
+        "worst default/plain": max(cell["default"] for cell in cells),
+    }
+
+
+if __name__ == "__main__":
+    main()
