@@ -1,4 +1,4 @@
-"""Monte Carlo standard errors and R-hat, computed by ArviZ, which is imported on first use."""
+"""Monte Carlo standard errors, R-hat and Pareto k̂, computed by ArviZ, which is imported on first use."""
 
 import numpy as np
 from jaxtyping import Float
@@ -55,3 +55,18 @@ def rank_rhat(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
     from arviz_stats.base import array_stats
 
     return array_stats.rhat(series, chain_axis=0, draw_axis=1)
+
+
+def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
+    """Return the larger Pareto k̂ of the two tails of each series; −∞ for fewer than 25 draws or a tail of one value."""
+    from arviz_stats.base import array_stats
+
+    size = series.shape[0] * series.shape[1]
+    tail = int(min(0.2 * size, 3 * np.sqrt(size)))
+    found = np.full(series.shape[-1], -np.inf)
+    if tail < 5:
+        return found
+    ordered = np.sort(series.reshape(size, -1), axis=0)
+    for j in np.flatnonzero((ordered[0] < ordered[tail - 1]) & (ordered[-tail] < ordered[-1])):
+        found[j] = array_stats.pareto_khat(series[..., j], chain_axis=0, draw_axis=1, r_eff=1.0)
+    return found

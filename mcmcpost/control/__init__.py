@@ -1,13 +1,13 @@
 """Control variates, cross-fitting and standard errors."""
 
 from mcmcpost.control.auto import MAX_DEGREE, NEED, Auto
-from mcmcpost.control.errors import feature_inflation, participants, tail_inflation
+from mcmcpost.control.errors import feature_inflation, tail_inflation
 from mcmcpost.control.estimate import Estimate, estimate_expectations, estimate_quantiles
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact
 from mcmcpost.control.joint_estimate import JointEstimate, TaskInput, estimate_jointly
 from mcmcpost.control.least_squares import Lasso, LeastSquares, Ridge
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean
-from mcmcpost.control.problem import Problem, standard_coordinates
+from mcmcpost.control.problem import Problem, participants, standard_coordinates
 from mcmcpost.control.task_families import NeuralNetwork
 from mcmcpost.control.task_tuning import ConvexTaskCovariance, TaskREML
 from mcmcpost.control.trained import (

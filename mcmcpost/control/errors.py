@@ -4,8 +4,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._core.large_arrays import in_blocks
+from mcmcpost._core.mcse import pareto_khat
 from mcmcpost.control.method import ControlFit
-from mcmcpost.control.problem import Problem, Subsets
+from mcmcpost.control.problem import Problem, Subsets, participants
 
 SAFETY = 1.1
 """Factor on the variance that refits show, which has about seven degrees of freedom."""
@@ -79,27 +80,7 @@ def judged_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"
 def participating(problem: Problem) -> Float[np.ndarray, " p"]:
     """Return the share of draws that participate in each integrand or, if fewer do, in a coordinate."""
     total = problem.counts.sum()
-    of_draws = participants(problem.draws, problem.counts).min()
-    return np.minimum(participants(problem.values, problem.counts), of_draws) / total
-
-
-def participants(
-    columns: Float[np.ndarray, "n p"], counts: Float[np.ndarray, " n"] | None = None
-) -> Float[np.ndarray, " p"]:
-    """Return (Σf²)²/Σf⁴ of each centred column: how many draws make up its variance, a third of them for a Gaussian.
-
-    counts : (n,) copies of each row. A constant column counts as a Gaussian one.
-    """
-    weight = np.ones(len(columns)) if counts is None else counts
-    total = weight.sum()
-    number = np.empty(columns.shape[1])
-    for some in in_blocks(len(number), len(columns)):
-        centred = (columns[:, some] - weight @ columns[:, some] / total) * (weight > 0)[:, None]
-        size = np.abs(centred).max(axis=0)
-        squares = (centred / np.where(size > 0, size, 1.0)) ** 2
-        with np.errstate(invalid="ignore", divide="ignore"):
-            number[some] = np.where(size > 0, (weight @ squares) ** 2 / (weight @ squares**2), total / 3)
-    return number
+    return np.minimum(participants(problem.values, problem.counts), problem.least_participants) / total
 
 
 SUSPECT = 0.1
@@ -109,21 +90,12 @@ SUSPECT = 0.1
 def heavy_tailed(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
     """Return which integrands have too heavy a tail for the error of their mean to be known from these draws.
 
-    By ArviZ's Pareto k̂ of both tails, which must not exceed min(1 − 1/log₁₀ S, 0.7) for S draws (Vehtari et al. 2024,
+    Their Pareto k̂ exceeds min(1 − 1/log₁₀ S, 0.7) for S draws (Vehtari et al. 2024,
     https://jmlr.org/papers/v25/19-556.html). The variance is infinite from k = ½ on.
     """
-    from arviz_stats.base import array_stats
-
     size = values.shape[0] * values.shape[1]
-    heavy = np.zeros(values.shape[-1], bool)
-    limit = min(1 - 1 / np.log10(max(size, 2)), 0.7)
-    tail = int(min(0.2 * size, 3 * np.sqrt(size)))
-    if tail < 5:
-        return heavy
-    for j in np.flatnonzero(participants(values.reshape(size, -1)) < SUSPECT * size):
-        ordered = np.sort(values[..., j], axis=None)
-        if ordered[0] < ordered[tail - 1] and ordered[-tail] < ordered[-1]:  # ArviZ fits no tail of equal values
-            heavy[j] = array_stats.pareto_khat(values[..., j], chain_axis=0, draw_axis=1, r_eff=1.0) > limit
+    heavy = participants(values.reshape(size, -1)) < SUSPECT * size
+    heavy[heavy] = pareto_khat(values[..., heavy]) > min(1 - 1 / np.log10(max(size, 2)), 0.7)
     return heavy
 
 

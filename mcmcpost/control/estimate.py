@@ -14,9 +14,9 @@ from mcmcpost._core.large_arrays import copy_of, in_blocks
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
-from mcmcpost.control.errors import heavy_tailed, participants, tail_inflation, total_error
+from mcmcpost.control.errors import heavy_tailed, tail_inflation, total_error
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean, columnwise
-from mcmcpost.control.problem import Problem, column_sd, make_problem
+from mcmcpost.control.problem import Problem, column_sd, make_problem, participants
 from mcmcpost.trace import States, Trace, distinct_states
 
 if TYPE_CHECKING:

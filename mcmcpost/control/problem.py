@@ -141,6 +141,7 @@ class Problem(NamedTuple):
     inverse : (c·n,) the row of each draw.
     num_states : rows that are not padding.
     lower : (d, d) the L of the standard coordinates.
+    least_participants : the smallest number of draws that make up the variance of a coordinate, see `participants`.
     """
 
     draws: Float[np.ndarray, "m d"]
@@ -154,6 +155,7 @@ class Problem(NamedTuple):
     inverse: Int[np.ndarray, " n"]
     num_states: int
     lower: Float[np.ndarray, "d d"]
+    least_participants: float
 
     def unrotated(self) -> "Problem":
         """Return the problem in the trace's own coordinates, each of unit standard deviation."""
@@ -226,6 +228,7 @@ def make_problem(
         inverse=states.inverse,
         num_states=m,
         lower=lower,
+        least_participants=float(participants(z[:m], states.counts.astype(float)).min()),
     )
 
 
@@ -309,6 +312,25 @@ def column_sd(columns: Float[np.ndarray, "n p"], ddof: int = 0) -> Float[np.ndar
     for some in in_blocks(len(sd), len(columns)):
         sd[some] = columns[:, some].std(axis=0, ddof=ddof)
     return sd
+
+
+def participants(
+    columns: Float[np.ndarray, "n p"], counts: Float[np.ndarray, " n"] | None = None
+) -> Float[np.ndarray, " p"]:
+    """Return (Σf²)²/Σf⁴ of each centred column: how many draws make up its variance, a third of them for a Gaussian.
+
+    counts : (n,) copies of each row. A constant column counts as a Gaussian one.
+    """
+    weight = np.ones(len(columns)) if counts is None else counts
+    total = weight.sum()
+    number = np.empty(columns.shape[1])
+    for some in in_blocks(len(number), len(columns)):
+        centred = (columns[:, some] - weight @ columns[:, some] / total) * (weight > 0)[:, None]
+        size = np.abs(centred).max(axis=0)
+        squares = (centred / np.where(size > 0, size, 1.0)) ** 2
+        with np.errstate(invalid="ignore", divide="ignore"):
+            number[some] = np.where(size > 0, (weight @ squares) ** 2 / (weight @ squares**2), total / 3)
+    return number
 
 
 def padded(rows: int) -> int:

@@ -7,9 +7,9 @@ from control_cases import estimate, gaussian_trace
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
 from mcmcpost.control import Auto, ControlFunctional, LeastSquares, PlainMean, SemiExact, ZeroVariance
-from mcmcpost.control.errors import participants, refit_variance, total_error
+from mcmcpost.control.errors import refit_variance, total_error
 from mcmcpost.control.method import Refits, mean_of_residuals
-from mcmcpost.control.problem import Subsets, make_problem
+from mcmcpost.control.problem import Subsets, make_problem, participants
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.trace import make_trace
 
