@@ -57,12 +57,17 @@ def rank_rhat(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
     return array_stats.rhat(series, chain_axis=0, draw_axis=1)
 
 
+def tail_draws(size: int) -> int:
+    """Return how many of `size` draws ArviZ takes for a tail."""
+    return int(min(0.2 * size, 3 * np.sqrt(size)))
+
+
 def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     """Return the larger Pareto k̂ of the two tails of each series; −∞ for fewer than 25 draws or a tail of one value."""
     from arviz_stats.base import array_stats
 
     size = series.shape[0] * series.shape[1]
-    tail = int(min(0.2 * size, 3 * np.sqrt(size)))
+    tail = tail_draws(size)
     found = np.full(series.shape[-1], -np.inf)
     if tail < 5:
         return found

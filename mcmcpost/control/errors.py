@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._core.large_arrays import in_blocks
-from mcmcpost._core.mcse import pareto_khat
+from mcmcpost._core.mcse import pareto_khat, tail_draws
 from mcmcpost.control.method import ControlFit
 from mcmcpost.control.problem import Problem, Subsets, participants
 
@@ -90,12 +90,12 @@ SUSPECT = 0.1
 def heavy_tailed(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
     """Return which integrands have too heavy a tail for the error of their mean to be known from these draws.
 
-    Their Pareto k̂ exceeds min(1 − 1/log₁₀ S, 0.7) for S draws (Vehtari et al. 2024,
-    https://jmlr.org/papers/v25/19-556.html). The variance is infinite from k = ½ on.
+    Their Pareto k̂ is above ½, where the variance is infinite, by more than a standard error: (1 + ½)/√M for M draws of
+    a tail (Smith 1987, doi:10.1214/aos/1176350499).
     """
     size = values.shape[0] * values.shape[1]
     heavy = participants(values.reshape(size, -1)) < SUSPECT * size
-    heavy[heavy] = pareto_khat(values[..., heavy]) > min(1 - 1 / np.log10(max(size, 2)), 0.7)
+    heavy[heavy] = pareto_khat(values[..., heavy]) > 0.5 + 1.5 / np.sqrt(max(tail_draws(size), 1))
     return heavy
 
 
