@@ -306,7 +306,8 @@ def _contradicted(names: tuple[str, ...], found: Misfit) -> Finding:
         "log_density",
         "Score gate: the scores are not the gradient of the log density that the sampler recorded: they are"
         f" {found.factor:.3g} times as large and shifted by up to {abs(found.shift[worst]):.2g} of 1/sd (in"
-        f" {names[worst]}). Pass the scores of the density that was sampled: its data, its prior, its log-Jacobian.",
+        f" {names[worst]}). Pass the scores of the density that was sampled: its data, its prior, its log-Jacobian;"
+        " or drop the recorded one, if it is of another density.",
     )
 
 

@@ -46,16 +46,19 @@ def misfit(
 
     Returns
     -------
-    None where draws are too few, or too many parameters, to tell.
+    None where there are too few different draws, for so many parameters, to tell.
     """
     kept = np.linspace(0, len(draws) - 1, min(len(draws), MOST_DRAWS)).astype(int)
     x, first = np.unique(draws[kept], axis=0, return_index=True)
     s, values = scores[kept][first], log_density[kept][first]
     m, d = x.shape
-    if m < 10 * (d + 1):
+    with np.errstate(over="ignore"):
+        sd, levels = x.std(axis=0), np.unique(values)
+    if m < 10 * (d + 1) or len(levels) < 2 or not np.isfinite(sd).all():
         return None
-    spread = np.linalg.cholesky(np.cov(x, rowvar=False).reshape(d, d) + 1e-12 * np.diag(x.var(axis=0)))
-    z, t = np.linalg.solve(spread, (x - x.mean(axis=0)).T).T, s @ spread
+    unit = (x - x.mean(axis=0)) / sd
+    spread = np.linalg.cholesky(unit.T @ unit / m + 1e-12 * np.eye(d))
+    z, t = np.linalg.solve(spread, unit.T).T, (s * sd) @ spread
     ranks = [rank for rank in NEIGHBOURS if rank < m]
     distance, other = (a[:, ranks].ravel() for a in cKDTree(z).query(z, k=ranks[-1] + 1))
     pairs, rows = np.unique(
@@ -70,7 +73,7 @@ def misfit(
         found = -found
     error = found - predicted
     # The smallest difference of a rounded density is its rounding, that of others is next to nothing.
-    rounding = np.diff(np.unique(values)).min() + 1e-13 * np.abs(values).max()
+    rounding = np.diff(levels).min() + 1e-13 * np.abs(levels).max()
     regressors = np.c_[predicted, step]
     weight = 1 / np.hypot(np.median(np.abs(error) / cubic) * cubic, rounding)
     for _ in range(5):
@@ -86,10 +89,10 @@ def misfit(
     missed = np.sqrt(np.mean((regressors @ coefficients) ** 2) / np.mean(predicted**2))
     explained = np.sum((regressors @ coefficients * weight) ** 2)
     significant = chi2.sf(coefficients @ np.linalg.pinv(covariance, hermitian=True) @ coefficients, d + 1) < LEVEL
-    resolution = np.sqrt(np.mean((regressors @ np.linalg.cholesky(covariance + 1e-300 * np.eye(d + 1))) ** 2) * (d + 1))
+    unsure = np.mean(((regressors @ covariance) * regressors).sum(axis=1))
     return Misfit(
         factor=1 / (1 + coefficients[0]),
-        shift=np.linalg.solve(spread.T, -coefficients[1:]) * x.std(axis=0),
+        shift=np.linalg.solve(spread.T, -coefficients[1:]),
         wrong=bool(significant and missed > LARGEST and explained > DOMINANT * size * np.sum((cubic * weight) ** 2)),
-        known=bool(missed < LARGEST and resolution < LARGEST * np.sqrt(np.mean(predicted**2))),
+        known=bool(missed < LARGEST and unsure < LARGEST**2 * np.mean(predicted**2)),
     )

@@ -63,8 +63,16 @@ def test_third_derivatives_are_not_mistaken_for_wrong_scores(rng):
     assert not found.known
 
 
-def test_too_few_draws_tell_nothing(rng):
+def test_what_tells_nothing_is_not_judged(rng):
     assert misfit(*gaussian(rng, 5, 50)) is None
+    x, s, lp = gaussian(rng, 2, 400)
+    assert misfit(x, s, np.ones(400)) is None
+    assert misfit(np.repeat(x[:20], 20, axis=0), np.repeat(s[:20], 20, axis=0), np.repeat(lp[:20], 20)) is None
+    assert misfit(1e200 * x, 1e-200 * s, lp) is None
+    collinear = misfit(np.c_[x, x[:, 0]], np.c_[s, np.zeros(400)], lp)
+    assert not collinear.wrong
+    tiny = misfit(1e-30 * x, 1e30 * s, lp)
+    assert tiny.known
 
 
 def tree_of(x, scores, lp):
