@@ -192,6 +192,7 @@ def answer_quantiles(question: Question, levels: Float[np.ndarray, " a"], *, fol
         num_folds=folds,
         bad_scores=question.bad_scores,
         verified=question.gated.check.verified,
+        events=question.events,
     )
 
 

@@ -477,6 +477,7 @@ def estimate_quantiles(
     num_folds: int | None = None,
     bad_scores: bool = False,
     verified: bool = True,
+    events: Bool[np.ndarray, " p"] | None = None,
 ) -> Estimate:
     """Estimate quantiles of each integrand, one result per (integrand, probability).
 
@@ -487,7 +488,7 @@ def estimate_quantiles(
 
     Parameters
     ----------
-    values : (c, n, p). probabilities : in (0, 1).
+    values : (c, n, p). probabilities : in (0, 1). Other arguments are those of `estimate_expectations`.
     """
     p, a = values.shape[-1], len(probabilities)
     flat = np.repeat(values.reshape(-1, p), a, axis=1)
@@ -496,11 +497,14 @@ def estimate_quantiles(
     finite = np.isfinite(flat).all(axis=0)
     safe = np.where(finite, flat, 0.0)
     ordered = np.sort(safe, axis=0)
+    unknown = ordered[0] < ordered[-1]
+    if events is not None:
+        unknown |= np.repeat(events, a)
     plain = _invert(ordered, levels)
     quantile, states = plain, distinct_states(trace)
     for _ in range(2):
         below = np.where(finite, safe <= quantile, np.nan).reshape(*values.shape[:2], -1)
-        indicators = read_integrands(labels, below, states)
+        indicators = read_integrands(labels, below, states, unknown)
         fitted = fit_integrands(trace, indicators, method, num_folds=num_folds)
         estimate = assemble(indicators, fitted, bad_scores=bad_scores, verified=verified)
         quantile = _invert(ordered, levels - (estimate.mean - estimate.mean_plain))

@@ -6,7 +6,15 @@ from control_cases import estimate, gaussian_trace
 
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
-from mcmcpost.control import Auto, ControlFunctional, LeastSquares, PlainMean, SemiExact, ZeroVariance
+from mcmcpost.control import (
+    Auto,
+    ControlFunctional,
+    LeastSquares,
+    PlainMean,
+    SemiExact,
+    ZeroVariance,
+    estimate_quantiles,
+)
 from mcmcpost.control.errors import refit_variance, total_error
 from mcmcpost.control.method import Refits, mean_of_residuals
 from mcmcpost.control.problem import Subsets, make_problem, participants
@@ -124,6 +132,11 @@ def test_an_event_that_was_not_seen_has_an_error_of_one_over_the_effective_draws
     np.testing.assert_array_equal(found.mean, [0.0, 1.0])
     ess = min((trace.draws.std(axis=(0, 1)) / mcse_mean(trace.draws)) ** 2)
     np.testing.assert_allclose(found.mcse, 1 / (ess + 2), rtol=1e-6)
+    far = estimate_quantiles(trace, ("x",), trace.draws[..., :1], np.array([0.9999]), PlainMean())
+    assert far.mcse[0] > 0
+    for events, status in ((np.ones(1, bool), Status.UNSEEN), (np.zeros(1, bool), Status.EXACT)):
+        constant = (trace, ("x",), values[..., 1:], np.array([0.5]), PlainMean())
+        assert estimate_quantiles(*constant, events=events).status == (status,)
     known = estimate(trace, values, Auto(), events=np.zeros(2, bool))
     assert known.status == (Status.EXACT, Status.EXACT)
     np.testing.assert_array_equal(known.mcse, 0.0)
