@@ -1,4 +1,4 @@
-"""Targets with exact expectations and independent draws: a smooth, an exponential and an indicator integrand each."""
+"""Targets with exact expectations and samplers: a smooth, an exponential and an indicator integrand each."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -178,6 +178,26 @@ def _exponential() -> Target:
             "cos(x)": (first(np.cos), 0.5),
             "exp(.3x)": (first(_exp), 1 / 0.7),
             "1(x>1)": (first(_above), np.exp(-1)),
+        },
+    )
+
+
+def autoregressive(rho: float) -> Target:
+    """Four stationary AR(1) chains of two independent standard normal coordinates, one chain after the other."""
+
+    def draw(rng: np.random.Generator, number: int) -> tuple[np.ndarray, np.ndarray]:
+        noise = rng.standard_normal((4, number // 4, 2))
+        x = noise.copy()
+        for i in range(1, x.shape[1]):
+            x[:, i] = rho * x[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]
+        return x.reshape(number, 2), -x.reshape(number, 2)
+
+    return Target(
+        draw,
+        {
+            "cos(1.5x1)": (first(lambda v: np.cos(1.5 * v)), np.exp(-(1.5**2) / 2)),
+            "exp(.5x1)": (first(lambda v: np.exp(0.5 * v)), np.exp(0.5**2 / 2)),
+            "1(x1>1)": (first(_above), norm.sf(1.0)),
         },
     )
 

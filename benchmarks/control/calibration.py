@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from scipy.stats import chi2, norm
+from scipy.stats import chi2
 
 from benchmarks._eight_schools import TRUTHS, nuts_replicates
 from benchmarks._replicate import Runs, Sample, generator, replicate
 from benchmarks._table import emit
+from benchmarks.control._targets import autoregressive
 
 METHODS = ("plain", "zv1", "zv2", "zv3", "cf", "secf", "auto")
 LEVEL = 1e-5
@@ -33,21 +34,14 @@ class Case(NamedTuple):
 
 def ar1(rho: float) -> Case:
     """Return the case of stationary AR(1) chains, two independent standard normal coordinates."""
-    truths = {
-        "cos(1.5x1)": np.exp(-(1.5**2) / 2),
-        "exp(.5x1)": np.exp(0.5**2 / 2),
-        "1(x1>1)": norm.sf(1.0),
-    }
+    target = autoregressive(rho)
 
     def sample(replication: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        noise = generator(f"ar1 {rho}", replication).standard_normal((NUM_CHAINS, NUM_DRAWS, 2))
-        x = noise.copy()
-        for t in range(1, NUM_DRAWS):
-            x[:, t] = rho * x[:, t - 1] + np.sqrt(1 - rho**2) * noise[:, t]
-        first = x[..., 0]
-        return x, -x, np.stack([np.cos(1.5 * first), np.exp(0.5 * first), (first > 1).astype(float)], -1)
+        x, s = target.draw(generator(f"ar1 {rho}", replication), NUM_CHAINS * NUM_DRAWS)
+        values = np.stack([f(x) for f, _ in target.integrands.values()], -1)
+        return tuple(a.reshape(NUM_CHAINS, NUM_DRAWS, -1) for a in (x, s, values))
 
-    return Case(truths, sample)
+    return Case({name: truth for name, (_, truth) in target.integrands.items()}, sample)
 
 
 def eight_schools(replications: int) -> Case:

@@ -21,12 +21,12 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 from scipy.integrate import quad
-from scipy.stats import gamma, norm
+from scipy.stats import gamma
 
 import mcmcpost as mp
 from benchmarks._replicate import generator
 from benchmarks._table import emit
-from benchmarks.control._targets import TARGETS, Target, first
+from benchmarks.control._targets import TARGETS, Target, autoregressive, first
 
 METHODS = ("zv1", "zv2", "zv3", "cf", "secf", "auto")
 SIZES = (40, 200, 500)
@@ -60,32 +60,12 @@ def _growing() -> Target:
     )
 
 
-def _autoregressive(rho: float) -> Target:
-    """Four chains, two independent standard normal coordinates."""
-
-    def draw(rng: np.random.Generator, number: int) -> tuple[np.ndarray, np.ndarray]:
-        noise = rng.standard_normal((4, number // 4, 2))
-        x = noise.copy()
-        for t in range(1, x.shape[1]):
-            x[:, t] = rho * x[:, t - 1] + np.sqrt(1 - rho**2) * noise[:, t]
-        return x.reshape(number, 2), -x.reshape(number, 2)
-
-    return Target(
-        draw,
-        {
-            "cos(1.5x1)": (first(lambda v: np.cos(1.5 * v)), np.exp(-1.125)),
-            "exp(.5x1)": (first(lambda v: np.exp(0.5 * v)), np.exp(0.125)),
-            "1(x1>1)": (first(lambda v: (v > 1).astype(float)), norm.sf(1)),
-        },
-    )
-
-
 CASES: Mapping[str, Target] = {
     **{name: target for name, target in TARGETS.items() if name not in ("cauchy", "exponential raw")},
     "gamma": _gamma(),
     "gaussian d=3": _growing(),
-    "AR(.5)": _autoregressive(0.5),
-    "AR(.9)": _autoregressive(0.9),
+    "AR(.5)": autoregressive(0.5),
+    "AR(.9)": autoregressive(0.9),
 }
 
 

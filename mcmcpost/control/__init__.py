@@ -1,13 +1,14 @@
 """Control variates, cross-fitting and standard errors."""
 
 from mcmcpost.control.auto import MAX_DEGREE, NEED, Auto
-from mcmcpost.control.errors import feature_inflation, tail_inflation
-from mcmcpost.control.estimate import Estimate, estimate_expectations, estimate_quantiles
+from mcmcpost.control.errors import tail_inflation
+from mcmcpost.control.estimate import Estimate, estimate_expectations
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact
 from mcmcpost.control.joint_estimate import JointEstimate, TaskInput, estimate_jointly
 from mcmcpost.control.least_squares import Lasso, LeastSquares, Ridge
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean
 from mcmcpost.control.problem import Problem, participants, standard_coordinates
+from mcmcpost.control.quantiles import estimate_quantiles
 from mcmcpost.control.task_families import NeuralNetwork
 from mcmcpost.control.task_tuning import ConvexTaskCovariance, TaskREML
 from mcmcpost.control.trained import (
@@ -55,7 +56,6 @@ __all__ = [
     "estimate_expectations",
     "estimate_jointly",
     "estimate_quantiles",
-    "feature_inflation",
     "participants",
     "solve_stein_weights",
     "standard_coordinates",

@@ -1,7 +1,7 @@
 """The error of a controlled mean: how far it moves when some of the draws are left out, and what that cannot show."""
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from mcmcpost._core.large_arrays import in_blocks
 from mcmcpost._core.mcse import pareto_khat, tail_draws
@@ -27,25 +27,29 @@ def total_error(problem: Problem, fit: ControlFit, residual_error: Float[np.ndar
     - gap: the distance of the mean from that of the held-out residuals. Stein's equation f − Lv = β has a solution v on
       the region that the draws visit for *every* β, so that small residuals can surround a wrong constant.
 
-    The constants were set on ``benchmarks.control.errors``.
+    ``benchmarks.control.errors`` measures how well that holds.
+
+    Parameters
+    ----------
+    residual_error : (p,) in the problem's units, as the result is.
     """
-    share = participating(problem)
     crossfit = (problem.counts @ problem.values - problem.counts @ fit.control) / problem.counts.sum()
-    variance = np.fmax(SAFETY * refit_variance(problem, fit, share), residual_error**2)
-    inflation = tail_inflation(share * problem.counts.sum(), 20.0, 200.0)
+    variance = np.fmax(SAFETY * refit_variance(problem, fit), residual_error**2)
+    inflation = tail_inflation(problem.participants, 20.0, 200.0)
     return np.sqrt(variance * inflation + (fit.mean - crossfit) ** 2 + fit.doubt**2)
 
 
-def refit_variance(problem: Problem, fit: ControlFit, share: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
+def refit_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]:
     """Return the variance of the fit's mean that its refits show; NaN where there are none.
 
-    An estimator whose variance is V n^(−2a) for n draws, and optimal, moves by V n^(−2a)·(ρ^(−2a) − 1) in mean square
-    on a part ρ of them. Squared deviations are divided by that factor; the larger one is taken of that without one fold
-    and of the average over halves and quarters. Means, and regressions on fixed features, have a = ½: these are then
-    the jackknife and balanced half samples. Kernels converge faster. Their quarters deviate 4^a + 1 times as much as
-    their halves, which gives a, between ½ and 1; closer to ½ the fewer draws participate (`share`), because on
-    integrands that grow halves and quarters differ by chance.
+    Where the variance of an optimal estimator falls with the number of draws as n^(−2a), its mean square deviation on a
+    part ρ of the draws is ρ^(−2a) − 1 times that variance. Squared deviations are divided by that factor; the larger
+    one is taken of that without one fold and of the average over halves and quarters. Means, and regressions on fixed
+    features, have a = ½: these are then the jackknife and balanced half samples. Kernels converge faster. Their
+    quarters deviate, in squares, 4^a + 1 times as much as their halves, which gives a, between ½ and 1; closer to ½ the
+    fewer draws participate, because on integrands that grow halves and quarters differ by chance.
     """
+    share = problem.participants / problem.counts.sum()
     size = np.array([problem.counts[rows].sum() for rows, _ in problem.folds.rows()])
     size /= size.sum()
     halves, quarters = Subsets.of(len(size))
@@ -75,12 +79,6 @@ def judged_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"
     """Return n·`total_error`² as if draws were independent. Methods are compared by it."""
     total = problem.counts.sum()
     return total * total_error(problem, fit, np.sqrt(residual_variance(problem, fit.control) / total)) ** 2
-
-
-def participating(problem: Problem) -> Float[np.ndarray, " p"]:
-    """Return the share of draws that participate in each integrand or, if fewer do, in a coordinate."""
-    total = problem.counts.sum()
-    return np.minimum(participants(problem.values, problem.counts), problem.least_participants) / total
 
 
 SUSPECT = 0.1
@@ -117,13 +115,3 @@ def residual_variance(problem: Problem, control: Float[np.ndarray, "m p"]) -> Fl
         residual = problem.values[:, some] - control[:, some]
         variance[some] = weight @ (residual - weight @ residual) ** 2
     return variance
-
-
-def feature_inflation(num_features: Int[np.ndarray, " p"], ess: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
-    """Return 1 + 10·min(q/ESS, 1), by which q fitted features enlarge the variance of the mean.
-
-    The coefficients are estimated from as many independent draws as the effective sample size of the integrand.
-    Neighbouring folds are correlated, so that cross-fitting shows the error of the coefficients only in part. The
-    constant was set on AR(1) chains with an effective sample size of 50 (``benchmarks/control/calibration.py``).
-    """
-    return 1.0 + 10.0 * np.minimum(num_features / np.maximum(ess, 1.0), 1.0)

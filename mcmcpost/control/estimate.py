@@ -1,4 +1,4 @@
-"""Estimates of expectations and quantiles, with errors from the cross-fitted residuals."""
+"""Estimates of expectations: what is reported of a control variate, and of the plain mean beside it."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,8 @@ from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
 from mcmcpost.control.errors import heavy_tailed, tail_inflation, total_error
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean, columnwise
-from mcmcpost.control.problem import Problem, column_sd, make_problem, participants
+from mcmcpost.control.problem import Problem, column_sd, make_problem
+from mcmcpost.scores import effective_size
 from mcmcpost.trace import States, Trace, distinct_states
 
 if TYPE_CHECKING:
@@ -221,9 +222,7 @@ def read_integrands(
     ess = np.nan
     if unseen.any():
         chains = states.draws[states.inverse].reshape(*values.shape[:2], -1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            every = chains.var(axis=(0, 1)) / mcse_mean(chains) ** 2
-        ess = float(min(every[np.isfinite(every)], default=len(states.counts)))
+        ess = float(effective_size(chains, chains.std(axis=(0, 1))).min())
     return Integrands(names, values, states, finite, finite & (high > low), unseen, ess)
 
 
@@ -431,7 +430,7 @@ def judge(
         gain = (plain.mcse / mcse) ** 2
         ratio = asked.var(axis=(0, 1)) / residual.var(axis=(0, 1))
         mean = problem.location + problem.scale * fit.mean
-        slack = plain.mcse * np.sqrt(tail_inflation(participants(asked.reshape(-1, len(seen)))))
+        slack = plain.mcse * np.sqrt(tail_inflation(problem.participants))
         limit = scipy.stats.t.isf(DISAGREEMENT, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
         believed = believe | ~(np.abs(mean - plain.mean) > limit)
     fitted = np.array([status not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for status in fit.status])
@@ -465,77 +464,3 @@ def covariance_of(series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " 
             correlation += unit.T @ unit
     np.fill_diagonal(correlation, 1.0)
     return correlation * mcse[:, None] * mcse[None, :]
-
-
-def estimate_quantiles(
-    trace: Trace,
-    names: tuple[str, ...],
-    values: Float[np.ndarray, "c n p"],
-    probabilities: Float[np.ndarray, " a"],
-    method: AbstractControlVariate,
-    *,
-    num_folds: int | None = None,
-    bad_scores: bool = False,
-    verified: bool = True,
-    events: Bool[np.ndarray, " p"] | None = None,
-) -> Estimate:
-    """Estimate quantiles of each integrand, one result per (integrand, probability).
-
-    The empirical distribution function F̂, moved by the control variate's correction at the quantile itself, is
-    inverted: q solves F̂(q) = π − (F_cv(q₀) − F̂(q₀)) with q₀ the quantile of the previous pass, in two passes. The
-    error is half the distance between the empirical quantiles at π ± the mcse of F_cv, as in ArviZ for plain quantiles.
-    Indicators are rough, so gains are modest; where there is none the status is ``plain``.
-
-    Parameters
-    ----------
-    values : (c, n, p). probabilities : in (0, 1). Other arguments are those of `estimate_expectations`.
-    """
-    p, a = values.shape[-1], len(probabilities)
-    flat = np.repeat(values.reshape(-1, p), a, axis=1)
-    levels = np.tile(probabilities, p)
-    labels = tuple(f"{name} [{level:g}]" for name in names for level in probabilities)
-    finite = np.isfinite(flat).all(axis=0)
-    safe = np.where(finite, flat, 0.0)
-    ordered = np.sort(safe, axis=0)
-    unknown = ordered[0] < ordered[-1]
-    if events is not None:
-        unknown |= np.repeat(events, a)
-    plain = _invert(ordered, levels)
-    quantile, states = plain, distinct_states(trace)
-    for _ in range(2):
-        below = np.where(finite, safe <= quantile, np.nan).reshape(*values.shape[:2], -1)
-        indicators = read_integrands(labels, below, states, unknown)
-        fitted = fit_integrands(trace, indicators, method, num_folds=num_folds)
-        estimate = assemble(indicators, fitted, bad_scores=bad_scores, verified=verified)
-        quantile = _invert(ordered, levels - (estimate.mean - estimate.mean_plain))
-    nan = np.where(finite, 0.0, np.nan)
-    shifted = levels - (estimate.mean - estimate.mean_plain)
-    half = 0.5 * (_invert(ordered, shifted + estimate.mcse) - _invert(ordered, shifted - estimate.mcse))
-    plain_half = 0.5 * (_invert(ordered, levels + estimate.mcse_plain) - _invert(ordered, levels - estimate.mcse_plain))
-    crossfit = _invert(ordered, levels - (estimate.mean_crossfit - estimate.mean_plain))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        correlation = estimate.covariance / estimate.mcse[:, None] / estimate.mcse[None, :]
-        gain = np.where(half > 0, (plain_half / half) ** 2, estimate.gain)
-    return estimate._replace(
-        mean=quantile + nan,
-        mcse=half + nan,
-        mean_plain=plain + nan,
-        mcse_plain=plain_half + nan,
-        mean_crossfit=crossfit + nan,
-        gain=gain + nan,
-        sd=safe.std(axis=0, ddof=1) + nan,
-        covariance=correlation * half[:, None] * half[None, :],
-        info=estimate.info | {"note": "residuals are those of the indicator of each quantile"},
-    )
-
-
-def _invert(ordered: Float[np.ndarray, "n q"], levels: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
-    """Return the order statistics' quantiles at `levels`, one level per column, linearly interpolated.
-
-    A NaN level belongs to a column that is reported as NaN.
-    """
-    position = np.clip(np.nan_to_num(levels), 0.0, 1.0) * (len(ordered) - 1)
-    low = np.floor(position).astype(int)
-    high = np.minimum(low + 1, len(ordered) - 1)
-    column = np.arange(ordered.shape[1])
-    return ordered[low, column] + (position - low) * (ordered[high, column] - ordered[low, column])

@@ -50,8 +50,8 @@ class JointEstimate(dict[str, Estimate]):
 
     labels : P pairs (task, integrand), tasks in order.
     covariance : (P, P) of the estimates' errors, positive semidefinite with mcse² on its diagonal: the part of the
-        error that the common fit makes under the kernel's model, and the rest, within the
-        same draws, with the correlation of the residual series. Other draws are independent.
+        error that the common fit makes under the kernel's model, and the rest, within the same draws, with the
+        correlation of the residual series. Other draws are independent.
     task_labels, task_covariance : the (task, integrand) pairs that were fitted together and their learnt B, for
         integrands of unit scale; empty where nothing was fitted.
     """

@@ -91,6 +91,7 @@ def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, nu
     scale = mean_diagonal(tile, data.rows, data.counts)
     everyone = jnp.asarray(folds.everyone)
     gram = tile_gram(tile, take(data.rows, everyone)) / scale
+    # Where each row stands in the Gram matrix, which all fits take their parts of; the padding of `everyone` is row 0.
     place = jnp.zeros(len(data.counts), int).at[everyone].max(jnp.arange(len(everyone)) * folds.everyone_mask)
 
     def fit(index: Int[Array, " t"], mask: Bool[Array, " t"]) -> tuple[LeastSquaresSolution, Array, Array]:
@@ -295,14 +296,13 @@ def crossfit_iterative(
     def at_held_out(fit: Float[Array, "m p"], gamma: Float[Array, "q p"], rows: Int[Array, " b"], mask: Array) -> Array:
         return (fit[rows] + basis[rows, c:] @ gamma[c:]) * mask[:, None]
 
-    most = max(len(data.halves[0]), len(data.quarters[0]))
-    unknown = jnp.full((most, *gammas[0, :c].shape), jnp.nan)
+    unknown = (jnp.full((len(rows), *gammas[0, :c].shape), jnp.nan) for rows, _ in (data.halves, data.quarters))
     covariance = inverses[0, :c, :c]
     covariance = jnp.where(jnp.diagonal(covariance)[:, None] > 0, covariance, 0.0)
     return KernelFit(
         mean=gammas[0, :c],
         control=jax.vmap(at_held_out)(fitted, gammas[1:], held_out, held_out_mask),
-        refits=Refits(gammas[1:, :c], unknown[: len(data.halves[0])], unknown[: len(data.quarters[0])]),
+        refits=Refits(gammas[1:, :c], *unknown),
         model_covariance=amplitude(values, duals[0], freedom)[:, None, None] * covariance[None],
         nugget=nugget,
         num_steps=steps,

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import in_blocks, zeros
-from mcmcpost._core.mcse import mcse_mean
+from mcmcpost.scores import effective_size
 from mcmcpost.trace import States, Trace, distinct_states
 
 PAD = 64
@@ -109,8 +109,8 @@ class Subsets(NamedTuple):
     """The sets of folds on which a fit is made again, to see how far its mean moves.
 
     halves : (h, k) about half of the folds, and the other half, balanced: two folds are together as often as apart,
-        so that for a mean of independent folds the mean squared deviation is that of the jackknife (balanced half
-        samples, McCarthy 1969, doi:10.2307/1402179).
+        so that for a mean of independent folds the mean squared deviation is that of the jackknife (McCarthy 1969,
+        *Pseudo-replication: half samples*).
     quarters : (r, k) about a quarter; none for fewer than four folds.
     """
 
@@ -141,7 +141,8 @@ class Problem(NamedTuple):
     inverse : (c·n,) the row of each draw.
     num_states : rows that are not padding.
     lower : (d, d) the L of the standard coordinates.
-    least_participants : the smallest number of draws that make up the variance of a coordinate, see `participants`.
+    participants : (p,) the draws that make up the variance of each integrand or, if they are fewer, of a coordinate, by
+        the function of that name.
     """
 
     draws: Float[np.ndarray, "m d"]
@@ -155,7 +156,7 @@ class Problem(NamedTuple):
     inverse: Int[np.ndarray, " n"]
     num_states: int
     lower: Float[np.ndarray, "d d"]
-    least_participants: float
+    participants: Float[np.ndarray, " p"]
 
     def unrotated(self) -> "Problem":
         """Return the problem in the trace's own coordinates, each of unit standard deviation."""
@@ -166,7 +167,12 @@ class Problem(NamedTuple):
 
     def select(self, columns: np.ndarray | slice) -> "Problem":
         """Return the problem restricted to some integrands."""
-        return self._replace(values=self.values[:, columns], location=self.location[columns], scale=self.scale[columns])
+        return self._replace(
+            values=self.values[:, columns],
+            location=self.location[columns],
+            scale=self.scale[columns],
+            participants=self.participants[columns],
+        )
 
     def thin(self, max_states: int | None) -> "Problem":
         """Return the problem with fits on at most `max_states` evenly spaced states; every state is still held out."""
@@ -213,6 +219,7 @@ def make_problem(
         s[rows] = states.scores[rows] @ lower
         f[rows] = (means[rows] - location) / scale
 
+    copies = states.counts.astype(float)
     first_visit = np.full(m, -1)
     first_visit[states.inverse[::-1]] = np.arange(len(flat))[::-1]
     labels = draw_folds(trace.draws, num_folds)[first_visit]
@@ -220,7 +227,7 @@ def make_problem(
         draws=z,
         scores=s,
         values=f,
-        counts=pad_rows(states.counts.astype(float)),
+        counts=pad_rows(copies),
         chains=pad_rows(first_visit // values.shape[1]),
         folds=Folds.from_labels(_occupied(labels)),
         location=location,
@@ -228,7 +235,7 @@ def make_problem(
         inverse=states.inverse,
         num_states=m,
         lower=lower,
-        least_participants=float(participants(z[:m], states.counts.astype(float)).min()),
+        participants=np.minimum(participants(f[:m], copies), participants(z[:m], copies).min()),
     )
 
 
@@ -293,11 +300,7 @@ def default_folds(draws: Float[np.ndarray, "c n d"]) -> int:
 
 def autocorrelation_time(draws: Float[np.ndarray, "c n d"]) -> float:
     """Return the median over coordinates of draws per effective draw, at least one; one where it is unknown."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ess = draws.var(axis=(0, 1)) / mcse_mean(draws) ** 2
-    time = draws.shape[0] * draws.shape[1] / ess
-    time = time[np.isfinite(time)]
-    return max(1.0, float(np.median(time))) if len(time) else 1.0
+    return draws.shape[0] * draws.shape[1] / float(np.median(effective_size(draws, draws.std(axis=(0, 1)))))
 
 
 def _occupied(fold: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:

@@ -158,9 +158,12 @@ def _of_variable(variable: "xarray.DataArray") -> Integrands:
 
 
 def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draws: tuple[int, int]) -> list[Integrands]:
-    usable = posterior_variables(tree).usable.values() if "posterior" in tree.children else ()
-    parameters = {name for variable in usable if variable.dtype.kind == "f" for name in _names_of(variable)}
-    rows = _rows(posterior_variables(tree).draws()) if any(map(callable, entries.values())) else {}
+    computed = any(map(callable, entries.values()))
+    known = computed or "posterior" in tree.children
+    variables = posterior_variables(tree) if known else PosteriorVariables({}, ())
+    rows = _rows(variables.draws()) if computed else {}
+    floats = (variable for variable in variables.usable.values() if variable.dtype.kind == "f")
+    parameters = {name for variable in floats for name in _names_of(variable)}
     parts = []
     for name, entry in entries.items():
         values = _evaluate(str(name), entry, rows, chains_draws) if callable(entry) else entry

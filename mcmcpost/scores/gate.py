@@ -251,7 +251,7 @@ def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = No
 
     These tests know scores that are wrong by a few Monte Carlo errors only. With the log density that the sampler
     recorded, scores that are five per cent too large, or shifted, are found by its differences between near draws
-    (`misfit`), in up to about ten dimensions, and more where the density is nearly Gaussian.
+    (`misfit`), in a few dimensions, and in twenty where the density is nearly Gaussian.
 
     Parameters
     ----------

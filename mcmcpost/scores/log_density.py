@@ -15,7 +15,7 @@ NEIGHBOURS = (1, 4, 16, 64)
 LEVEL = 1e-6
 
 LARGEST = 0.01
-"""Share of the differences, in root mean square, by which scores may miss them."""
+"""By how much the factor may differ from one, and the shift in white coordinates from zero."""
 
 DOMINANT = 9.0
 """Wrong scores must explain so many times the squared misfit that third derivatives leave, which look alike to 4."""
@@ -27,7 +27,7 @@ class Misfit(NamedTuple):
     factor : the scores are too large by this factor.
     shift : (d,) and by these shifts, in units of one over the standard deviation.
     wrong : whether that is significant, large, and explains the misfit.
-    known : whether a misfit of `LARGEST` would have been seen.
+    known : whether neither is beyond `LARGEST`, and three standard errors of them are not either.
     """
 
     factor: float
@@ -86,13 +86,13 @@ def misfit(
     np.add.at(influence, one, regressors * (rest * weight**2)[:, None])
     bread = np.linalg.pinv((regressors * weight[:, None]).T @ (regressors * weight[:, None]), hermitian=True)
     covariance = bread @ (influence.T @ influence) @ bread
-    missed = np.sqrt(np.mean((regressors @ coefficients) ** 2) / np.mean(predicted**2))
+    missed = np.abs(coefficients).max()
     explained = np.sum((regressors @ coefficients * weight) ** 2)
     significant = chi2.sf(coefficients @ np.linalg.pinv(covariance, hermitian=True) @ coefficients, d + 1) < LEVEL
-    unsure = np.mean(((regressors @ covariance) * regressors).sum(axis=1))
+    unsure = np.sqrt(np.maximum(np.diagonal(covariance), 0.0)).max()
     return Misfit(
         factor=1 / (1 + coefficients[0]),
         shift=np.linalg.solve(spread.T, -coefficients[1:]),
         wrong=bool(significant and missed > LARGEST and explained > DOMINANT * size * np.sum((cubic * weight) ** 2)),
-        known=bool(missed < LARGEST and unsure < LARGEST**2 * np.mean(predicted**2)),
+        known=bool(max(missed, 3 * unsure) < LARGEST),
     )

@@ -25,7 +25,14 @@ def gamma(rng, _, n):
     return np.log(g), 3 - 2 * g, (3 * np.log(g) - 2 * g)[:, 0]
 
 
-TARGETS = [(gaussian, 1), (gaussian, 3), (gaussian, 20), (banana, 2), (gamma, 1)]
+def logistic(rng, d, n):
+    """A posterior of thirty coin flips, with draws from about it: the test needs no draws of the density itself."""
+    X, x = rng.standard_normal((30, d)) / np.sqrt(d), rng.standard_normal((n, d))
+    eta = x @ X.T
+    return x, -(1 / (1 + np.exp(-eta))) @ X - x, -np.logaddexp(0, eta).sum(axis=1) - 0.5 * (x**2).sum(axis=1)
+
+
+TARGETS = [(logistic, 3), (gaussian, 1), (gaussian, 3), (gaussian, 20), (banana, 2), (gamma, 1)]
 
 
 @pytest.mark.parametrize("n", [400, 4000])
