@@ -25,7 +25,7 @@ SCALAR = {
     "plain": "plain",
     "zv2": "zv2",
     "zv3": "zv3",
-    "cf": mp.ControlFunctional(tuning=mp.GridREML()),
+    "cf": "cf",
     "SemiExact(2)": mp.SemiExact(2),
     "auto": "auto",
 }

@@ -29,7 +29,9 @@ MIN_ITERATIVE_NUGGET = 1e-4
 
 
 class REML(eqx.Module):
-    """Restricted maximum likelihood by L-BFGS, all integrands jointly, the best of several starts.
+    """Restricted maximum likelihood by L-BFGS, one kernel for all integrands together, the best of several starts.
+
+    An estimate then depends on what else is asked for.
 
     squared_lengthscales : starting points, on standard coordinates. They are large, because smooth integrands are
         fitted best near the flat, polynomial limit, and several, because one start fails now and then
@@ -46,20 +48,22 @@ class REML(eqx.Module):
 
 
 class GridREML(eqx.Module):
-    """Restricted maximum likelihood per integrand, first over a fixed grid, then by L-BFGS from its best point.
+    """Restricted maximum likelihood over a fixed grid of isotropic lengthscales and nuggets, each integrand by itself.
 
-    The grid has isotropic lengthscales and nuggets, and one factorisation serves all integrands at each point. L-BFGS
-    then moves one lengthscale per coordinate and the nugget.
+    An integrand's kernel does not depend on what else is asked for. Integrands with the same point of the grid share
+    its factorisations, so that many integrands cost little more than a few.
 
     max_draws : largest number of states in the likelihood, evenly spaced.
-    max_groups : largest number of different settings, each of which costs a factorisation.
-    polish : whether to run L-BFGS after the grid, for at most `max_steps`.
+    polish : whether L-BFGS then moves one lengthscale per coordinate and the nugget, for at most `max_steps`, for each
+        integrand by itself. It gains most in ten and more dimensions for integrands of few coordinates, but every
+        integrand then has factorisations of its own.
+    shared : whether all integrands get the one setting that is best for them together, as Stein weights need.
     """
 
     max_draws: int = 256
-    max_groups: int = 3
-    polish: bool = True
+    polish: bool = False
     max_steps: int = 20
+    shared: bool = False
 
 
 class Setting(NamedTuple):
@@ -121,10 +125,11 @@ def tune(
         starts = tuple(SquaredExponential(np.sqrt(start) * ones) for start in tuning.squared_lengthscales)
         return (polish(starts if kernel is None else (kernel,), DEFAULT_NUGGET, tuning.free_nugget, everyone),)
     settings = []
-    for group in search_grid(draws, scores, design, values, max_groups=tuning.max_groups):
+    for group in search_grid(draws, scores, design, values, shared=tuning.shared):
         isotropic = SquaredExponential(group.lengthscale * ones)
         if tuning.polish:
-            settings.append(polish((isotropic,), group.nugget, True, group.members))
+            parts = [group.members] if tuning.shared else [(member,) for member in group.members]
+            settings += [polish((isotropic,), group.nugget, True, members) for members in parts]
         else:
             settings.append(Setting(isotropic, max(group.nugget, floor) if nugget is None else nugget, group.members))
     return tuple(settings)
@@ -149,11 +154,9 @@ class ControlFunctional(AbstractControlVariate):
 
     Parameters
     ----------
-    kernel : on standardised coordinates, used as it is. By default a squared exponential with one lengthscale per
-        coordinate, tuned.
+    kernel : on standardised coordinates, used as it is. By default a squared exponential whose lengthscale is tuned.
     nugget : relative η. By default tuned with the kernel, or 1e-8 with a kernel that is given.
-    tuning : `REML(...)` or `GridREML(...)`; with a kernel that is given, its parameters are the first start. By default
-        `REML()` where no kernel is given.
+    tuning : `GridREML(...)`, the default without a kernel, or `REML(...)`, which starts at the kernel that is given.
     solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 6,000 distinct states.
     budget : largest number of products with the kernel matrix. It selects conjugate gradients and replaces the budget
         of a solver that is given.
@@ -176,8 +179,7 @@ class ControlFunctional(AbstractControlVariate):
         return "ControlFunctional()"
 
     def crossfit(self, problem: Problem) -> ControlFit:
-        tuning = self.tuning or (REML() if self.kernel is None else None)
-        return _crossfit(problem, self, 0, tuning)
+        return _crossfit(problem, self, 0)
 
 
 class SemiExact(AbstractControlVariate):
@@ -189,8 +191,7 @@ class SemiExact(AbstractControlVariate):
     Parameters
     ----------
     degree : total degree of the unpenalised polynomial. Needs at least three training states per feature.
-    kernel, nugget, tuning, solver, budget, max_states : as for `ControlFunctional`, but tuned by `GridREML()`
-        by default.
+    kernel, nugget, tuning, solver, budget, max_states : as for `ControlFunctional`.
     """
 
     degree: int = 2
@@ -211,8 +212,7 @@ class SemiExact(AbstractControlVariate):
         return f"SemiExact(degree={self.degree})"
 
     def crossfit(self, problem: Problem) -> ControlFit:
-        tuning = self.tuning or (GridREML() if self.kernel is None else None)
-        return _crossfit(problem, self, self.degree, tuning)
+        return _crossfit(problem, self, self.degree)
 
 
 def _check(choice: ControlFunctional | SemiExact) -> None:
@@ -231,9 +231,8 @@ def _check(choice: ControlFunctional | SemiExact) -> None:
         raise InputError(where, f"`max_states` of at least {MIN_TRAIN}", choice.max_states, "Fit on more states.")
 
 
-def _crossfit(
-    problem: Problem, choice: ControlFunctional | SemiExact, degree: int, tuning: REML | GridREML | None
-) -> ControlFit:
+def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: int) -> ControlFit:
+    tuning = choice.tuning or (GridREML() if choice.kernel is None else None)
     problem = problem.thin(choice.max_states)
     if problem.folds.num_train < (MIN_TRAIN if tuning or degree else MIN_GIVEN):
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label)

@@ -19,6 +19,8 @@ from mcmcpost.linsolve import (
     conjugate_gradients,
     factorise,
     generalised_least_squares,
+    leave_blocks_out,
+    raise_nugget,
 )
 
 
@@ -50,7 +52,8 @@ class KernelData(NamedTuple):
     basis : (m, q) the unpenalised part, its first columns the constants; zero on padding.
     values : (m, p). counts : (m,) copies of each state, zero on padding.
     folds : the rows that are held out in turn.
-    halves, quarters : the rows of each half and quarter of the folds, padded, and which entries are real.
+    blocks, halves, quarters : the rows of each fold, half and quarter of the folds that are fitted, padded, and which
+        entries are real.
     """
 
     rows: PyTree
@@ -58,6 +61,7 @@ class KernelData(NamedTuple):
     values: Float[Array, "m p"]
     counts: Float[Array, " m"]
     folds: Folds
+    blocks: tuple[Int[Array, "k b"], Bool[Array, "k b"]]
     halves: tuple[Int[Array, "h b"], Bool[Array, "h b"]]
     quarters: tuple[Int[Array, "r b"], Bool[Array, "r b"]]
 
@@ -73,9 +77,14 @@ def kernel_data(
         values=jnp.asarray(values),
         counts=jnp.asarray(problem.counts),
         folds=jax.tree.map(jnp.asarray, problem.folds),
+        blocks=jax.tree.map(jnp.asarray, problem.folds.rows_within(np.eye(problem.folds.num_folds, dtype=bool))),
         halves=jax.tree.map(jnp.asarray, problem.folds.rows_within(subsets.halves)),
         quarters=jax.tree.map(jnp.asarray, problem.folds.rows_within(subsets.quarters)),
     )
+
+
+TREE_ROWS = 1_000
+"""Rows from which on folds are left out by halves. Below, a fit takes less time than compiling that."""
 
 
 @eqx.filter_jit
@@ -83,9 +92,8 @@ def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, nu
     """Fit A = K₀/mean(diag K₀) + η·diag(1/n_i) on the rows of each fit of the folds.
 
     Oates, Girolami and Chopin (2017, doi:10.1111/rssb.12185) with the constant unpenalised; South et al. (2022) with
-    the polynomial basis unpenalised; docs/mathematics.md section 2. Folds are refitted, one after the other, rather
-    than downdated from A⁻¹: it costs less for fewer than a dozen folds, and a downdate loses the digits that a small
-    nugget leaves.
+    the polynomial basis unpenalised; docs/mathematics.md section 2. Folds are left out of a large system by
+    `leave_blocks_out`, and of a small one, whose cost is compiling, one after the other.
     """
     c, folds = num_constants, data.folds
     scale = mean_diagonal(tile, data.rows, data.counts)
@@ -94,21 +102,39 @@ def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, nu
     # Where each row stands in the Gram matrix, which all fits take their parts of; the padding of `everyone` is row 0.
     place = jnp.zeros(len(data.counts), int).at[everyone].max(jnp.arange(len(everyone)) * folds.everyone_mask)
 
-    def fit(index: Int[Array, " t"], mask: Bool[Array, " t"]) -> tuple[LeastSquaresSolution, Array, Array]:
+    def system(index: Int[Array, " t"], mask: Bool[Array, " t"]) -> tuple[Array, Array, Array, Array]:
         real, at = mask.astype(gram.dtype), place[index]
-        system = gram[at[:, None], at[None, :]] * real[:, None] * real[None, :] + jnp.diag(1.0 - real)
+        matrix = gram[at[:, None], at[None, :]] * real[:, None] * real[None, :] + jnp.diag(1.0 - real)
         noise = jnp.where(mask, 1.0 / jnp.maximum(data.counts[index], 1.0), 0.0)
-        factor = factorise(system, noise, nugget)
-        values = data.values[index] * real[:, None]
-        solution = generalised_least_squares(factor.lower, data.basis[index] * real[:, None], values)
-        return solution, amplitude(values, solution.dual, jnp.sum(real) - data.basis.shape[1]), factor.nugget
+        return matrix, noise, data.basis[index] * real[:, None], data.values[index] * real[:, None]
+
+    def fit(index: Int[Array, " t"], mask: Bool[Array, " t"]) -> tuple[LeastSquaresSolution, Array, Array]:
+        matrix, noise, basis, values = system(index, mask)
+        factor = factorise(matrix, noise, nugget)
+        solution = generalised_least_squares(factor.lower, basis, values)
+        return (
+            solution,
+            amplitude(values, solution.dual, jnp.sum(mask, dtype=gram.dtype) - basis.shape[1]),
+            factor.nugget,
+        )
+
+    def predict(fold: tuple, index: Int[Array, " t"], solution: LeastSquaresSolution) -> Float[Array, "b p"]:
+        out, mask = fold
+        across = cross_product(tile, take(data.rows, out), take(data.rows, index), solution.dual) / scale
+        return (across + data.basis[out, c:] @ solution.coefficients[c:]) * mask[:, None]
 
     def leave_out(fold: tuple) -> tuple[Float[Array, "b p"], Float[Array, "c p"], Float[Array, ""]]:
         out, out_mask, index, mask = fold
         solution, _, used = fit(index, mask)
-        across = cross_product(tile, take(data.rows, out), take(data.rows, index), solution.dual) / scale
-        control = across + data.basis[out, c:] @ solution.coefficients[c:]
-        return control * out_mask[:, None], solution.coefficients[:c], used
+        return predict((out, out_mask), index, solution), solution.coefficients[:c], used
+
+    def leave_out_of_tree(level: Float[Array, ""]) -> tuple[Float[Array, "k b p"], Float[Array, "k c p"]]:
+        index, mask = (part.reshape(-1) for part in data.blocks)
+        matrix, noise, basis, values = system(index, mask)
+        solutions = leave_blocks_out(matrix + jnp.diag(level * noise), basis, values, folds.num_folds)
+        means = jnp.stack([solution.coefficients[:c] for solution in solutions])
+        stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *solutions)
+        return jax.lax.map(lambda part: predict(part[0], index, part[1]), (held_out, stacked)), means
 
     def constants(parts: tuple[Int[Array, "s t"], Bool[Array, "s t"]]) -> Float[Array, "s c p"]:
         (number, rows), (_, size) = parts[0].shape, data.basis.shape
@@ -117,14 +143,18 @@ def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, nu
         return jax.lax.map(lambda part: fit(*part)[0].coefficients[:c], parts)
 
     whole, size, used = fit(everyone, jnp.asarray(folds.everyone_mask))
-    parts = (folds.held_out, folds.held_out_mask, folds.train, folds.train_mask)
-    control, means, nuggets = jax.lax.map(leave_out, parts)
+    held_out = (folds.held_out, folds.held_out_mask)
+    if len(everyone) < TREE_ROWS:
+        control, means, nuggets = jax.lax.map(leave_out, (*held_out, folds.train, folds.train_mask))
+        used = jnp.maximum(used, jnp.max(nuggets))
+    else:
+        (control, means), used = raise_nugget(leave_out_of_tree, used)
     return KernelFit(
         mean=whole.coefficients[:c],
         control=control,
         refits=Refits(means, constants(data.halves), constants(data.quarters)),
         model_covariance=size[:, None, None] * whole.covariance[None, :c, :c],
-        nugget=jnp.maximum(jnp.max(nuggets), used),
+        nugget=used,
         num_steps=jnp.zeros((), int),
         converged=jnp.ones((), bool),
     )

@@ -183,12 +183,12 @@ def _restricted_loss(
 GRID_SPREADS = (0.5, 2.0, 8.0, 32.0)
 """Squared lengthscales, relative to the median squared distance; long ones are best on smooth posteriors."""
 
-GRID_NUGGETS = (1e-8, 1e-6, 1e-4, 1e-2, 1.0)
-"""Relative nuggets η; the large ones serve rough integrands."""
+GRID_NUGGETS = (1e-10, 1e-7, 1e-4, 1e-2, 1.0)
+"""Relative nuggets η; the large ones serve rough integrands, the least one few draws of a smooth one."""
 
 
 class GridChoice(NamedTuple):
-    """Lengthscale and nugget of one group of integrands.
+    """A point of the grid, and the integrands it is best for.
 
     lengthscale, nugget : floats, on the coordinates given.
     members : indices of the integrands that use them.
@@ -233,42 +233,28 @@ def search_grid(
     basis: Float[np.ndarray, "m q"],
     values: Float[np.ndarray, "m p"],
     *,
-    max_groups: int,
+    shared: bool,
 ) -> tuple[GridChoice, ...]:
-    """Choose lengthscale and nugget for every integrand from the grid, in at most `max_groups` groups.
+    """Choose lengthscale and nugget from the grid, for every integrand by itself or, `shared`, for all together.
 
-    Every grid point costs one factorisation for all integrands together. Integrands with different optima are grouped
-    greedily: each further group is the grid point that lowers the summed loss most. So smooth integrands keep their
-    accuracy beside rough ones (indicators).
+    Every grid point costs one factorisation for all integrands. The grid depends on the draws alone, so that what is
+    chosen for one integrand does not depend on the others.
 
     Parameters
     ----------
     draws, scores : (m, d), a subset of distinct states.
     basis : (m, q), the unpenalised part, constant included.
     values : (m, p), integrands of unit scale.
-    max_groups : at most so many factorisations later on.
     """
     lengthscales = np.sqrt(np.asarray(GRID_SPREADS) * _median_squared_distance(draws))
     nuggets = np.asarray(GRID_NUGGETS)
     losses = np.asarray(_grid_losses(draws, scores, basis, pad_columns(values), lengthscales, nuggets))
     losses = losses[..., : values.shape[1]]
-    flat = np.where(np.isfinite(losses), losses, np.inf).reshape(-1, values.shape[1])
-    if not np.isfinite(flat).any(axis=0).all():
-        flat = np.where(np.isfinite(flat), flat, 1e300)
-    chosen: list[int] = []
-    best = np.full(values.shape[1], np.inf)
-    while len(chosen) < max_groups:
-        totals = np.minimum(best, flat).sum(axis=1)
-        candidate = int(np.argmin(totals))
-        if chosen and not totals[candidate] < best.sum() - 1.0:
-            break
-        chosen.append(candidate)
-        best = np.minimum(best, flat[candidate])
-    owner = np.argmin(flat[chosen], axis=0)
+    flat = np.where(np.isfinite(losses), losses, 1e300).reshape(-1, values.shape[1])
+    best = np.full(values.shape[1], np.argmin(flat.sum(axis=1))) if shared else np.argmin(flat, axis=0)
     groups = []
-    for g, point in enumerate(chosen):
-        i, j = divmod(point, len(nuggets))
-        members = tuple(int(k) for k in np.flatnonzero(owner == g))
-        if members:
-            groups.append(GridChoice(float(lengthscales[i]), float(nuggets[j]), members))
+    for point in np.unique(best):
+        i, j = divmod(int(point), len(nuggets))
+        members = tuple(int(k) for k in np.flatnonzero(best == point))
+        groups.append(GridChoice(float(lengthscales[i]), float(nuggets[j]), members))
     return tuple(groups)

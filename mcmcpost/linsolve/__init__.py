@@ -9,9 +9,11 @@ from mcmcpost.linsolve.cholesky import (
     factorise,
     generalised_least_squares,
     invert,
+    raise_nugget,
 )
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, Outcome, Solution
 from mcmcpost.linsolve.krylov import CGSolution, ConjugateGradients, conjugate_gradients
+from mcmcpost.linsolve.leave_out import leave_blocks_out
 from mcmcpost.linsolve.linear_solve import Solver, solve
 from mcmcpost.linsolve.stochastic_gradient import StochasticGradientDescent
 
@@ -32,5 +34,7 @@ __all__ = [
     "factorise",
     "generalised_least_squares",
     "invert",
+    "leave_blocks_out",
+    "raise_nugget",
     "solve",
 ]

@@ -1,5 +1,6 @@
 """Dense Cholesky with a documented nugget ladder, and generalised least squares on its factor."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 from jax.scipy.linalg import cho_solve, solve_triangular
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from mcmcpost.linsolve.iterative import Outcome, Solution, column_norms
 
@@ -58,17 +59,26 @@ def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Floa
     def attempt(level: Float[Array, ""]) -> Float[Array, "m m"]:
         return jnp.linalg.cholesky(gram.at[index, index].add(level * noise))
 
-    def failed(state: tuple) -> Bool[Array, ""]:
-        lower, _, step = state
-        return jnp.isnan(lower[-1, -1]) & (step < LADDER_LENGTH)
+    lower, level = raise_nugget(attempt, nugget)
+    return Factor(lower, level, level > nugget)
+
+
+def raise_nugget(attempt: Callable[[Float[Array, ""]], PyTree], nugget: Float[Array, ""]) -> tuple[PyTree, Array]:
+    """Return ``attempt(nugget)`` and the nugget, tenfold as large until nothing is NaN, at most eight times."""
+
+    def unsound(state: tuple) -> Bool[Array, ""]:
+        found, _, step = state
+        broken = jnp.isnan(sum(jnp.sum(part) for part in jax.tree.leaves(found)))
+        return (step == 0) | (broken & (step <= LADDER_LENGTH))
 
     def climb(state: tuple) -> tuple:
         _, level, step = state
-        level = level * LADDER_STEP
+        level = jnp.where(step > 0, level * LADDER_STEP, level)
         return attempt(level), level, step + 1
 
-    lower, level, _ = jax.lax.while_loop(failed, climb, (attempt(nugget), nugget, 0))
-    return Factor(lower, level, level > nugget)
+    nothing = jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), jax.eval_shape(attempt, nugget))
+    found, level, _ = jax.lax.while_loop(unsound, climb, (nothing, nugget, 0))
+    return found, level
 
 
 class Inverse(NamedTuple):

@@ -7,7 +7,7 @@ import pytest
 from control_cases import estimate, gaussian_trace
 
 from mcmcpost._core.status import Status
-from mcmcpost.control import REML, ControlFunctional, GridREML, SemiExact, solve_stein_weights
+from mcmcpost.control import REML, ControlFunctional, GridREML, SemiExact, kernel_systems, solve_stein_weights
 from mcmcpost.control.kernel_systems import cross_product, crossfit_dense, crossfit_iterative, kernel_data
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.problem import Subsets, make_problem
@@ -57,6 +57,18 @@ def test_the_dense_fit_and_its_folds_are_the_definition(problem, degree):
         for found, kept in zip(means, folds, strict=True):
             rows = np.flatnonzero(kept[problem.folds.labels])
             np.testing.assert_allclose(found[0], definition(problem, design, rows, rows[:1])[0], rtol=1e-6)
+
+
+def test_a_large_system_is_fitted_without_each_fold_by_halves(problem, monkeypatch):
+    monkeypatch.setattr(kernel_systems, "TREE_ROWS", 0)
+    problem = problem.select(slice(1)).thin(100)
+    design = polynomial_basis(problem, exponents_of_degree(2, 1))
+    fit = crossfit_dense(SteinTile(KERNEL), jnp.asarray(NUGGET), system(problem, design))
+    assert fit.nugget == NUGGET
+    for k, (out, train) in enumerate(problem.folds.rows()):
+        constant, expected = definition(problem, design, train, out)
+        np.testing.assert_allclose(fit.refits.without_fold[k, 0], constant, rtol=1e-6)
+        np.testing.assert_allclose(fit.control[k][problem.folds.held_out_mask[k]], expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("degree", [0, 2])

@@ -98,6 +98,15 @@ def test_the_units_of_draws_and_integrands_do_not_matter(trace, solved, name):
     np.testing.assert_allclose(scaled.mcse / 1e6, plain.mcse, rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", [name for name in EVERY if getattr(name, "values", name) != ("trained",)])
+def test_an_estimate_does_not_depend_on_what_else_is_asked_for(trace, solved, name):
+    x = trace.draws
+    rough = np.stack([x[..., 0] > 0.5, np.abs(x[..., 1]), np.sin(9 * x[..., 0]), x[..., 0] ** 3], axis=-1)
+    alone, among = solved(name), estimate(trace, np.concatenate([rough, hard(x)], axis=-1), METHODS[name])
+    assert np.all(np.abs(among.mean[4:] - alone.mean) <= 0.1 * alone.mcse)
+    np.testing.assert_allclose(among.mcse[4:], alone.mcse, rtol=0.1)
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_nan_in_gives_nan_out_and_leaves_the_others_alone(trace, solved, name):
     values = np.concatenate([hard(trace.draws), np.full((*SHAPE[:2], 1), 2.5), hard(trace.draws)[..., :1]], axis=-1)

@@ -78,11 +78,11 @@ def test_columns_of_zeros_count_for_nothing(data):
 def test_the_grid_keeps_rough_integrands_from_costing_smooth_ones(data):
     x, s, basis, values = data
     x, s, basis, values = (np.asarray(a) for a in (x, s, basis, values / values.std(axis=0, keepdims=True)))
-    groups = search_grid(x, s, basis, values, max_groups=3)
+    groups = search_grid(x, s, basis, values, shared=False)
     owner = {member: group for group in groups for member in group.members}
     assert set(owner) == {0, 1}
     assert owner[1].nugget > 100 * owner[0].nugget
-    assert len(search_grid(x, s, basis, values, max_groups=1)) == 1
+    assert len(search_grid(x, s, basis, values, shared=True)) == 1
 
 
 @pytest.mark.parametrize("start", [SquaredExponential(3.0 * np.ones(2)), Matern52(2.0)])
