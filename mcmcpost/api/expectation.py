@@ -22,7 +22,7 @@ from mcmcpost.control import (
     estimate_jointly,
     estimate_quantiles,
 )
-from mcmcpost.io import integrand_values
+from mcmcpost.io import integrand_values, warn_of_disagreement
 from mcmcpost.scores import ScoreError, ScoreWarning
 
 if TYPE_CHECKING:
@@ -69,8 +69,10 @@ def expectation(
     ScoreWarning : Stein's identity fails for a reason that was not recognised, or the chains have not converged. A
         control variate would then be biased by more than its error says, so plain means are returned, whatever the
         method; `allow_bad_scores` overrides.
+    UserWarning : the chains, or their halves, disagree about the mean or the spread of an integrand (split R-hat).
     """
     question = pose(tree, integrands, method, allow_bad_scores)
+    warn_of_disagreement(question.names, question.values)
     return answer(question, standardize=standardize, folds=folds, fallback=fallback)
 
 
@@ -170,7 +172,9 @@ def quantile(
     ValueError : a probability outside (0, 1).
     """
     levels = check_probabilities(probabilities)
-    return answer_quantiles(pose(tree, integrands, method, allow_bad_scores), levels, folds=folds)
+    question = pose(tree, integrands, method, allow_bad_scores)
+    warn_of_disagreement(question.names, question.values)
+    return answer_quantiles(question, levels, folds=folds)
 
 
 def check_probabilities(probabilities: float | Sequence[float]) -> Float[np.ndarray, " a"]:

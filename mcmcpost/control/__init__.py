@@ -1,7 +1,7 @@
 """Control variates, cross-fitting and standard errors."""
 
 from mcmcpost.control.auto import MAX_DEGREE, NEED, Auto
-from mcmcpost.control.errors import tail_inflation
+from mcmcpost.control.errors import SAFETY, tail_inflation
 from mcmcpost.control.estimate import Estimate, estimate_expectations
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact
 from mcmcpost.control.joint_estimate import JointEstimate, TaskInput, estimate_jointly
@@ -27,6 +27,7 @@ __all__ = [
     "MAX_DEGREE",
     "NEED",
     "REML",
+    "SAFETY",
     "AbstractControlVariate",
     "Auto",
     "ChainVariance",

@@ -11,19 +11,23 @@ from mcmcpost.control.problem import Problem, Subsets, participants
 SAFETY = 1.1
 """Factor on the variance that refits show, which has about seven degrees of freedom."""
 
-GROWING = 0.05, 0.2
-"""Shares of participating draws below which no rate of convergence is believed, and above which one of 1/n is."""
+FASTEST = 1.5
+"""Largest exponent of the rate of convergence that is believed."""
+
+GROWING = 0.1, 0.3
+"""Shares of participating draws below which no rate is believed, and above which `FASTEST` is."""
 
 
 def total_error(problem: Problem, fit: ControlFit, residual_error: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
     """Return the standard error of the fit's mean, in the problem's units.
 
-    error² = max(1.1·refit variance, residual error²)·(1 + 20/P + 200/P²) + gap² + doubt²
+    error² = max(1.1·refit variance, residual error²)·√(m/3P)·(1 + 3/P) + gap² + doubt²
 
     - `refit_variance`: how far the mean moves without each fold and on halves of them.
     - residual error: of the mean of the held-out residuals. It sees autocorrelation within the folds.
-    - P: the draws that participate in the integrand or, if they are fewer, in a coordinate. The residuals of a flexible
-      fit do not tell how well the tails were visited, because it passes through whatever it sees.
+    - P: of m draws, those that participate in the integrand or, if they are fewer, in a coordinate; m/3 for a Gaussian.
+      The residuals of a flexible fit do not tell how well the tails were visited, because it passes through whatever it
+      sees.
     - gap: the distance of the mean from that of the held-out residuals. Stein's equation f − Lv = β has a solution v on
       the region that the draws visit for *every* β, so that small residuals can surround a wrong constant.
 
@@ -35,7 +39,7 @@ def total_error(problem: Problem, fit: ControlFit, residual_error: Float[np.ndar
     """
     crossfit = (problem.counts @ problem.values - problem.counts @ fit.control) / problem.counts.sum()
     variance = np.fmax(SAFETY * refit_variance(problem, fit), residual_error**2)
-    inflation = tail_inflation(problem.participants, 20.0, 200.0)
+    inflation = tail_inflation(problem.participants, problem.counts.sum())
     return np.sqrt(variance * inflation + (fit.mean - crossfit) ** 2 + fit.doubt**2)
 
 
@@ -46,8 +50,8 @@ def refit_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]
     part ρ of the draws is ρ^(−2a) − 1 times that variance. Squared deviations are divided by that factor; the larger
     one is taken of that without one fold and of the average over halves and quarters. Means, and regressions on fixed
     features, have a = ½: these are then the jackknife and balanced half samples. Kernels converge faster. Their
-    quarters deviate, in squares, 4^a + 1 times as much as their halves, which gives a, between ½ and 1; closer to ½ the
-    fewer draws participate, because on integrands that grow halves and quarters differ by chance.
+    quarters deviate, in squares, 4^a + 1 times as much as their halves, which gives a, between ½ and 1½. It is kept
+    closer to ½ the fewer draws participate: on integrands that grow, halves and quarters differ by chance.
     """
     share = problem.participants / problem.counts.sum()
     size = np.array([problem.counts[rows].sum() for rows, _ in problem.folds.rows()])
@@ -68,7 +72,7 @@ def refit_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = 3 * variance(fit.refits.quarters, quarters, slow) / variance(fit.refits.halves, halves, slow)
         rate = 0.5 * np.log2(np.maximum(ratio - 1, 2.0))
-    fastest = np.clip(0.5 + 0.5 * (share - low) / (high - low), 0.5, 1.0)
+    fastest = np.clip(0.5 + (FASTEST - 0.5) * (share - low) / (high - low), 0.5, FASTEST)
     rate = np.where(np.isfinite(rate), np.minimum(rate, fastest), 0.5)
     on_halves, on_quarters = variance(fit.refits.halves, halves, rate), variance(fit.refits.quarters, quarters, rate)
     on_parts = np.where(np.isfinite(on_quarters), (on_halves + on_quarters) / 2, on_halves)
@@ -97,14 +101,13 @@ def heavy_tailed(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
     return heavy
 
 
-def tail_inflation(
-    participants: Float[np.ndarray, " p"], first: float = 10.0, second: float = 50.0
-) -> Float[np.ndarray, " p"]:
-    """Return 1 + first/P + second/P², by which the variance of a mean is enlarged for heavy tails.
+def tail_inflation(participants: Float[np.ndarray, " p"], total: float) -> Float[np.ndarray, " p"]:
+    """Return √(m/3P)·(1 + 3/P), at least one, by which the variance of a mean of m draws is enlarged for heavy tails.
 
-    Where a few draws make up the variance, that of the tail without draws is missing from the Monte Carlo error.
+    Where a few draws make up the variance, that of the tail without draws is missing from the Monte Carlo error. A
+    Gaussian, with P = m/3, is enlarged by 1 + 9/m.
     """
-    return 1.0 + first / participants + second / participants**2
+    return np.sqrt(np.maximum(total / (3.0 * participants), 1.0)) * (1.0 + 3.0 / participants)
 
 
 def residual_variance(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[np.ndarray, " p"]:

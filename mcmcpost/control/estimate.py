@@ -430,7 +430,7 @@ def judge(
         gain = (plain.mcse / mcse) ** 2
         ratio = asked.var(axis=(0, 1)) / residual.var(axis=(0, 1))
         mean = problem.location + problem.scale * fit.mean
-        slack = plain.mcse * np.sqrt(tail_inflation(problem.participants))
+        slack = plain.mcse * np.sqrt(tail_inflation(problem.participants, problem.counts.sum()))
         limit = scipy.stats.t.isf(DISAGREEMENT, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
         believed = believe | ~(np.abs(mean - plain.mean) > limit)
     fitted = np.array([status not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for status in fit.status])

@@ -3,9 +3,13 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
+from mcmcpost._core.status import Status
 from mcmcpost.control.estimate import Estimate, assemble, fit_integrands, read_integrands
 from mcmcpost.control.method import AbstractControlVariate
 from mcmcpost.trace import Trace, distinct_states
+
+RULE_OF_THREE = 3.0
+"""Over n draws, an upper bound of 95 % for the probability of an event that none of them saw."""
 
 
 def estimate_quantiles(
@@ -25,7 +29,8 @@ def estimate_quantiles(
     The empirical distribution function F̂, moved by the control variate's correction at the quantile itself, is
     inverted: q solves F̂(q) = π − (F_cv(q₀) − F̂(q₀)) with q₀ the quantile of the previous pass, in two passes. The
     error is half the distance between the empirical quantiles at π ± the mcse of F_cv, as in ArviZ for plain quantiles.
-    Indicators are rough, so gains are modest; where there is none the status is ``plain``.
+    Indicators are rough, so gains are modest; where there is none the status is ``plain``. The quantile of an event
+    that was not seen is in doubt, with an error of one, where its probability may be as large as the quantile's tail.
 
     Parameters
     ----------
@@ -50,6 +55,9 @@ def estimate_quantiles(
     nan = np.where(finite, 0.0, np.nan)
     shifted = levels - (estimate.mean - estimate.mean_plain)
     half = 0.5 * (_invert(ordered, shifted + estimate.mcse) - _invert(ordered, shifted - estimate.mcse))
+    unseen = np.array([status is Status.UNSEEN for status in estimate.status])
+    tail = np.where(ordered[0] > 0, levels, 1 - levels)
+    half = np.where(unseen & (tail < RULE_OF_THREE * estimate.mcse), 1.0, half)
     plain_half = 0.5 * (_invert(ordered, levels + estimate.mcse_plain) - _invert(ordered, levels - estimate.mcse_plain))
     crossfit = _invert(ordered, levels - (estimate.mean_crossfit - estimate.mean_plain))
     with np.errstate(invalid="ignore", divide="ignore"):

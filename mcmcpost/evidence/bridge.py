@@ -19,7 +19,6 @@ from mcmcpost._core.status import Status
 from mcmcpost.evidence.ladder import EvidenceEstimate, make_ladder
 from mcmcpost.evidence.pooled import PooledPath, path_error, pooled_path
 from mcmcpost.scores import batch_scores, check_scalar, disagreeing, effective_size
-from mcmcpost.stein import num_polynomial_features
 
 BATCH_SIZE = 1024
 """Points at which the log density is evaluated together."""
@@ -395,8 +394,7 @@ def _path_half(
     path = pooled_path(ladder, degree=degree, num_nodes=NUM_NODES)
     if degree:
         # A degree that was asked for was not chosen by its error, so what it changed is no part of that.
-        features = num_polynomial_features(d, degree)
-        path = path._replace(mcse=path_error(ladder, path.fit, degree, features, path.info["smallest_ess"]))
+        path = path._replace(mcse=path_error(ladder, path.fit, degree))
     return path._replace(value=path.value + shift)
 
 

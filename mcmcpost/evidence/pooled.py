@@ -10,6 +10,7 @@ from mcmcpost._core.mcse import mcse_mean
 from mcmcpost.control import (
     MAX_DEGREE,
     NEED,
+    SAFETY,
     PlainMean,
     SemiExact,
     ZeroVariance,
@@ -35,9 +36,6 @@ from mcmcpost.stein import num_polynomial_features
 NUM_NODES = 24
 
 NUM_BLOCKS = 24
-
-FEATURE_PENALTY = 10.0
-"""Features over effective draws, at most one, times this is added to the variance: coefficients have errors too."""
 
 ESS_PER_FEATURE = 3.0
 
@@ -130,7 +128,7 @@ def pooled_path(
     d = ladder.draws.shape[-1]
     family = _family(d, len(pooled.points), smallest, degree) if controlled else Family(0)
     fit = fit_path(nodes, weights, pooled, mixtures, family=family)
-    chosen, error, tried = _choose_level(ladder, fit, family, degree, smallest)
+    chosen, error, tried = _choose_level(ladder, fit, family, degree)
     of_degree, _, label = _level(family, chosen)
     alone = Family(of_degree) if chosen <= family.degree else family._replace(degree=of_degree)
     again = path_integral(*map(jnp.asarray, path_quadrature(2 * num_nodes)), pooled, mixtures, family=alone)
@@ -160,14 +158,13 @@ class _Choice(NamedTuple):
     tried: dict[str, dict[str, float]]
 
 
-def _choose_level(ladder: Ladder, fit: PathFit, family: Family, degree: int | None, smallest_ess: float) -> _Choice:
+def _choose_level(ladder: Ladder, fit: PathFit, family: Family, degree: int | None) -> _Choice:
     """Compare the levels by error; a `degree` that was asked for is taken where its error is finite."""
-    d = ladder.draws.shape[-1]
-    errors = [path_error(ladder, fit, 0, 0, smallest_ess)]
+    errors = [path_error(ladder, fit, 0)]
     chosen, error, tried = 0, errors[0], {}
     for level in range(1, family.num_levels):
-        of_degree, before, label = _level(family, level)
-        errors.append(path_error(ladder, fit, level, num_polynomial_features(d, of_degree), smallest_ess))
+        _, before, label = _level(family, level)
+        errors.append(path_error(ladder, fit, level))
         # The last change, times the ratio by which errors still shrink, estimates the next one. The penalties of the
         # kernel are no such series: the whole change counts.
         series = level <= family.degree and errors[before] > 0
@@ -206,24 +203,21 @@ def _highest_degree(d: int, smallest_ess: float) -> int:
     return sum(smallest_ess >= ESS_PER_FEATURE * (num_polynomial_features(d, degree) + 1) for degree in degrees)
 
 
-def path_error(ladder: Ladder, fit: PathFit, degree: int, num_features: int, smallest_ess: float) -> float:
-    """Return √(max(held-out, jackknife)²·inflation + (integral − held-out integral)²), as `control.Estimate` does.
+def path_error(ladder: Ladder, fit: PathFit, level: int) -> float:
+    """Return √(max(1.1·jackknife², held-out²)·√(m/3P)·(1 + 3/P) + (integral − held-out integral)²), as `total_error`.
 
     The held-out error is that of the series of influences, rungs added up draw by draw, so that it sees
-    autocorrelation and rungs that moved together.
+    autocorrelation and rungs that moved together. P are the draws that participate in that series without controls.
     """
     c, n, t = ladder.log_likelihood.shape
-    influence = np.asarray(fit.influence)[:, degree]
-    deleted = np.asarray(fit.deleted)[:, degree]
+    influence = np.asarray(fit.influence)[:, [0, level]].reshape(c, n, t, 2).sum(axis=2)
+    deleted = np.asarray(fit.deleted)[:, level]
     b = len(deleted)
-    jackknife = np.sqrt((b - 1) / b * ((deleted - deleted.mean()) ** 2).sum())
-    held_out = c * n * mcse_mean(influence.reshape(c, n, t).sum(axis=-1))
-    inflation = tail_inflation(participants(influence[:, None]))[0]
-    if num_features:
-        inflation *= 1 + FEATURE_PENALTY * min(num_features / max(smallest_ess, 1.0), 1.0)
-    known = [e for e in (held_out, jackknife) if np.isfinite(e)]
-    doubt = float(fit.integral[degree] - fit.crossfit[degree])
-    return float(np.sqrt(max(known) ** 2 * inflation + doubt**2)) if known and b > 1 else np.nan
+    jackknife = (b - 1) / b * ((deleted - deleted.mean()) ** 2).sum()
+    held_out = (c * n * mcse_mean(influence[..., 1])) ** 2
+    inflation = tail_inflation(participants(influence[..., 0].reshape(-1, 1)), float(c * n))[0]
+    gap = float(fit.integral[level] - fit.crossfit[level])
+    return float(np.sqrt(np.fmax(SAFETY * jackknife, held_out) * inflation + gap**2)) if b > 1 else np.nan
 
 
 def _log_possible(ladder: Ladder) -> tuple[float, float]:

@@ -4,7 +4,13 @@ from mcmcpost.io.arrays import from_arrays
 from mcmcpost.io.attach import attach_scores, read_target
 from mcmcpost.io.blackjax import from_blackjax
 from mcmcpost.io.convention import read_trace
-from mcmcpost.io.diagnostics import check_convergence, check_tree, gate, recorded_log_density
+from mcmcpost.io.diagnostics import (
+    check_convergence,
+    check_tree,
+    gate,
+    recorded_log_density,
+    warn_of_disagreement,
+)
 from mcmcpost.io.files import load_tree, save_tree
 from mcmcpost.io.integrands import PosteriorVariables, integrand_values, posterior_variables
 from mcmcpost.io.ladder_traces import ladder_from_traces
@@ -40,4 +46,5 @@ __all__ = [
     "sample_power_posteriors",
     "save_tree",
     "tempered_target",
+    "warn_of_disagreement",
 ]

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._core.errors import fault
-from mcmcpost._core.mcse import rank_rhat
+from mcmcpost._core.mcse import rank_rhat, split_rhat
 from mcmcpost._core.warn import warn
 from mcmcpost.io.convention import GROUP, read_trace
 from mcmcpost.io.integrands import PosteriorVariables
@@ -100,6 +100,24 @@ def check_convergence(tree: "xarray.DataTree", variables: PosteriorVariables) ->
     stats = tree.children.get(GROUP)
     diverging = 0 if stats is None or "diverging" not in stats else int(np.asarray(stats["diverging"].values).sum())
     return Convergence(known.get(worst, float("nan")), worst, diverging)
+
+
+RHAT_SHORT = 5.0
+"""This, over the draws of a chain, is added to `RHAT_LIMIT` for integrands: R-hat of short chains is above one."""
+
+
+def warn_of_disagreement(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> None:
+    """Warn where the chains, or their halves, disagree about the mean or the spread of integrands (c, n, p)."""
+    rhat = split_rhat(values)
+    limit = RHAT_LIMIT + RHAT_SHORT / values.shape[1]
+    apart = np.flatnonzero(rhat > limit)
+    if apart.size:
+        worst = int(apart[np.argmax(rhat[apart])])
+        others = f" and of {apart.size - 1} more" if apart.size > 1 else ""
+        warn(
+            f"R-hat {rhat[worst]:.3g} of {names[worst]}{others} is above {limit:.3g}: the chains have not converged "
+            "for what is asked, and neither means nor errors are reliable. Run longer chains."
+        )
 
 
 RECORDED = ("lp", "logp")

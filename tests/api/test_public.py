@@ -169,3 +169,13 @@ def test_arguments_that_would_be_ignored_are_refused(tree):
         mp.ControlFunctional(max_states=100, solver=mp.ConjugateGradients())
     with pytest.raises(ValueError, match="max_states"):
         mp.stein_weights(tree, method=mp.ControlFunctional(max_states=100))
+
+
+@pytest.mark.parametrize("ask", [mp.expectation, lambda tree, values, method: mp.quantile(tree, 0.5, values, method)])
+def test_chains_that_agree_in_the_mean_and_not_in_the_spread_are_told(rng, ask):
+    away = np.abs(rng.normal(size=(4, 1))) * (-1.0) ** np.arange(200) + 0.05 * rng.normal(size=(4, 200))
+    with pytest.warns(UserWarning, match="R-hat") as told:
+        ask(mp.from_arrays(away[..., None], -away[..., None]), away, "plain")
+    assert len(told) == 1
+    independent = rng.normal(size=(4, 25, 3))
+    ask(mp.from_arrays(independent, -independent), independent, "plain")

@@ -76,7 +76,7 @@ def test_few_participants_and_a_gap_enlarge_the_error(rng):
     few = problem.participants[1]
     np.testing.assert_allclose(few, (problem.values[:, 1] ** 2).sum() ** 2 / (problem.values[:, 1] ** 4).sum())
     assert few < 5
-    np.testing.assert_allclose(error[1], 0.05 * np.sqrt(1 + 20 / few + 200 / few**2), rtol=1e-9)
+    np.testing.assert_allclose(error[1], 0.05 * (400 / (3 * few)) ** 0.25 * np.sqrt(1 + 3 / few), rtol=1e-9)
     apart = total_error(problem, plain._replace(mean=plain.mean + 1.0), np.full(2, 0.05))
     np.testing.assert_allclose(apart, np.sqrt(error**2 + 1.0), rtol=1e-9)
 
@@ -138,6 +138,8 @@ def test_an_event_that_was_not_seen_has_an_error_of_one_over_the_effective_draws
     for events, status in ((np.ones(1, bool), Status.UNSEEN), (np.zeros(1, bool), Status.EXACT)):
         constant = (trace, ("x",), values[..., 1:], np.array([0.5]), PlainMean())
         assert estimate_quantiles(*constant, events=events).status == (status,)
+    ends = estimate_quantiles(trace, ("x",), values[..., 1:], np.array([0.001, 0.5]), PlainMean())
+    np.testing.assert_array_equal(ends.mcse, [1.0, 0.0])
     known = estimate(trace, values, Auto(), events=np.zeros(2, bool))
     assert known.status == (Status.EXACT, Status.EXACT)
     np.testing.assert_array_equal(known.mcse, 0.0)
