@@ -274,7 +274,8 @@ def maximise_likelihood_by_solves(
     data = jnp.asarray(X), jnp.asarray(y)
     probe_key, solver_key = jax.random.split(key)
     reports: list[dict[str, np.ndarray]] = []
-    last: Array | None = None
+    # Zeros rather than no guess: one product more, and one program for all steps.
+    last = jnp.zeros((len(y), 1 + estimator.num_probes), X.dtype) if warm_start else None
 
     with tqdm(total=num_steps, desc="marginal likelihood", disable=None if progress else True, leave=False) as bar:
 
