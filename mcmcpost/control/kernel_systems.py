@@ -83,8 +83,8 @@ def kernel_data(
     )
 
 
-TREE_ROWS = 1_000
-"""Rows from which on folds are left out by halves. Below, a fit takes less time than compiling that."""
+HALVES_ROWS, HALVES_FOLDS = 1_000, 16
+"""Rows from which on, and folds up to which, folds are left out by halves; elsewhere compiling that takes longer."""
 
 
 @eqx.filter_jit
@@ -112,11 +112,8 @@ def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, nu
         matrix, noise, basis, values = system(index, mask)
         factor = factorise(matrix, noise, nugget)
         solution = generalised_least_squares(factor.lower, basis, values)
-        return (
-            solution,
-            amplitude(values, solution.dual, jnp.sum(mask, dtype=gram.dtype) - basis.shape[1]),
-            factor.nugget,
-        )
+        freedom = jnp.sum(mask, dtype=gram.dtype) - basis.shape[1]
+        return solution, amplitude(values, solution.dual, freedom), factor.nugget
 
     def predict(fold: tuple, index: Int[Array, " t"], solution: LeastSquaresSolution) -> Float[Array, "b p"]:
         out, mask = fold
@@ -128,13 +125,13 @@ def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, nu
         solution, _, used = fit(index, mask)
         return predict((out, out_mask), index, solution), solution.coefficients[:c], used
 
-    def leave_out_of_tree(level: Float[Array, ""]) -> tuple[Float[Array, "k b p"], Float[Array, "k c p"]]:
+    def leave_out_by_halves(level: Float[Array, ""]) -> tuple[tuple[Array, Array], Bool[Array, ""]]:
         index, mask = (part.reshape(-1) for part in data.blocks)
         matrix, noise, basis, values = system(index, mask)
-        solutions = leave_blocks_out(matrix + jnp.diag(level * noise), basis, values, folds.num_folds)
-        means = jnp.stack([solution.coefficients[:c] for solution in solutions])
-        stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *solutions)
-        return jax.lax.map(lambda part: predict(part[0], index, part[1]), (held_out, stacked)), means
+        solutions, sound = leave_blocks_out(matrix + jnp.diag(level * noise), basis, values, folds.num_folds)
+        every = jax.tree.map(lambda *parts: jnp.stack(parts), *solutions)
+        control = jax.lax.map(lambda part: predict(part[0], index, part[1]), (held_out, every))
+        return (control, every.coefficients[:, :c]), sound
 
     def constants(parts: tuple[Int[Array, "s t"], Bool[Array, "s t"]]) -> Float[Array, "s c p"]:
         (number, rows), (_, size) = parts[0].shape, data.basis.shape
@@ -144,11 +141,11 @@ def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, nu
 
     whole, size, used = fit(everyone, jnp.asarray(folds.everyone_mask))
     held_out = (folds.held_out, folds.held_out_mask)
-    if len(everyone) < TREE_ROWS:
+    if len(everyone) < HALVES_ROWS or folds.num_folds > HALVES_FOLDS:
         control, means, nuggets = jax.lax.map(leave_out, (*held_out, folds.train, folds.train_mask))
         used = jnp.maximum(used, jnp.max(nuggets))
     else:
-        (control, means), used = raise_nugget(leave_out_of_tree, used)
+        (control, means), used = raise_nugget(leave_out_by_halves, used)
     return KernelFit(
         mean=whole.coefficients[:c],
         control=control,

@@ -56,20 +56,22 @@ def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Floa
     """
     index = jnp.arange(gram.shape[0])
 
-    def attempt(level: Float[Array, ""]) -> Float[Array, "m m"]:
-        return jnp.linalg.cholesky(gram.at[index, index].add(level * noise))
+    def attempt(level: Float[Array, ""]) -> tuple[Float[Array, "m m"], Bool[Array, ""]]:
+        lower = jnp.linalg.cholesky(gram.at[index, index].add(level * noise))
+        return lower, ~jnp.isnan(lower[-1, -1])
 
     lower, level = raise_nugget(attempt, nugget)
     return Factor(lower, level, level > nugget)
 
 
-def raise_nugget(attempt: Callable[[Float[Array, ""]], PyTree], nugget: Float[Array, ""]) -> tuple[PyTree, Array]:
-    """Return ``attempt(nugget)`` and the nugget, tenfold as large until nothing is NaN, at most eight times."""
+def raise_nugget[Found: PyTree](
+    attempt: Callable[[Float[Array, ""]], tuple[Found, Bool[Array, ""]]], nugget: Float[Array, ""]
+) -> tuple[Found, Float[Array, ""]]:
+    """Return what `attempt` finds, and the nugget, which is raised tenfold until that is sound, at most eight times."""
 
-    def unsound(state: tuple) -> Bool[Array, ""]:
-        found, _, step = state
-        broken = jnp.isnan(sum(jnp.sum(part) for part in jax.tree.leaves(found)))
-        return (step == 0) | (broken & (step <= LADDER_LENGTH))
+    def failed(state: tuple) -> Bool[Array, ""]:
+        (_, sound), _, step = state
+        return ~sound & (step <= LADDER_LENGTH)
 
     def climb(state: tuple) -> tuple:
         _, level, step = state
@@ -77,7 +79,7 @@ def raise_nugget(attempt: Callable[[Float[Array, ""]], PyTree], nugget: Float[Ar
         return attempt(level), level, step + 1
 
     nothing = jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), jax.eval_shape(attempt, nugget))
-    found, level, _ = jax.lax.while_loop(unsound, climb, (nothing, nugget, 0))
+    (found, _), level, _ = jax.lax.while_loop(failed, climb, (nothing, nugget, 0))
     return found, level
 
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from mcmcpost.linsolve.cholesky import LeastSquaresSolution
 
@@ -26,7 +26,7 @@ class _Eliminated(NamedTuple):
 
 def leave_blocks_out(
     matrix: Float[Array, "n n"], basis: Float[Array, "n q"], values: Float[Array, "n p"], num_blocks: int
-) -> list[LeastSquaresSolution]:
+) -> tuple[list[LeastSquaresSolution], Bool[Array, ""]]:
     """Return the generalised least squares of `values` on `basis` under A without each of k equal blocks of rows.
 
     Half of the blocks are eliminated, A_RR − A_RE A_EE⁻¹A_ER is what the other half sees, and so on down to one block:
@@ -41,9 +41,10 @@ def leave_blocks_out(
 
     Returns
     -------
-    one solution a block; `dual` is (n, p), zero on the block. NaN where A is not positive definite.
+    one solution a block, whose `dual` is (n, p), zero on the block; and whether every factorisation succeeded.
     """
     size, rank = len(matrix) // num_blocks, basis.shape[1]
+    last_pivots: list[Array] = []
 
     def visit(blocks: range, matrix: Array, columns: Array, path: tuple[_Eliminated, ...]) -> list:
         if len(blocks) == 1:
@@ -53,6 +54,7 @@ def leave_blocks_out(
         for kept, dropped in ((blocks[:middle], blocks[middle:]), (blocks[middle:], blocks[:middle])):
             keep, drop = (slice((b[0] - blocks[0]) * size, (b[-1] + 1 - blocks[0]) * size) for b in (kept, dropped))
             lower = jnp.linalg.cholesky(matrix[drop, drop])
+            last_pivots.append(lower[-1, -1])  # NaN where the factorisation failed
             across = solve_triangular(lower, matrix[drop, keep], lower=True)
             white = solve_triangular(lower, columns[drop], lower=True)
             rows = (slice(b[0] * size, (b[-1] + 1) * size) for b in (dropped, kept))
@@ -61,7 +63,8 @@ def leave_blocks_out(
             found += visit(kept, inner, columns[keep] - across.T @ white, (*path, step))
         return found
 
-    return visit(range(num_blocks), matrix, jnp.concatenate([basis, values], axis=1), ())
+    solutions = visit(range(num_blocks), matrix, jnp.concatenate([basis, values], axis=1), ())
+    return solutions, ~jnp.isnan(jnp.stack(last_pivots)).any()
 
 
 def _solve(path: tuple[_Eliminated, ...], rank: int, num_rows: int) -> LeastSquaresSolution:

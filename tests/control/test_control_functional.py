@@ -60,7 +60,7 @@ def test_the_dense_fit_and_its_folds_are_the_definition(problem, degree):
 
 
 def test_a_large_system_is_fitted_without_each_fold_by_halves(problem, monkeypatch):
-    monkeypatch.setattr(kernel_systems, "TREE_ROWS", 0)
+    monkeypatch.setattr(kernel_systems, "HALVES_ROWS", 0)
     problem = problem.select(slice(1)).thin(100)
     design = polynomial_basis(problem, exponents_of_degree(2, 1))
     fit = crossfit_dense(SteinTile(KERNEL), jnp.asarray(NUGGET), system(problem, design))
