@@ -180,8 +180,9 @@ def _restricted_loss(
     return loss, slope.at[: len(centre)].add(offset / PRIOR_SD**2)
 
 
-GRID_SPREADS = (0.5, 2.0, 8.0, 32.0)
-"""Squared lengthscales, relative to the median squared distance; long ones are best on smooth posteriors."""
+GRID_SPREADS = (0.1, 0.5, 2.0, 8.0, 32.0)
+"""Squared lengthscales, relative to the median squared distance: short ones for corners and steps in few dimensions,
+long ones for smooth posteriors."""
 
 GRID_NUGGETS = (1e-10, 1e-7, 1e-4, 1e-2, 1.0)
 """Relative nuggets η; the large ones serve rough integrands, the least one few draws of a smooth one."""
