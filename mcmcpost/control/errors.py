@@ -11,7 +11,7 @@ from mcmcpost.control.problem import Problem, Subsets, participants
 SAFETY = 1.1
 """Factor on the variance that refits show, which has about seven degrees of freedom."""
 
-FASTEST = 1.5
+FASTEST = 1.25
 """Largest exponent of the rate of convergence that is believed."""
 
 GROWING = 0.1, 0.3
@@ -50,7 +50,7 @@ def refit_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]
     part ρ of the draws is ρ^(−2a) − 1 times that variance. Squared deviations are divided by that factor; the larger
     one is taken of that without one fold and of the average over halves and quarters. Means, and regressions on fixed
     features, have a = ½: these are then the jackknife and balanced half samples. Kernels converge faster. Their
-    quarters deviate, in squares, 4^a + 1 times as much as their halves, which gives a, between ½ and 1½. It is kept
+    quarters deviate, in squares, 4^a + 1 times as much as their halves, which gives a, between ½ and 1¼. It is kept
     closer to ½ the fewer draws participate: on integrands that grow, halves and quarters differ by chance.
     """
     share = problem.participants / problem.counts.sum()

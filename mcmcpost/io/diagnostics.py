@@ -102,14 +102,15 @@ def check_convergence(tree: "xarray.DataTree", variables: PosteriorVariables) ->
     return Convergence(known.get(worst, float("nan")), worst, diverging)
 
 
-RHAT_SHORT = 5.0
-"""This, over the draws of a chain, is added to `RHAT_LIMIT` for integrands: R-hat of short chains is above one."""
+RHAT_INTEGRAND, RHAT_SHORT = 1.1, 5.0
+"""The limit for integrands is the first plus the second over the draws of a chain. Above `RHAT_LIMIT` are all chains
+that mix slowly, whose errors can be right, and short ones."""
 
 
 def warn_of_disagreement(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> None:
     """Warn where the chains, or their halves, disagree about the mean or the spread of integrands (c, n, p)."""
     rhat = split_rhat(values)
-    limit = RHAT_LIMIT + RHAT_SHORT / values.shape[1]
+    limit = RHAT_INTEGRAND + RHAT_SHORT / values.shape[1]
     apart = np.flatnonzero(rhat > limit)
     if apart.size:
         worst = int(apart[np.argmax(rhat[apart])])
