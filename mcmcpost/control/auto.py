@@ -33,8 +33,7 @@ class Auto(AbstractControlVariate):
     feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
     control functional on the quadratic (or linear) part, fitted on at most 2,000 states. A richer method replaces a
     simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds that give the error,
-    which is optimistic. Errors are too small for indicators when the effective sample size is about 50; see
-    ``benchmarks/RESULTS.md``.
+    which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
 
     Parameters
     ----------
