@@ -142,11 +142,16 @@ def generalised_least_squares(
     The basis H is unpenalised (docs/mathematics.md section 2): coefficients[0] is the estimate where H[:, 0] is the
     constant.
     """
-    white_basis = solve_triangular(lower, basis, lower=True)
-    white_values = solve_triangular(lower, values, lower=True)
-    q, r = jnp.linalg.qr(white_basis)
-    along = q.T @ white_values
-    coefficients = solve_triangular(r, along, lower=False)
-    dual = solve_triangular(lower, white_values - q @ along, lower=True, trans=1)
+    white = (solve_triangular(lower, columns, lower=True) for columns in (basis, values))
+    coefficients, residual, covariance = white_least_squares(*white)
+    return LeastSquaresSolution(coefficients, solve_triangular(lower, residual, lower=True, trans=1), covariance)
+
+
+def white_least_squares(
+    basis: Float[Array, "m q"], values: Float[Array, "m p"]
+) -> tuple[Float[Array, "q p"], Float[Array, "m p"], Float[Array, "q q"]]:
+    """Return the coefficients, residuals and (HᵀH)⁻¹ of ordinary least squares, by QR."""
+    q, r = jnp.linalg.qr(basis)
+    along = q.T @ values
     half = solve_triangular(r, jnp.eye(r.shape[0], dtype=r.dtype), lower=False, trans=1)
-    return LeastSquaresSolution(coefficients, dual, half.T @ half)
+    return solve_triangular(r, along, lower=False), values - q @ along, half.T @ half

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float
 
-from mcmcpost.linsolve.cholesky import LeastSquaresSolution
+from mcmcpost.linsolve.cholesky import LeastSquaresSolution, white_least_squares
 
 
 class _Eliminated(NamedTuple):
@@ -69,9 +69,7 @@ def leave_blocks_out(
 
 def _solve(path: tuple[_Eliminated, ...], rank: int, num_rows: int) -> LeastSquaresSolution:
     white = jnp.concatenate([step.white for step in path])
-    q, r = jnp.linalg.qr(white[:, :rank])
-    along = q.T @ white[:, rank:]
-    residual = white[:, rank:] - q @ along
+    coefficients, residual, covariance = white_least_squares(white[:, :rank], white[:, rank:])
     dual = jnp.zeros((num_rows, residual.shape[1]), residual.dtype)
     stop = len(white)
     for step in reversed(path):
@@ -79,5 +77,4 @@ def _solve(path: tuple[_Eliminated, ...], rank: int, num_rows: int) -> LeastSqua
         right = residual[start:stop] - step.across @ dual[step.kept]
         dual = dual.at[step.dropped].set(solve_triangular(step.lower, right, lower=True, trans=1))
         stop = start
-    half = solve_triangular(r, jnp.eye(rank, dtype=r.dtype), lower=False, trans=1)
-    return LeastSquaresSolution(solve_triangular(r, along, lower=False), dual, half.T @ half)
+    return LeastSquaresSolution(coefficients, dual, covariance)

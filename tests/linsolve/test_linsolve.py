@@ -1,10 +1,11 @@
 """Dense and iterative solves of symmetric positive definite systems."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mcmcpost.linsolve import conjugate_gradients, factorise, generalised_least_squares, invert
+from mcmcpost.linsolve import conjugate_gradients, factorise, generalised_least_squares, invert, leave_blocks_out
 
 
 @pytest.fixture
@@ -102,3 +103,24 @@ def test_invert_of_an_indefinite_matrix_is_nan():
     found = invert(jnp.asarray(np.diag([1.0, -1.0])))
     assert np.isnan(found.matrix).all()
     assert np.isnan(found.log_determinant)
+
+
+@pytest.mark.parametrize("num_blocks", [2, 5])
+def test_leaving_blocks_out_is_generalised_least_squares_on_the_other_rows(rng, num_blocks):
+    n = 8 * num_blocks
+    root = rng.normal(size=(n, n))
+    matrix, basis, values = root @ root.T + np.eye(n), rng.normal(size=(n, 3)), rng.normal(size=(n, 2))
+    leave_out = jax.jit(leave_blocks_out, static_argnames="num_blocks")
+    solutions, sound = leave_out(*(jnp.asarray(a) for a in (matrix, basis, values)), num_blocks=num_blocks)
+    assert bool(sound)
+    for block, solution in enumerate(solutions):
+        rest = np.arange(n) // 8 != block
+        inverse = np.linalg.inv(matrix[np.ix_(rest, rest)])
+        covariance = np.linalg.inv(basis[rest].T @ inverse @ basis[rest])
+        gamma = covariance @ basis[rest].T @ inverse @ values[rest]
+        np.testing.assert_allclose(solution.coefficients, gamma, rtol=1e-8)
+        np.testing.assert_allclose(solution.covariance, covariance, rtol=1e-8)
+        np.testing.assert_allclose(solution.dual[rest], inverse @ (values[rest] - basis[rest] @ gamma), rtol=1e-7)
+        assert not np.any(solution.dual[~rest])
+    matrix[0, 0] = -1.0
+    assert not bool(leave_out(*(jnp.asarray(a) for a in (matrix, basis, values)), num_blocks=num_blocks)[1])
