@@ -105,9 +105,8 @@ def test_invert_of_an_indefinite_matrix_is_nan():
     assert np.isnan(found.log_determinant)
 
 
-@pytest.mark.parametrize("num_blocks", [2, 5])
-def test_leaving_blocks_out_is_generalised_least_squares_on_the_other_rows(rng, num_blocks):
-    n = 8 * num_blocks
+def test_leaving_blocks_out_is_generalised_least_squares_on_the_other_rows(rng):
+    num_blocks, n = 3, 24
     root = rng.normal(size=(n, n))
     matrix, basis, values = root @ root.T + np.eye(n), rng.normal(size=(n, 3)), rng.normal(size=(n, 2))
     leave_out = jax.jit(leave_blocks_out, static_argnames="num_blocks")
