@@ -19,8 +19,8 @@ MAX_FEATURES = 2_000
 
 MAX_DEGREE = {1: 8, 2: 6}
 
-KERNEL_STATES = 2_000
-"""States on which the kernel candidate is fitted, so that its dense solves take seconds."""
+KERNEL_STATES = 1_600
+"""States on which the kernel candidate is fitted, so that a dozen different kernels take seconds."""
 
 NEED = 1.05
 """A richer method must lower the cross-fitted residual variance by this factor, or the simpler one is kept."""
@@ -31,7 +31,7 @@ class Auto(AbstractControlVariate):
 
     The candidates are zero variance of every degree for which there are at least three distinct training draws per
     feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
-    control functional on the quadratic (or linear) part, fitted on at most 2,000 states. A richer method replaces a
+    control functional on the quadratic (or linear) part, fitted on at most 1,600 states. A richer method replaces a
     simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds that give the error,
     which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
 
