@@ -57,23 +57,6 @@ def rank_rhat(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
     return array_stats.rhat(series, chain_axis=0, draw_axis=1)
 
 
-def split_rhat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
-    """Return the larger split R-hat of each series and of its distance from its median; NaN where it is unknown.
-
-    Chains that alternate, or go round, can agree in the mean of a series long before they agree in its spread.
-    """
-    from arviz_stats.base import array_stats
-
-    found = np.full(series.shape[-1], np.nan)
-    for some in in_blocks(series.shape[-1], series.shape[0] * series.shape[1]):
-        part = series[..., some]
-        distance = np.abs(part - np.median(part, axis=(0, 1)))
-        with np.errstate(all="ignore"):
-            both = [array_stats.rhat(a, chain_axis=0, draw_axis=1, method="split") for a in (part, distance)]
-        found[some] = np.fmax(*both)
-    return found
-
-
 def tail_draws(size: int) -> int:
     """Return how many of `size` draws ArviZ takes for a tail."""
     return int(min(0.2 * size, 3 * np.sqrt(size)))

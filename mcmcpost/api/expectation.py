@@ -69,7 +69,7 @@ def expectation(
     ScoreWarning : Stein's identity fails for a reason that was not recognised, or the chains have not converged. A
         control variate would then be biased by more than its error says, so plain means are returned, whatever the
         method; `allow_bad_scores` overrides.
-    UserWarning : the chains, or their halves, disagree about the mean or the spread of an integrand (split R-hat).
+    UserWarning : the chains, or their halves, disagree about the mean or the spread of an integrand (R-hat).
     """
     question = pose(tree, integrands, method, allow_bad_scores)
     warn_of_disagreement(question.names, question.values)
@@ -95,6 +95,10 @@ def joint_expectation(
     method : `VectorValued(...)`, the default with its default arguments, or `TrainedVectorValued(...)`.
     standardize : known (mean, sd) of the unconstrained draws of all tasks together; one pooled transform serves all.
     folds, allow_bad_scores, fallback : as in `expectation`; fold k is left out of every task at once.
+
+    Warns
+    -----
+    ScoreWarning, UserWarning : as in `expectation`.
 
     Returns
     -------
@@ -134,6 +138,7 @@ def joint_expectation(
         trace, check = gated[id(tree)]
         failed = gated[id(tree)].failed
         labels, values, events = integrand_values(tree, integrands)
+        warn_of_disagreement(tuple(f"{name}: {label}" for label in labels), values)
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
         inputs[name] = TaskInput(trace, labels, values, bad, not failed or allow_bad_scores, check.verified, events)
     return in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize, fallback=fallback)

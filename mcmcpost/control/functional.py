@@ -17,7 +17,7 @@ from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, Refits, mean_of_residuals, no_control
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
-from mcmcpost.hyper import maximise_restricted_likelihood, search_grid
+from mcmcpost.hyper import GRID_NUGGETS, maximise_restricted_likelihood, search_grid
 from mcmcpost.kernels import AbstractKernel, SquaredExponential
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
 from mcmcpost.stein import SteinTile
@@ -125,13 +125,14 @@ def tune(
         starts = tuple(SquaredExponential(np.sqrt(start) * ones) for start in tuning.squared_lengthscales)
         return (polish(starts if kernel is None else (kernel,), DEFAULT_NUGGET, tuning.free_nugget, everyone),)
     settings = []
-    for group in search_grid(draws, scores, design, values, shared=tuning.shared):
+    nuggets = tuple(level for level in GRID_NUGGETS if level >= floor) if nugget is None else (nugget,)
+    for group in search_grid(draws, scores, design, values, shared=tuning.shared, nuggets=nuggets):
         isotropic = SquaredExponential(group.lengthscale * ones)
         if tuning.polish:
             parts = [group.members] if tuning.shared else [(member,) for member in group.members]
             settings += [polish((isotropic,), group.nugget, True, members) for members in parts]
         else:
-            settings.append(Setting(isotropic, max(group.nugget, floor) if nugget is None else nugget, group.members))
+            settings.append(Setting(isotropic, group.nugget, group.members))
     return tuple(settings)
 
 

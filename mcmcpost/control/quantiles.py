@@ -3,7 +3,6 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from mcmcpost._core.status import Status
 from mcmcpost.control.estimate import Estimate, assemble, fit_integrands, read_integrands
 from mcmcpost.control.method import AbstractControlVariate
 from mcmcpost.trace import Trace, distinct_states
@@ -55,10 +54,11 @@ def estimate_quantiles(
     nan = np.where(finite, 0.0, np.nan)
     shifted = levels - (estimate.mean - estimate.mean_plain)
     half = 0.5 * (_invert(ordered, shifted + estimate.mcse) - _invert(ordered, shifted - estimate.mcse))
-    unseen = np.array([status is Status.UNSEEN for status in estimate.status])
-    tail = np.where(ordered[0] > 0, levels, 1 - levels)
-    half = np.where(unseen & (tail < RULE_OF_THREE * estimate.mcse), 1.0, half)
     plain_half = 0.5 * (_invert(ordered, levels + estimate.mcse_plain) - _invert(ordered, levels - estimate.mcse_plain))
+    tail = np.where(ordered[0] > 0, levels, 1 - levels)
+    never = indicators.unseen & (ordered[0] == ordered[-1]) & np.isin(ordered[0], (0.0, 1.0))
+    doubted = never & (tail < RULE_OF_THREE * estimate.mcse)
+    half, plain_half = np.where(doubted, 1.0, half), np.where(doubted, 1.0, plain_half)
     crossfit = _invert(ordered, levels - (estimate.mean_crossfit - estimate.mean_plain))
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = estimate.covariance / estimate.mcse[:, None] / estimate.mcse[None, :]

@@ -25,6 +25,7 @@ from mcmcpost.hyper.optimisers import (
 from mcmcpost.hyper.parameters import AbstractScale, Hyperparameters, Log, Packing, Softplus, is_positive
 from mcmcpost.hyper.random_features import has_random_features, sample_prior
 from mcmcpost.hyper.restricted_likelihood import (
+    GRID_NUGGETS,
     GridChoice,
     RestrictedLikelihood,
     Tuned,
@@ -36,6 +37,7 @@ from mcmcpost.hyper.restricted_likelihood import (
 from mcmcpost.hyper.task_likelihood import TasksTuned, maximise_task_likelihood
 
 __all__ = [
+    "GRID_NUGGETS",
     "KERNEL_MEMORY",
     "LBFGS",
     "AbstractEstimator",

@@ -235,6 +235,7 @@ def search_grid(
     values: Float[np.ndarray, "m p"],
     *,
     shared: bool,
+    nuggets: tuple[float, ...] = GRID_NUGGETS,
 ) -> tuple[GridChoice, ...]:
     """Choose lengthscale and nugget from the grid, for every integrand by itself or, `shared`, for all together.
 
@@ -246,10 +247,10 @@ def search_grid(
     draws, scores : (m, d), a subset of distinct states.
     basis : (m, q), the unpenalised part, constant included.
     values : (m, p), integrands of unit scale.
+    nuggets : relative η that may be chosen.
     """
     lengthscales = np.sqrt(np.asarray(GRID_SPREADS) * _median_squared_distance(draws))
-    nuggets = np.asarray(GRID_NUGGETS)
-    losses = np.asarray(_grid_losses(draws, scores, basis, pad_columns(values), lengthscales, nuggets))
+    losses = np.asarray(_grid_losses(draws, scores, basis, pad_columns(values), lengthscales, np.asarray(nuggets)))
     losses = losses[..., : values.shape[1]]
     flat = np.where(np.isfinite(losses), losses, 1e300).reshape(-1, values.shape[1])
     best = np.full(values.shape[1], np.argmin(flat.sum(axis=1))) if shared else np.argmin(flat, axis=0)

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._core.errors import fault
-from mcmcpost._core.mcse import rank_rhat, split_rhat
+from mcmcpost._core.mcse import rank_rhat
 from mcmcpost._core.warn import warn
 from mcmcpost.io.convention import GROUP, read_trace
 from mcmcpost.io.integrands import PosteriorVariables
@@ -109,7 +109,8 @@ that mix slowly, whose errors can be right, and short ones."""
 
 def warn_of_disagreement(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> None:
     """Warn where the chains, or their halves, disagree about the mean or the spread of integrands (c, n, p)."""
-    rhat = split_rhat(values)
+    with np.errstate(all="ignore"):
+        rhat = rank_rhat(values)
     limit = RHAT_INTEGRAND + RHAT_SHORT / values.shape[1]
     apart = np.flatnonzero(rhat > limit)
     if apart.size:

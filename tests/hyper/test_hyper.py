@@ -83,6 +83,7 @@ def test_the_grid_keeps_rough_integrands_from_costing_smooth_ones(data):
     assert set(owner) == {0, 1}
     assert owner[1].nugget > 100 * owner[0].nugget
     assert len(search_grid(x, s, basis, values, shared=True)) == 1
+    assert {group.nugget for group in search_grid(x, s, basis, values, shared=False, nuggets=(1e-3,))} == {1e-3}
 
 
 @pytest.mark.parametrize("start", [SquaredExponential(3.0 * np.ones(2)), Matern52(2.0)])
