@@ -29,20 +29,17 @@ class Page(NamedTuple):
 PAGES = {
     "expectations": Page(
         "Expectations",
-        "How much smaller are the errors of posterior means with control variates, on which targets? `posteriordb` was "
-        "recorded before rates of convergence were kept below 5/4, which makes errors of kernels up to 1.2 times "
-        "larger; `south2022` and `auto_vs_plain` before errors came from refits and kernels were tuned for each "
-        "integrand by itself.",
+        "How much smaller are the errors of posterior means with control variates, on which targets? `south2022` and "
+        "`auto_vs_plain` were recorded before errors came from refits and kernels were tuned for each integrand by "
+        "itself.",
         ("hare_lynx", "hare_lynx_keys", "hare_lynx_stan", "posteriordb", "south2022", "auto_vs_plain"),
     ),
     "calibration": Page(
         "Calibration of the reported errors",
         "Are the reported errors as large as the true ones? `z` is (estimate − truth)/mcse. Over R replications its "
         "variance `var z` should not exceed the upper end of its χ² band at level 1e-5; a value below the lower end "
-        "means that errors are wider than they need to be. `calibration_ar1__9` and `high_degree` were recorded before "
-        "rates of convergence were kept below 5/4, which makes errors of kernels up to 1.2 times larger, and before "
-        "kernels had the shortest lengthscale; `calibration_eight_schools` and `out_of_rkhs` before errors came from "
-        "refits.",
+        "means that errors are wider than they need to be. `calibration_eight_schools` and `out_of_rkhs` were "
+        "recorded before errors came from refits.",
         (
             "errors",
             "calibration_ar1__5",

@@ -20,7 +20,7 @@ MAX_FEATURES = 2_000
 MAX_DEGREE = {1: 8, 2: 6}
 
 KERNEL_STATES = 1_600
-"""States on which the kernel candidate is fitted, so that a dozen different kernels take seconds."""
+"""States on which the kernel candidate is fitted, so that ten different kernels take seconds."""
 
 NEED = 1.05
 """A richer method must lower the cross-fitted residual variance by this factor, or the simpler one is kept."""

@@ -51,7 +51,7 @@ class GridREML(eqx.Module):
     """Restricted maximum likelihood over a fixed grid of isotropic lengthscales and nuggets, each integrand by itself.
 
     An integrand's kernel does not depend on what else is asked for. Integrands with the same point of the grid share
-    its factorisations; dozens of integrands have six to twelve points.
+    its factorisations: of the 25 points two or three dozen integrands use six to ten.
 
     max_draws : largest number of states in the likelihood, evenly spaced.
     polish : whether L-BFGS then moves one lengthscale per coordinate and the nugget, for at most `max_steps`, for each
