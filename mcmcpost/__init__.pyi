@@ -59,6 +59,7 @@ from .control import (
     PlainMean as PlainMean,
     PolynomialFamily as PolynomialFamily,
     Ridge as Ridge,
+    Screened as Screened,
     SemiExact as SemiExact,
     SteinWeights as SteinWeights,
     Stochastic as Stochastic,

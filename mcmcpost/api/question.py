@@ -6,7 +6,15 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from mcmcpost._core.errors import InputError
-from mcmcpost.control import AbstractControlVariate, Auto, ControlFunctional, PlainMean, SemiExact, ZeroVariance
+from mcmcpost.control import (
+    AbstractControlVariate,
+    Auto,
+    ControlFunctional,
+    PlainMean,
+    Screened,
+    SemiExact,
+    ZeroVariance,
+)
 from mcmcpost.io import gate, integrand_values, read_trace, recorded_log_density
 from mcmcpost.scores import ScoreCheck, ScoreError
 from mcmcpost.trace import Trace, without_fixed
@@ -23,6 +31,7 @@ METHODS: dict[str, AbstractControlVariate] = {
     "zv3": ZeroVariance(3),
     "cf": ControlFunctional(max_states=4_000),
     "secf": SemiExact(2, max_states=4_000),
+    "screened": Screened(),
 }
 """Short names of methods, for ``method=`` and the command line. Kernels are fitted on at most 4,000 states."""
 

@@ -35,6 +35,7 @@ class MethodName(StrEnum):
     ZV3 = "zv3"
     CF = "cf"
     SECF = "secf"
+    SCREENED = "screened"
 
 
 class PathName(StrEnum):

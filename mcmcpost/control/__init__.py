@@ -9,6 +9,7 @@ from mcmcpost.control.least_squares import Lasso, LeastSquares, Ridge
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean
 from mcmcpost.control.problem import Problem, participants, standard_coordinates
 from mcmcpost.control.quantiles import estimate_quantiles
+from mcmcpost.control.screened import Screened
 from mcmcpost.control.task_families import NeuralNetwork
 from mcmcpost.control.task_tuning import ConvexTaskCovariance, TaskREML
 from mcmcpost.control.trained import (
@@ -46,6 +47,7 @@ __all__ = [
     "PolynomialFamily",
     "Problem",
     "Ridge",
+    "Screened",
     "SemiExact",
     "SteinWeights",
     "Stochastic",

@@ -11,6 +11,7 @@ from mcmcpost.control.functional import SemiExact
 from mcmcpost.control.least_squares import LeastSquares, Ridge
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean, merge_fits, no_control
 from mcmcpost.control.problem import Problem
+from mcmcpost.control.screened import Screened
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN, ZeroVariance
 from mcmcpost.linsolve import Cholesky
 from mcmcpost.stein import num_polynomial_features
@@ -75,6 +76,8 @@ class Auto(AbstractControlVariate):
             methods.append(ZeroVariance(degree, LeastSquares()))
         if degree < top and num_polynomial_features(d, degree + 1) <= min(MAX_FEATURES, 4 * train):
             methods.append(ZeroVariance(degree + 1, Ridge()))
+        if top >= 2 and num_polynomial_features(d, 2) > min(MAX_FEATURES, 4 * train):
+            return [*methods, Screened(kernel=self.kernel)]
         few = problem.folds.thin(KERNEL_STATES).num_train
         base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)
         if self.kernel and base:

@@ -11,6 +11,7 @@ from mcmcpost.control import (
     PlainMean,
     PolynomialFamily,
     Ridge,
+    Screened,
     SemiExact,
     Stochastic,
     TrainedVectorValued,
@@ -38,6 +39,7 @@ METHODS = {
         key=jax.random.key(0),
         training=Stochastic(num_epochs=60, batch_size=50, learning_rate=2e-2),
     ),
+    "screened": Screened(),
     "auto": Auto(),
 }
 """Every control variate; a concrete class missing here fails `test_every_method_is_registered`."""

@@ -1,0 +1,271 @@
+"""Posteriors of 50 to 500 parameters, sampled by NUTS: replications of 4 × 1,000 draws, and the truth from all of them.
+
+    python -m benchmarks.control._hierarchical_models [--models NAME ...]
+
+Every model has 40 chains; four of them and one thousand draws of each are a replication. The truth is a linear control
+variate on all draws, in the coordinates of the sampler. Chains are kept in ``.cache``; delete the file after a change
+of a model.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+
+import mcmcpost as mp
+
+CACHE = Path(__file__).parents[1] / ".cache"
+CHAINS, EACH, DRAWS = 40, 4, 1_000
+
+
+class Model(NamedTuple):
+    """A program without arguments, the draws of each chain, the quantities of one draw, and the warm-up."""
+
+    program: Callable[[], None]
+    num_draws: int
+    quantities: Callable[[Mapping[str, jax.Array]], Mapping[str, jax.Array]]
+    num_warmup: int = 700
+
+
+class Draws(NamedTuple):
+    """All chains: unconstrained draws and scores (c, n, d), values (c, n, p) of named quantities; truth and error (p,).
+
+    seconds : of one chain's kept draw, sampling all chains at once.
+    """
+
+    draws: np.ndarray
+    scores: np.ndarray
+    values: np.ndarray
+    names: tuple[str, ...]
+    truth: np.ndarray
+    truth_mcse: np.ndarray
+    seconds: float
+
+    @property
+    def num_replications(self) -> int:
+        return len(self.draws) // EACH * (self.draws.shape[1] // DRAWS)
+
+    def sample(self, replication: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return draws, scores and values of four chains of one thousand draws."""
+        group, block = replication % (len(self.draws) // EACH), replication // (len(self.draws) // EACH)
+        chains, rows = slice(group * EACH, (group + 1) * EACH), slice(block * DRAWS, (block + 1) * DRAWS)
+        return self.draws[chains, rows], self.scores[chains, rows], self.values[chains, rows]
+
+
+def varying_slopes(num_groups: int = 80, each: int = 8) -> Model:
+    """Varying intercepts and slopes of 80 groups, non-centred: 166 parameters, the target of TARGETS.md."""
+    rng = np.random.default_rng(1)
+    group = np.repeat(np.arange(num_groups), each)
+    x, w = rng.normal(size=num_groups * each), rng.normal(size=num_groups)
+    intercepts = 1.0 + 0.4 * w + 0.7 * rng.normal(size=num_groups)
+    slopes = 0.5 + 0.3 * rng.normal(size=num_groups)
+    y = jnp.asarray(intercepts[group] + slopes[group] * x + 0.9 * rng.normal(size=len(x)))
+    group, x, w = jnp.asarray(group), jnp.asarray(x), jnp.asarray(w)
+
+    def program() -> None:
+        mu_a, gamma = numpyro.sample("mu_a", dist.Normal(0, 5)), numpyro.sample("gamma", dist.Normal(0, 2))
+        mu_b = numpyro.sample("mu_b", dist.Normal(0, 2))
+        tau_a, tau_b = numpyro.sample("tau_a", dist.HalfNormal(1)), numpyro.sample("tau_b", dist.HalfNormal(1))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(2))
+        with numpyro.plate("group", num_groups):
+            za, zb = numpyro.sample("za", dist.Normal()), numpyro.sample("zb", dist.Normal())
+        mean = (mu_a + gamma * w + tau_a * za)[group] + (mu_b + tau_b * zb)[group] * x
+        numpyro.sample("y", dist.Normal(mean, sigma), obs=y)
+
+    def quantities(site: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        named = {name: site[name] for name in ("mu_a", "gamma", "mu_b", "tau_a", "tau_b", "sigma")}
+        a = site["mu_a"] + site["gamma"] * w + site["tau_a"] * site["za"]
+        b = site["mu_b"] + site["tau_b"] * site["zb"]
+        return named | {"a[5]": a[5], "b[40]": b[40]}
+
+    return Model(program, 4 * DRAWS, quantities)
+
+
+def logistic(d: int) -> Model:
+    """Logistic regression on 4d rows, at most 1,000, whose covariates are correlated by a half."""
+    rng = np.random.default_rng(d)
+    rows = min(4 * d, 1_000)
+    x = (rng.normal(size=(rows, d)) + rng.normal(size=(rows, 1))) / np.sqrt(2)
+    beta = rng.normal(size=d) * 2 / np.sqrt(d)
+    y = jnp.asarray(rng.random(rows) < 1 / (1 + np.exp(-x @ beta)), int)
+    x = jnp.asarray(x)
+
+    def program() -> None:
+        beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([d]).to_event(1))
+        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+    def quantities(site: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        b = site["beta"]
+        return {"beta[1]": b[0], "beta[d]": b[-1], "beta[1]²": b[0] ** 2, "p(x₁)": jax.nn.sigmoid(x[0] @ b)}
+
+    return Model(program, DRAWS, quantities, num_warmup=500)
+
+
+def horseshoe(d: int = 100, rows: int = 100) -> Model:
+    """A regularised horseshoe (Piironen and Vehtari 2017) on 100 coefficients, five of them large: 202 parameters."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(rows, d))
+    beta = np.where(np.arange(d) < 5, np.array([2.0, -2.0, 1.5, -1.5, 1.0])[np.arange(d) % 5], 0.0)
+    y = jnp.asarray(x @ beta + rng.normal(size=rows))
+    x = jnp.asarray(x)
+
+    def coefficients(z: jax.Array, local: jax.Array, tau: jax.Array) -> jax.Array:
+        slab = 2.0
+        return z * tau * local * slab / jnp.sqrt(slab**2 + (tau * local) ** 2)
+
+    def program() -> None:
+        sigma = numpyro.sample("sigma", dist.HalfNormal(2))
+        tau = numpyro.sample("tau", dist.HalfNormal(0.1))
+        with numpyro.plate("coefficient", d):
+            local, z = numpyro.sample("local", dist.HalfCauchy(1.0)), numpyro.sample("z", dist.Normal())
+        numpyro.sample("y", dist.Normal(x @ coefficients(z, local, tau), sigma), obs=y)
+
+    def quantities(site: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        b = coefficients(site["z"], site["local"], site["tau"])
+        return {"beta[1]": b[0], "beta[5]": b[4], "beta[50]": b[49], "sigma": site["sigma"], "tau": site["tau"]}
+
+    return Model(program, DRAWS, quantities)
+
+
+def radon(num_counties: int = 85) -> Model:
+    """Houses in counties of very different size, a floor and a county covariate, centred: 90 parameters."""
+    rng = np.random.default_rng(3)
+    size = np.maximum(1, np.round(np.exp(rng.normal(1.6, 1.1, num_counties)))).astype(int)
+    county = np.repeat(np.arange(num_counties), size)
+    floor, uranium = (rng.random(len(county)) < 0.2).astype(float), rng.normal(0, 0.4, num_counties)
+    level = 1.4 + 0.7 * uranium + 0.2 * rng.normal(size=num_counties)
+    y = jnp.asarray(level[county] - 0.7 * floor + 0.75 * rng.normal(size=len(county)))
+    county, floor, uranium = jnp.asarray(county), jnp.asarray(floor), jnp.asarray(uranium)
+
+    def program() -> None:
+        mu, gamma = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("gamma", dist.Normal(0, 5))
+        beta = numpyro.sample("beta", dist.Normal(0, 5))
+        tau, sigma = numpyro.sample("tau", dist.HalfNormal(1)), numpyro.sample("sigma", dist.HalfNormal(1))
+        with numpyro.plate("county", num_counties):
+            alpha = numpyro.sample("alpha", dist.Normal(mu + gamma * uranium, tau))
+        numpyro.sample("y", dist.Normal(alpha[county] + beta * floor, sigma), obs=y)
+
+    smallest, largest = int(np.argmin(size)), int(np.argmax(size))
+
+    def quantities(site: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        named = {name: site[name] for name in ("mu", "gamma", "beta", "tau", "sigma")}
+        return named | {"alpha[small]": site["alpha"][smallest], "alpha[large]": site["alpha"][largest]}
+
+    return Model(program, DRAWS, quantities)
+
+
+def stochastic_volatility(length: int = 497) -> Model:
+    """Log volatilities of 497 returns, an AR(1) by its innovations: 500 parameters."""
+    rng = np.random.default_rng(11)
+    h = np.zeros(length)
+    for t in range(length):
+        h[t] = (0.95 * h[t - 1] if t else 0.0) + 0.25 * rng.normal()
+    y = jnp.asarray(np.exp((h - 1.0) / 2) * rng.normal(size=length))
+
+    def path(mu: jax.Array, phi: jax.Array, sigma: jax.Array, z: jax.Array) -> jax.Array:
+        first = z[0] / jnp.sqrt(1 - phi**2)
+
+        def combine(a: tuple, b: tuple) -> tuple:
+            return a[0] * b[0], b[0] * a[1] + b[1]
+
+        factors = jnp.full(z.shape, phi)
+        return mu + sigma * jax.lax.associative_scan(combine, (factors, z.at[0].set(first)))[1]
+
+    def program() -> None:
+        mu, sigma = numpyro.sample("mu", dist.Normal(0, 2)), numpyro.sample("sigma", dist.HalfNormal(0.5))
+        phi = 2 * numpyro.sample("phi", dist.Beta(20, 1.5)) - 1
+        z = numpyro.sample("z", dist.Normal().expand([length]).to_event(1))
+        numpyro.sample("y", dist.Normal(0.0, jnp.exp(path(mu, phi, sigma, z) / 2)), obs=y)
+
+    def quantities(site: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        phi = 2 * site["phi"] - 1
+        h = path(site["mu"], phi, site["sigma"], site["z"])
+        return {
+            "mu": site["mu"],
+            "phi": phi,
+            "sigma": site["sigma"],
+            "h[250]": h[249],
+            "exp(h[497]/2)": jnp.exp(h[-1] / 2),
+        }
+
+    return Model(program, DRAWS, quantities)
+
+
+MODELS: Mapping[str, Callable[[], Model]] = {
+    "varying slopes d=166": varying_slopes,
+    "radon d=90": radon,
+    "logistic d=50": lambda: logistic(50),
+    "logistic d=200": lambda: logistic(200),
+    "horseshoe d=202": horseshoe,
+    "volatility d=500": stochastic_volatility,
+    "logistic d=500": lambda: logistic(500),
+}
+
+
+def draws_of(name: str) -> Draws:
+    """Return the chains of a model, sampled if they are not kept."""
+    CACHE.mkdir(exist_ok=True)
+    path = CACHE / f"{name.replace(' ', '_')}.npz"
+    if not path.exists():
+        np.savez(path, **_sampled(MODELS[name]()))
+    with np.load(path) as kept:
+        return Draws(**{field: _plain(kept[field]) for field in Draws._fields})
+
+
+def _plain(array: np.ndarray) -> Any:
+    """Return what was saved: names as a tuple, a scalar as a float."""
+    return tuple(array.tolist()) if array.dtype.kind == "U" else float(array) if array.ndim == 0 else array
+
+
+def _sampled(model: Model) -> dict[str, Any]:
+    mcmc = MCMC(
+        NUTS(model.program),
+        num_warmup=model.num_warmup,
+        num_samples=model.num_draws,
+        num_chains=CHAINS,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    start = time.process_time()
+    mcmc.run(jax.random.key(1), extra_fields=("z_grad", "diverging"))
+    jax.block_until_ready(mcmc.get_samples())
+    seconds = time.process_time() - start
+    tree = mp.from_numpyro(mcmc)
+    stats = tree["sample_stats"]
+    shape = (CHAINS, model.num_draws, -1)
+    draws, scores = (stats[key].values.reshape(shape) for key in ("unconstrained_draw", "gradient"))
+    site = mcmc.get_samples(group_by_chain=True)
+    found = jax.jit(jax.vmap(jax.vmap(model.quantities)))(site)
+    values = np.stack([np.asarray(value) for value in found.values()], -1)
+    whole = mp.expectation(mp.from_arrays(draws, scores), values, "zv1")
+    print(f"{stats['diverging'].values.sum()} divergences, {seconds:.0f} CPU s, d={draws.shape[-1]}", flush=True)
+    return {
+        "draws": draws,
+        "scores": scores,
+        "values": values,
+        "names": np.array(list(found)),
+        "truth": whole.mean,
+        "truth_mcse": whole.mcse,
+        "seconds": seconds / (CHAINS * model.num_draws),
+    }
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    for name in parser.parse_args().models:
+        kept = draws_of(name)
+        print(name, kept.draws.shape, dict(zip(kept.names, zip(kept.truth, kept.truth_mcse, strict=True), strict=True)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,412 @@
+"""Semi-exact control variates of hundreds of coordinates: quadratic features that stand out, and a kernel of a few.
+
+With one more coordinate that is constantly one, and whose score is zero, every linear and quadratic Stein feature is
+u_i s_j + u_j s_i + 2·1(i=j) for a pair of coordinates. For a residual r, the one matrix M = (r∘u)ᵀs ranks all of them:
+the correlation of r with a feature is the entry of M + Mᵀ over the feature's norm.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Bool, Float, Int
+
+from mcmcpost._core.errors import InputError
+from mcmcpost._core.large_arrays import zeros
+from mcmcpost._core.status import Status
+from mcmcpost.control.method import AbstractControlVariate, ControlFit, Refits, no_control
+from mcmcpost.control.problem import Problem, Subsets
+from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
+from mcmcpost.kernels import SquaredExponential
+from mcmcpost.stein import stein_gram
+
+MAX_BASE = 2_000
+"""Largest number of features that every fit has."""
+
+MAX_ADDED = 300
+"""Largest number of features that a round adds by default."""
+
+RANKING = 2e9
+"""Largest number of multiplications in one ranking; beyond it, fewer states are ranked, evenly spaced."""
+
+RELEVANT = 6
+"""Coordinates of the kernel."""
+
+CENTRES = 200
+"""States at which the kernel is expanded."""
+
+NUGGET = 0.1
+"""Relative to the kernel's mean diagonal."""
+
+JITTER = 1e-11
+"""Added to Gram matrices of columns of unit norm, of which some may be combinations of others."""
+
+
+class Screened(AbstractControlVariate):
+    """Regress on linear and diagonal quadratic features, mixed ones that stand out, and a kernel of few coordinates.
+
+    For hierarchical models, with more parameters than a full quadratic has draws for. Every step is made for each
+    integrand by itself and again without each fold; the number of steps that is used has the least held-out residual.
+    The refits that give the error keep the features of the fit on all draws.
+
+    1. Least squares on the d linear features and the d diagonal ones; on the linear ones where draws are too few for
+       both, and on none where they are too few for those.
+    2. Rounds: all other quadratic (or linear) features are ranked by their correlation with the residual, and the best
+       are added (sure independence screening, Fan and Lv 2008, doi:10.1111/j.1467-9868.2008.00674.x).
+    3. A squared exponential Stein kernel of the six coordinates whose features carry most of the fit, expanded at 200
+       states (subset of regressors, Rasmussen and Williams 2006, section 8.3.1).
+
+    Coordinates are scaled and never rotated. docs/mathematics.md section 2.
+
+    Parameters
+    ----------
+    rounds : at most.
+    per_round : features that a round adds; by default one for a hundred training states, between 5 and 300. All rounds
+        together add at most one for three training states.
+    kernel : whether to make step 3.
+    """
+
+    rounds: int = 3
+    per_round: int | None = None
+    kernel: bool = True
+
+    def __check_init__(self) -> None:
+        for name, value in (("rounds", self.rounds), ("per_round", self.per_round)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise InputError("Screened", f"`{name}` to be a positive integer", value, "Leave it out.")
+
+    @property
+    def label(self) -> str:
+        return "Screened()"
+
+    def num_added(self, num_train: int) -> int:
+        """Return how many features a round adds."""
+        wanted = min(max(num_train // 100, 5), MAX_ADDED) if self.per_round is None else self.per_round
+        return max(1, min(wanted, int(num_train / DRAWS_PER_FEATURE) // self.rounds))
+
+    def crossfit(self, problem: Problem) -> ControlFit:
+        """Fit every integrand by itself.
+
+        Time, for each integrand, round and fold, is that of one product of d × m by m × d matrices in single precision,
+        and of one of q × m by m × a in double, with q features of step 1 and a added.
+        """
+        train, k, p = problem.folds.num_train, problem.folds.num_folds, problem.values.shape[1]
+        if train < MIN_TRAIN:
+            return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
+        rows = Rows.of(problem.unrotated())
+        added = self.num_added(train)
+        always = _always(rows.num_coordinates, min(MAX_BASE, int(train / DRAWS_PER_FEATURE) - self.rounds * added - 1))
+        ranking = Ranking.of(rows, always)
+        halves = Subsets.of(k).halves
+        subsets = np.concatenate([np.ones((1, k), bool), ~np.eye(k, dtype=bool), halves])
+        bases = _bases(rows, always, subsets)
+
+        mean, control = np.empty(p), zeros(problem.values.shape)
+        refits = Refits.none(problem)
+        facts: list[tuple[int, int, list[int]]] = []
+        for j in range(p):
+            columns = functools.cache(functools.partial(_kernel_columns, rows)) if self.kernel else None
+            paths = [_path(rows, base, ranking, j, self.rounds, added, columns) for base in bases[: k + 1]]
+            full = paths[0]
+            held_out = _held_out(rows, bases[1 : k + 1], paths[1:])
+            stage = int(np.argmin(_variances(rows.values[:, j] / rows.root - held_out, rows.root**2)))
+            own = len(full.stages[stage].added)
+            again = [_fit(base, j, full.added.first(own)) for base in bases[1:]]
+            mean[j] = rows.intercept(full.stages[stage])
+            refits.without_fold[:, j] = [rows.intercept(fit) for fit in again[:k]]
+            refits.halves[:, j] = [rows.intercept(fit) for fit in again[k:]]
+            control[rows.order, j] = held_out[stage]
+            facts.append((stage, own, list(full.coordinates)))
+        steps, sizes, coordinates = zip(*facts, strict=True)
+        info = {
+            "num_features": len(always.first),
+            "steps": list(steps),
+            "num_added": list(sizes),
+            "coordinates": list(coordinates),
+        }
+        return ControlFit(mean, control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (self.label,) * p, info)
+
+
+class Pairs(NamedTuple):
+    """Features, as pairs of coordinates; coordinate d is the constant one."""
+
+    first: Int[np.ndarray, " q"]
+    second: Int[np.ndarray, " q"]
+
+
+class Rows(NamedTuple):
+    """The states of a problem in the order of its folds.
+
+    order : (m,) the state of each row. folds : k slices of rows. root : (m,) roots of the counts.
+    draws, scores : (m, d + 1), the last coordinate constant.
+    values : (m, p), times the roots.
+    """
+
+    order: Int[np.ndarray, " m"]
+    folds: tuple[slice, ...]
+    root: Float[np.ndarray, " m"]
+    draws: Float[np.ndarray, "m d1"]
+    scores: Float[np.ndarray, "m d1"]
+    values: Float[np.ndarray, "m p"]
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Rows":
+        """Return the rows of a problem, without padding."""
+        parts = [held_out for held_out, _ in problem.folds.rows()]
+        order, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])
+        root, one = np.sqrt(problem.counts[order]), np.ones((len(order), 1))
+        return cls(
+            order=order,
+            folds=tuple(slice(end - len(part), end) for part, end in zip(parts, ends, strict=True)),
+            root=root,
+            draws=np.concatenate([problem.draws[order], one], axis=1),
+            scores=np.concatenate([problem.scores[order], 0 * one], axis=1),
+            values=problem.values[order] * root[:, None],
+        )
+
+    @property
+    def num_coordinates(self) -> int:
+        return self.draws.shape[1] - 1
+
+    def features(self, pairs: Pairs) -> Float[np.ndarray, "m a"]:
+        """Return the features of some pairs, times the roots, of unit norm; zero where they vanish."""
+        i, j = pairs
+        found = self.draws[:, i] * self.scores[:, j]
+        found += self.draws[:, j] * self.scores[:, i]
+        found += 2.0 * (i == j)
+        found *= self.root[:, None]
+        norm = np.linalg.norm(found, axis=0)
+        found /= np.where(norm > 0, norm, 1.0)
+        return found
+
+    def by_fold(self, one: Float[np.ndarray, "m a"], two: Float[np.ndarray, "m b"]) -> Float[np.ndarray, "k a b"]:
+        """Return oneᵀtwo over the rows of each fold."""
+        return np.stack([one[fold].T @ two[fold] for fold in self.folds])
+
+    def intercept(self, fit: "Stage") -> float:
+        """Return the constant of a fit, whose column has unit norm."""
+        return fit.base[0] / np.linalg.norm(self.root)
+
+
+class Ranking(NamedTuple):
+    """What ranks all features: some states in single precision, and the norm of each feature on them.
+
+    chosen : (a,) rows. draws : (a, d + 1). scores : (a, d).
+    norm : (d + 1, d); infinite where an entry is no candidate, or one that stands elsewhere too.
+    num_candidates : its finite entries.
+    """
+
+    chosen: Int[np.ndarray, " a"]
+    draws: Float[np.ndarray, "a d1"]
+    scores: Float[np.ndarray, "a d"]
+    norm: Float[np.ndarray, "d1 d"]
+    num_candidates: int
+
+    @classmethod
+    def of(cls, rows: Rows, always: Pairs) -> "Ranking":
+        """Return the ranking of all features but those that every fit has."""
+        m, d = len(rows.order), rows.num_coordinates
+        chosen = np.linspace(0, m - 1, min(m, max(int(RANKING / d**2), MIN_TRAIN))).astype(int)
+        u, s = rows.draws[chosen].astype(np.float32), rows.scores[chosen, :d].astype(np.float32)
+        root = rows.root[chosen, None].astype(np.float32)
+        mixed = u[:, :d] * s * root
+        energy = ((u * root) ** 2).T @ s**2
+        energy[:d] += energy[:d].T + 2 * mixed.T @ mixed
+        energy[np.arange(d), np.arange(d)] += 8 * root[:, 0] @ mixed + 4 * (root**2).sum()
+        norm = np.sqrt(energy)
+        norm[norm <= 1e-6 * norm.max()] = np.inf
+        norm[:d][np.tril_indices(d, -1)] = np.inf
+        norm[always] = np.inf
+        return cls(chosen, u, s, norm, int(np.isfinite(norm).sum()))
+
+    def best(self, residual: Float[np.ndarray, " m"], number: int, taken: Pairs) -> Pairs:
+        """Return the features that correlate most with a residual, the best first, without those taken before."""
+        d = self.scores.shape[1]
+        found = (self.draws * residual[self.chosen, None].astype(np.float32)).T @ self.scores
+        found[:d] += found[:d].T.copy()
+        np.abs(found, out=found)
+        found /= self.norm
+        found[taken] = -1.0
+        flat = found.ravel()
+        most = np.argpartition(-flat, number - 1)[:number]
+        return Pairs(*np.divmod(most[np.lexsort((most, -flat[most]))], d))
+
+
+class Base(NamedTuple):
+    """The regression of all integrands on the features that every fit has, over some folds.
+
+    kept : (k,) the folds. pairs : the features without the constant.
+    features : (m, q) the constant first, times the roots, of unit norm.
+    lower : (q, q) Cholesky factor L of their Gram matrix. half : (q, p) L⁻¹ times their moments with the values.
+    """
+
+    kept: Bool[np.ndarray, " k"]
+    pairs: Pairs
+    features: Float[np.ndarray, "m q"]
+    lower: Float[np.ndarray, "q q"]
+    half: Float[np.ndarray, "q p"]
+
+
+class Stage(NamedTuple):
+    """A fit: the coefficients of the features that every fit has, and of the columns added to them."""
+
+    base: Float[np.ndarray, " q"]
+    added: Float[np.ndarray, " a"]
+
+
+class Added(NamedTuple):
+    """Columns beside the features that every fit has, and their moments in each fold.
+
+    columns : (m, a) features, times the roots, and columns of a kernel last. penalty : (a,) on squared coefficients.
+    cross : (k, q, a) with the features that every fit has. gram : (k, a, a). moments : (k, a) with the integrand.
+    """
+
+    columns: Float[np.ndarray, "m a"]
+    penalty: Float[np.ndarray, " a"]
+    cross: Float[np.ndarray, "k q a"]
+    gram: Float[np.ndarray, "k a a"]
+    moments: Float[np.ndarray, "k a"]
+
+    @classmethod
+    def none(cls, rows: Rows, base: Base) -> "Added":
+        """Return no columns."""
+        k = len(rows.folds)
+        empty = np.empty((k, 0))
+        return cls(
+            np.empty((len(rows.order), 0)), empty[0], np.empty((k, base.features.shape[1], 0)), empty[:, None], empty
+        )
+
+    def and_more(
+        self, rows: Rows, base: Base, column: int, new: Float[np.ndarray, "m b"], penalty: float = 0.0
+    ) -> "Added":
+        """Return these columns and `new` ones, all with the same penalty."""
+        columns = np.concatenate([self.columns, new], axis=1)
+        return Added(
+            columns=columns,
+            penalty=np.concatenate([self.penalty, np.full(new.shape[1], penalty)]),
+            cross=np.concatenate([self.cross, rows.by_fold(base.features, new)], axis=2),
+            gram=rows.by_fold(columns, columns),
+            moments=rows.by_fold(columns, rows.values[:, column, None])[..., 0],
+        )
+
+    def first(self, number: int) -> "Added":
+        """Return the first columns."""
+        own = slice(number)
+        return Added(
+            self.columns[:, own], self.penalty[own], self.cross[..., own], self.gram[:, own, own], self.moments[:, own]
+        )
+
+
+class Path(NamedTuple):
+    """The fits of one integrand over some folds, each with more of the added columns than the one before.
+
+    coordinates : those that carry most of the last fit before the kernel's.
+    """
+
+    stages: tuple[Stage, ...]
+    added: Added
+    coordinates: tuple[int, ...]
+
+
+def _always(d: int, limit: int) -> Pairs:
+    """Return the linear and diagonal features, the linear ones, or none."""
+    each, constant = np.arange(d), np.full(d, d)
+    if 2 * d <= limit:
+        return Pairs(np.concatenate([constant, each]), np.concatenate([each, each]))
+    return Pairs(constant, each) if d <= limit else Pairs(each[:0], each[:0])
+
+
+def _bases(rows: Rows, pairs: Pairs, subsets: Bool[np.ndarray, "s k"]) -> list[Base]:
+    constant = rows.root[:, None] / np.linalg.norm(rows.root)
+    features = np.concatenate([constant, rows.features(pairs)], axis=1)
+    grams, moments = rows.by_fold(features, features), rows.by_fold(features, rows.values)
+    found = []
+    for kept in subsets:
+        lower = np.linalg.cholesky(np.tensordot(kept, grams, 1) + JITTER * np.eye(features.shape[1]))
+        half = scipy.linalg.solve_triangular(lower, np.tensordot(kept, moments, 1), lower=True)
+        found.append(Base(kept, pairs, features, lower, half))
+    return found
+
+
+def _path(
+    rows: Rows,
+    base: Base,
+    ranking: Ranking,
+    column: int,
+    rounds: int,
+    number: int,
+    kernel_columns: Callable[[tuple[int, ...]], Float[np.ndarray, "m b"]] | None,
+) -> Path:
+    """Return the fits after 0, 1, … rounds, fewer where no features are left, and with the kernel."""
+    added, taken = Added.none(rows, base), Pairs(*np.empty((2, 0), int))
+    stages = [_fit(base, column, added)]
+    for _ in range(rounds):
+        number = min(number, ranking.num_candidates - len(taken.first))
+        if number == 0:
+            break
+        residual = rows.values[:, column] - base.features @ stages[-1].base - added.columns @ stages[-1].added
+        for fold, kept in zip(rows.folds, base.kept, strict=True):
+            residual[fold] *= kept
+        new = ranking.best(residual * rows.root, number, taken)
+        taken = Pairs(*np.concatenate([taken, new], axis=1))
+        added = added.and_more(rows, base, column, rows.features(new))
+        stages.append(_fit(base, column, added))
+    coordinates = _relevant(rows.num_coordinates, Pairs(*np.concatenate([base.pairs, taken], axis=1)), stages[-1])
+    if kernel_columns is not None:
+        added = added.and_more(rows, base, column, kernel_columns(coordinates), NUGGET)
+        stages.append(_fit(base, column, added))
+    return Path(tuple(stages), added, coordinates)
+
+
+def _fit(base: Base, column: int, added: Added) -> Stage:
+    """Return the regression of an integrand on the base's features and others, over the base's folds."""
+
+    def solved(right: np.ndarray, trans: int) -> np.ndarray:
+        return scipy.linalg.solve_triangular(base.lower, right, lower=True, trans=trans, check_finite=False)
+
+    half = base.half[:, column]
+    if not len(added.penalty):
+        return Stage(solved(half, 1), np.empty(0))
+    crossed = solved(np.tensordot(base.kept, added.cross, 1), 0)
+    gram = np.tensordot(base.kept, added.gram, 1) - crossed.T @ crossed + np.diag(JITTER + added.penalty)
+    theta = scipy.linalg.solve(gram, base.kept @ added.moments - crossed.T @ half, assume_a="pos")
+    return Stage(solved(half - crossed @ theta, 1), theta)
+
+
+def _relevant(d: int, pairs: Pairs, fit: Stage) -> tuple[int, ...]:
+    """Return the coordinates whose features, all of unit norm, carry most of a fit."""
+    energy = np.concatenate([fit.base[1:], fit.added]) ** 2
+    total = np.bincount(pairs.first, energy, minlength=d + 1)
+    total += np.bincount(pairs.second, np.where(pairs.first == pairs.second, 0.0, energy), minlength=d + 1)
+    return tuple(sorted(np.argsort(-total[:d], kind="stable")[:RELEVANT].tolist()))
+
+
+def _kernel_columns(rows: Rows, coordinates: tuple[int, ...]) -> Float[np.ndarray, "m b"]:
+    """Return columns, times the roots, whose ridge regression is that with the Stein kernel at `CENTRES` states.
+
+    The kernel has unit mean diagonal; its lengthscale is that of `SquaredExponential` at twice the root of the number
+    of coordinates, each of unit standard deviation.
+    """
+    u, s = rows.draws[:, coordinates], rows.scores[:, coordinates]
+    centres = np.linspace(0, len(u) - 1, min(CENTRES, len(u))).astype(int)
+    gram = np.asarray(stein_gram(SquaredExponential(2 * np.sqrt(len(coordinates))), u, s, u[centres], s[centres]))
+    gram = gram / np.diag(gram[centres]).mean()
+    values, vectors = np.linalg.eigh(gram[centres])
+    keep = values > 1e-8 * values[-1]
+    return gram @ (vectors[:, keep] / np.sqrt(values[keep])) * rows.root[:, None]
+
+
+def _held_out(rows: Rows, bases: list[Base], paths: list[Path]) -> Float[np.ndarray, "r m"]:
+    """Return the control variate of each stage, fitted without each row's fold."""
+    found = np.empty((len(paths[0].stages), len(rows.order)))
+    for base, path, fold in zip(bases, paths, rows.folds, strict=True):
+        for fitted, (theta, others) in zip(found, path.stages, strict=True):
+            fitted[fold] = base.features[fold, 1:] @ theta[1:] + path.added.columns[fold, : len(others)] @ others
+    return found / rows.root
+
+
+def _variances(residuals: Float[np.ndarray, "r m"], counts: Float[np.ndarray, " m"]) -> Float[np.ndarray, " r"]:
+    weight = counts / counts.sum()
+    return (residuals - (residuals @ weight)[:, None]) ** 2 @ weight

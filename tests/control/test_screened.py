@@ -1,0 +1,141 @@
+"""Control variates of many coordinates: features by pairs, screening outside each fold, the kernel of a few of them."""
+
+import numpy as np
+import pytest
+from control_cases import estimate, gaussian_trace
+
+from mcmcpost._core.errors import InputError
+from mcmcpost._core.status import Status
+from mcmcpost.control import Auto, LeastSquares, Screened, ZeroVariance
+from mcmcpost.control.problem import make_problem
+from mcmcpost.control.screened import Pairs, Ranking, Rows
+from mcmcpost.stein import polynomial_features
+from mcmcpost.trace import make_trace
+
+
+@pytest.fixture
+def wide(rng):
+    """Return 4 × 250 draws of seventy independent normals with a mixed, a diagonal and a smooth integrand."""
+    trace = gaussian_trace(rng, (4, 250, 70))
+    x = trace.draws
+    mixed = x[..., 3] * x[..., 9] + 0.5 * x[..., 5] ** 2 + x[..., 0]
+    smooth = np.exp(0.4 * x[..., 12]) * np.cos(x[..., 30])
+    return trace, np.stack([mixed, smooth], axis=-1)
+
+
+def rows_of(trace, values):
+    return Rows.of(make_problem(trace, values).unrotated())
+
+
+def test_pairs_are_the_stein_features_of_monomials(rng):
+    x = rng.normal(size=(2, 40, 3))
+    trace = make_trace(x, -np.sinh(x))
+    rows = rows_of(trace, x[..., :1])
+    pairs = [(3, 1), (0, 0), (1, 2)]
+    exponents = np.array([[0, 1, 0], [2, 0, 0], [0, 1, 1]])
+    expected = np.asarray(polynomial_features(rows.draws[:, :3], rows.scores[:, :3], exponents))
+    found = rows.features(Pairs(*np.array(pairs).T))
+    np.testing.assert_allclose(found, expected / np.linalg.norm(expected, axis=0), rtol=1e-12)
+
+
+def test_the_ranking_is_by_correlation(rng):
+    x = np.repeat(rng.normal(size=(4, 80, 6)), 2, axis=1)
+    rows = rows_of(make_trace(x, -(x**3)), x[..., :1])
+    pairs = Pairs(*np.concatenate([np.triu_indices(6), [np.full(6, 6), np.arange(6)]], axis=1))
+    features = rows.features(pairs)
+    residual = features[:, 4] + 0.5 * features[:, 23] + 0.05 * rng.normal(size=len(features))
+    residual -= rows.root * (rows.root @ residual) / (rows.root @ rows.root)
+    order = np.argsort(-np.abs(features.T @ residual))
+    none = Pairs(*np.empty((2, 0), int))
+    ranking = Ranking.of(rows, none)
+    assert ranking.num_candidates == 27
+    best = np.array(ranking.best(residual * rows.root, 27, none))
+    np.testing.assert_array_equal(best, np.array(pairs)[:, order])
+    again = np.array(ranking.best(residual * rows.root, 5, Pairs(*best[:, :2])))
+    np.testing.assert_array_equal(again, best[:, 2:7])
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_with_every_feature_it_is_the_quadratic_fit(rng, repeats):
+    x = np.repeat(rng.normal(size=(4, 60, 4)), repeats, axis=1)
+    trace = make_trace(x, -(x**3))
+    problem = make_problem(trace, np.stack([np.sinh(x[..., 0] * x[..., 1]), x[..., 2] * x[..., 3]], -1)).unrotated()
+    expected = ZeroVariance(2, LeastSquares()).crossfit(problem)
+    found = Screened(rounds=1, per_round=6, kernel=False).crossfit(problem)
+    assert found.info["num_added"] == [6, 6]
+    for part in ("mean", "control"):
+        np.testing.assert_allclose(getattr(found, part), getattr(expected, part), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(found.refits.without_fold, expected.refits.without_fold, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(found.refits.halves, expected.refits.halves, rtol=1e-6, atol=1e-8)
+
+
+def test_a_mixed_quadratic_of_seventy_coordinates_is_found_exactly(wide):
+    trace, values = wide
+    found = estimate(trace, values, Screened(kernel=False))
+    np.testing.assert_allclose(found.mean[0], 0.5, atol=1e-9)
+    assert found.variance_ratio[0] > 1e15
+    assert found.status[0] is Status.EXACT
+
+
+def test_the_kernel_sees_the_coordinates_of_the_integrand(wide):
+    trace, values = wide
+    without = estimate(trace, values[..., 1:], Screened(kernel=False))
+    found = estimate(trace, values[..., 1:], Screened())
+    assert {12, 30} <= set(found.info["coordinates"][0])
+    assert found.variance_ratio[0] > 1.5 * without.variance_ratio[0] > 6
+    truth = np.exp(0.08 - 0.5)
+    assert abs(found.mean[0] - truth) < 3 * found.mcse[0]
+    assert found.gain[0] > 2
+
+
+def test_no_held_out_control_depends_on_its_fold(wide):
+    trace, values = wide
+    problem = make_problem(trace, values[..., 1:])
+    out = problem.folds.rows()[2][0]
+    changed = problem.values.copy()
+    changed[out] = 1.0
+    method = Screened(rounds=1)
+    fits = [method.crossfit(problem), method.crossfit(problem._replace(values=changed))]
+    assert fits[0].info["steps"] == fits[1].info["steps"] == [2]
+    np.testing.assert_array_equal(fits[0].control[out], fits[1].control[out])
+    assert not np.allclose(fits[0].control, fits[1].control)
+
+
+def test_neighbours_change_nothing(wide):
+    trace, values = wide
+    both, alone = estimate(trace, values, Screened()), estimate(trace, values[..., 1:], Screened())
+    np.testing.assert_allclose(both.mean[1:], alone.mean, rtol=1e-12)
+    np.testing.assert_allclose(both.mcse[1:], alone.mcse, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("size", "num_features", "added"),
+    [((4, 200, 70), 140, 18), ((4, 60, 70), 0, 15), ((4, 8, 300), 0, 9), ((4, 50, 1), 2, 0)],
+)
+def test_fewer_draws_have_fewer_features(rng, size, num_features, added):
+    x = rng.normal(size=size)
+    found = estimate(make_trace(x, -x), np.exp(x[..., :1]), Screened(kernel=False))
+    assert found.info["num_features"] == num_features
+    assert found.info["num_added"][0] <= added
+    assert abs(found.mean[0] - np.exp(0.5)) < 5 * found.mcse[0]
+
+
+def test_coordinates_that_depend_on_each_other_do_no_harm(rng):
+    x = rng.normal(size=(4, 100, 5))
+    x = np.concatenate([x, x[..., :1], x[..., 1:2] + x[..., 2:3]], axis=-1)
+    found = estimate(make_trace(x, -x), x[..., :1] * x[..., 3:4], Screened())
+    assert abs(found.mean[0]) < 5 * found.mcse_plain[0]
+    assert np.isfinite(found.mcse[0])
+
+
+def test_auto_takes_it_where_a_quadratic_has_too_many_features(wide):
+    trace, values = wide
+    found = estimate(trace, values, Auto())
+    assert found.method == ("Screened()",) * 2
+    assert "SemiExact(degree=1)" not in found.info["tried"]
+
+
+def test_parameters_are_checked():
+    for bad in ({"rounds": 0}, {"per_round": True}, {"per_round": -1}):
+        with pytest.raises(InputError, match="positive integer"):
+            Screened(**bad)
