@@ -23,6 +23,9 @@ MAX_DEGREE = {1: 8, 2: 6}
 KERNEL_STATES = 1_600
 """States on which the kernel candidate is fitted, so that ten different kernels take seconds."""
 
+MAX_KERNEL_COORDINATES = 60
+"""Coordinates up to which a kernel of all of them is tried."""
+
 NEED = 1.05
 """A richer method must lower the cross-fitted residual variance by this factor, or the simpler one is kept."""
 
@@ -32,14 +35,16 @@ class Auto(AbstractControlVariate):
 
     The candidates are zero variance of every degree for which there are at least three distinct training draws per
     feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
-    control functional on the quadratic (or linear) part, fitted on at most 1,600 states. A richer method replaces a
-    simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds that give the error,
-    which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
+    control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions. Where
+    draws are too few for a quadratic by least squares, or it has more than 2,000 features, `Screened` is tried too. A
+    richer method replaces a simpler one if it lowers the error variance by 5 per cent. The choice
+    is made on the folds that give the error, which is optimistic; ``benchmarks.control.calibration`` measures what is
+    left of it.
 
     Parameters
     ----------
     max_degree : of the polynomials.
-    kernel : whether to try the semi-exact control functional.
+    kernel : whether to try the semi-exact control functional, and the kernel of `Screened`.
     """
 
     max_degree: int | None = None
@@ -74,13 +79,14 @@ class Auto(AbstractControlVariate):
         while degree < top and _fits(d, degree + 1, train):
             degree += 1
             methods.append(ZeroVariance(degree, LeastSquares()))
-        if degree < top and num_polynomial_features(d, degree + 1) <= min(MAX_FEATURES, 4 * train):
+        most = min(MAX_FEATURES, 4 * train)
+        if degree < top and num_polynomial_features(d, degree + 1) <= (most if degree else MAX_FEATURES):
             methods.append(ZeroVariance(degree + 1, Ridge()))
-        if top >= 2 and num_polynomial_features(d, 2) > min(MAX_FEATURES, 4 * train):
-            return [*methods, Screened(kernel=self.kernel)]
+        if degree < 2 <= top:
+            methods.append(Screened(kernel=self.kernel))
         few = problem.folds.thin(KERNEL_STATES).num_train
         base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)
-        if self.kernel and base:
+        if self.kernel and base and d <= MAX_KERNEL_COORDINATES:
             methods.append(SemiExact(base, solver=Cholesky(), max_states=KERNEL_STATES))
         return methods
 
