@@ -108,9 +108,11 @@ class Screened(AbstractControlVariate):
         facts: list[tuple[int, int, list[int]]] = []
         for j in range(p):
             columns = functools.cache(functools.partial(_kernel_columns, rows)) if self.kernel else None
-            paths = [_path(rows, base, ranking, j, self.rounds, added, columns) for base in bases[: k + 1]]
-            full = paths[0]
-            held_out = _held_out(rows, bases[1 : k + 1], paths[1:])
+            full = _path(rows, bases[0], ranking, j, self.rounds, added, columns)
+            held_out = np.empty((len(full.stages), len(rows.order)))
+            for base, fold in zip(bases[1 : k + 1], rows.folds, strict=True):
+                held_out[:, fold] = _fitted(base, _path(rows, base, ranking, j, self.rounds, added, columns), fold)
+            held_out /= rows.root
             stage = int(np.argmin(_variances(rows.values[:, j] / rows.root - held_out, rows.root**2)))
             own = len(full.stages[stage].added)
             again = [_fit(base, j, full.added.first(own)) for base in bases[1:]]
@@ -398,13 +400,10 @@ def _kernel_columns(rows: Rows, coordinates: tuple[int, ...]) -> Float[np.ndarra
     return gram @ (vectors[:, keep] / np.sqrt(values[keep])) * rows.root[:, None]
 
 
-def _held_out(rows: Rows, bases: list[Base], paths: list[Path]) -> Float[np.ndarray, "r m"]:
-    """Return the control variate of each stage, fitted without each row's fold."""
-    found = np.empty((len(paths[0].stages), len(rows.order)))
-    for base, path, fold in zip(bases, paths, rows.folds, strict=True):
-        for fitted, (theta, others) in zip(found, path.stages, strict=True):
-            fitted[fold] = base.features[fold, 1:] @ theta[1:] + path.added.columns[fold, : len(others)] @ others
-    return found / rows.root
+def _fitted(base: Base, path: Path, fold: slice) -> Float[np.ndarray, "r b"]:
+    """Return the control variate of each stage at the rows of a fold, times the roots."""
+    features, columns = base.features[fold, 1:], path.added.columns[fold]
+    return np.stack([features @ stage.base[1:] + columns[:, : len(stage.added)] @ stage.added for stage in path.stages])
 
 
 def _variances(residuals: Float[np.ndarray, "r m"], counts: Float[np.ndarray, " m"]) -> Float[np.ndarray, " r"]:
