@@ -8,7 +8,7 @@ of a model.
 """
 
 import argparse
-import time
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
 import mcmcpost as mp
+from benchmarks.control._pools import Pool, logistic_model
 
 CACHE = Path(__file__).parents[1] / ".cache"
 CHAINS, EACH, DRAWS = 40, 4, 1_000
@@ -33,31 +34,6 @@ class Model(NamedTuple):
     num_draws: int
     quantities: Callable[[Mapping[str, jax.Array]], Mapping[str, jax.Array]]
     num_warmup: int = 700
-
-
-class Draws(NamedTuple):
-    """All chains: unconstrained draws and scores (c, n, d), values (c, n, p) of named quantities; truth and error (p,).
-
-    seconds : of one chain's kept draw, sampling all chains at once.
-    """
-
-    draws: np.ndarray
-    scores: np.ndarray
-    values: np.ndarray
-    names: tuple[str, ...]
-    truth: np.ndarray
-    truth_mcse: np.ndarray
-    seconds: float
-
-    @property
-    def num_replications(self) -> int:
-        return len(self.draws) // EACH * (self.draws.shape[1] // DRAWS)
-
-    def sample(self, replication: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return draws, scores and values of four chains of one thousand draws."""
-        group, block = replication % (len(self.draws) // EACH), replication // (len(self.draws) // EACH)
-        chains, rows = slice(group * EACH, (group + 1) * EACH), slice(block * DRAWS, (block + 1) * DRAWS)
-        return self.draws[chains, rows], self.scores[chains, rows], self.values[chains, rows]
 
 
 def varying_slopes(num_groups: int = 80, each: int = 8) -> Model:
@@ -95,18 +71,14 @@ def logistic(d: int) -> Model:
     rows = min(4 * d, 1_000)
     x = (rng.normal(size=(rows, d)) + rng.normal(size=(rows, 1))) / np.sqrt(2)
     beta = rng.normal(size=d) * 2 / np.sqrt(d)
-    y = jnp.asarray(rng.random(rows) < 1 / (1 + np.exp(-x @ beta)), int)
-    x = jnp.asarray(x)
-
-    def program() -> None:
-        beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([d]).to_event(1))
-        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+    y = (rng.random(rows) < 1 / (1 + np.exp(-x @ beta))).astype(int)
+    first = jnp.asarray(x[0])
 
     def quantities(site: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         b = site["beta"]
-        return {"beta[1]": b[0], "beta[d]": b[-1], "beta[1]²": b[0] ** 2, "p(x₁)": jax.nn.sigmoid(x[0] @ b)}
+        return {"beta[1]": b[0], "beta[d]": b[-1], "beta[1]²": b[0] ** 2, "p(x₁)": jax.nn.sigmoid(first @ b)}
 
-    return Model(program, DRAWS, quantities, num_warmup=500)
+    return Model(functools.partial(logistic_model, x, y), DRAWS, quantities, num_warmup=500)
 
 
 def horseshoe(d: int = 100, rows: int = 100) -> Model:
@@ -210,19 +182,22 @@ MODELS: Mapping[str, Callable[[], Model]] = {
 }
 
 
-def draws_of(name: str) -> Draws:
-    """Return the chains of a model, sampled if they are not kept."""
+def pool(name: str) -> Pool:
+    """Return the chains of a model, sampled if they are not kept, cut into replications."""
     CACHE.mkdir(exist_ok=True)
     path = CACHE / f"{name.replace(' ', '_')}.npz"
     if not path.exists():
         np.savez(path, **_sampled(MODELS[name]()))
     with np.load(path) as kept:
-        return Draws(**{field: _plain(kept[field]) for field in Draws._fields})
+        cut = [_replications(kept[field]) for field in ("draws", "scores", "values")]
+        return Pool(*cut, tuple(kept["names"].tolist()), kept["truth"], kept["truth_mcse"])
 
 
-def _plain(array: np.ndarray) -> Any:
-    """Return what was saved: names as a tuple, a scalar as a float."""
-    return tuple(array.tolist()) if array.dtype.kind == "U" else float(array) if array.ndim == 0 else array
+def _replications(chains: np.ndarray) -> np.ndarray:
+    """Return (R, 4, 1000, d): blocks of draws of groups of chains, all groups' first blocks first."""
+    groups, blocks = len(chains) // EACH, chains.shape[1] // DRAWS
+    parts = chains.reshape(groups, EACH, blocks, DRAWS, -1)
+    return np.moveaxis(parts, 2, 0).reshape(groups * blocks, EACH, DRAWS, -1)
 
 
 def _sampled(model: Model) -> dict[str, Any]:
@@ -234,10 +209,7 @@ def _sampled(model: Model) -> dict[str, Any]:
         chain_method="vectorized",
         progress_bar=False,
     )
-    start = time.process_time()
     mcmc.run(jax.random.key(1), extra_fields=("z_grad", "diverging"))
-    jax.block_until_ready(mcmc.get_samples())
-    seconds = time.process_time() - start
     tree = mp.from_numpyro(mcmc)
     stats = tree["sample_stats"]
     shape = (CHAINS, model.num_draws, -1)
@@ -246,7 +218,7 @@ def _sampled(model: Model) -> dict[str, Any]:
     found = jax.jit(jax.vmap(jax.vmap(model.quantities)))(site)
     values = np.stack([np.asarray(value) for value in found.values()], -1)
     whole = mp.expectation(mp.from_arrays(draws, scores), values, "zv1")
-    print(f"{stats['diverging'].values.sum()} divergences, {seconds:.0f} CPU s, d={draws.shape[-1]}", flush=True)
+    print(f"{stats['diverging'].values.sum()} divergences, d={draws.shape[-1]}", flush=True)
     return {
         "draws": draws,
         "scores": scores,
@@ -254,7 +226,6 @@ def _sampled(model: Model) -> dict[str, Any]:
         "names": np.array(list(found)),
         "truth": whole.mean,
         "truth_mcse": whole.mcse,
-        "seconds": seconds / (CHAINS * model.num_draws),
     }
 
 
@@ -263,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     for name in parser.parse_args().models:
-        kept = draws_of(name)
+        kept = pool(name)
         print(name, kept.draws.shape, dict(zip(kept.names, zip(kept.truth, kept.truth_mcse, strict=True), strict=True)))
 
 

@@ -18,7 +18,8 @@ import numpy as np
 
 import mcmcpost as mp
 from benchmarks._table import emit
-from benchmarks.control._hierarchical_models import MODELS, Draws, draws_of
+from benchmarks.control._hierarchical_models import MODELS, pool
+from benchmarks.control._pools import Pool
 
 METHODS = {
     "zv1": mp.ZeroVariance(1, mp.LeastSquares()),
@@ -30,7 +31,7 @@ METHODS = {
 }
 
 SLOW = ("lasso", "secf")
-"""Methods that are left out from `MANY` coordinates on, where they take minutes."""
+"""Methods that are left out beyond `MANY` coordinates, where they take minutes."""
 
 MANY = 300
 
@@ -44,19 +45,19 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[dict] = []
     for name in args.models:
-        pool = draws_of(name)
-        methods = [m for m in args.methods if pool.draws.shape[-1] <= MANY or m not in SLOW]
+        chains = pool(name)
+        methods = [m for m in args.methods if chains.draws.shape[-1] <= MANY or m not in SLOW]
         for method in methods:
-            rows += _rows(name, pool, method, min(args.replications, pool.num_replications))
+            rows += _rows(name, chains, method, min(args.replications, len(chains.draws)))
             title = "Posteriors of 50 to 500 parameters, 4 × 1,000 NUTS draws: reported and true gains"
             final = (name, method) == (args.models[-1], methods[-1])
             emit("hierarchical", title, rows, final=final, replications=args.replications)
 
 
-def _rows(name: str, pool: Draws, method: str, replications: int) -> list[dict]:
+def _rows(name: str, chains: Pool, method: str, replications: int) -> list[dict]:
     found, seconds = [], []
     for replication in range(replications):
-        draws, scores, values = pool.sample(replication)
+        draws, scores, values = chains.sample(replication)
         tree = mp.from_arrays(draws, scores)
         start = time.process_time()
         with warnings.catch_warnings():
@@ -65,7 +66,7 @@ def _rows(name: str, pool: Draws, method: str, replications: int) -> list[dict]:
         seconds.append(time.process_time() - start)
         found.append((own.mean, own.mcse, own.variance_ratio, own.mean_plain, own.mcse_plain))
     mean, mcse, ratio, plain, mcse_plain = (np.array(part) for part in zip(*found, strict=True))
-    square, plain_square = (mean - pool.truth) ** 2, (plain - pool.truth) ** 2
+    square, plain_square = (mean - chains.truth) ** 2, (plain - chains.truth) ** 2
     return [
         {
             "model": name,
@@ -74,11 +75,11 @@ def _rows(name: str, pool: Draws, method: str, replications: int) -> list[dict]:
             "variance ratio": float(np.median(ratio[:, j])),
             "gain": float(np.median((mcse_plain[:, j] / mcse[:, j]) ** 2)),
             "true": float(plain_square[:, j].mean() / square[:, j].mean()),
-            "z²": float((square[:, j] / (mcse[:, j] ** 2 + pool.truth_mcse[j] ** 2)).mean()),
-            "plain z²": float((plain_square[:, j] / (mcse_plain[:, j] ** 2 + pool.truth_mcse[j] ** 2)).mean()),
+            "z²": float((square[:, j] / (mcse[:, j] ** 2 + chains.truth_mcse[j] ** 2)).mean()),
+            "plain z²": float((plain_square[:, j] / (mcse_plain[:, j] ** 2 + chains.truth_mcse[j] ** 2)).mean()),
             "seconds": float(np.median(seconds)),
         }
-        for j, quantity in enumerate(pool.names)
+        for j, quantity in enumerate(chains.names)
     ]
 
 

@@ -37,9 +37,8 @@ class Auto(AbstractControlVariate):
     feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
     control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions. Where
     draws are too few for a quadratic by least squares, or it has more than 2,000 features, `Screened` is tried too. A
-    richer method replaces a simpler one if it lowers the error variance by 5 per cent. The choice
-    is made on the folds that give the error, which is optimistic; ``benchmarks.control.calibration`` measures what is
-    left of it.
+    richer method replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds
+    that give the error, which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
 
     Parameters
     ----------

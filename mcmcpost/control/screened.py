@@ -90,7 +90,9 @@ class Screened(AbstractControlVariate):
         """Fit every integrand by itself.
 
         Time, for each integrand, round and fold, is that of one product of d × m by m × d matrices in single precision,
-        and of one of q × m by m × a in double, with q features of step 1 and a added.
+        and of one of q × m by m × a in double, with q features of step 1 and a added. `info` has, for each integrand,
+        the number of steps after the first (the kernel counts as one), the columns that they added, and the coordinates
+        of the kernel.
         """
         train, k, p = problem.folds.num_train, problem.folds.num_folds, problem.values.shape[1]
         if train < MIN_TRAIN:
@@ -274,10 +276,13 @@ class Added(NamedTuple):
     @classmethod
     def none(cls, rows: Rows, base: Base) -> "Added":
         """Return no columns."""
-        k = len(rows.folds)
-        empty = np.empty((k, 0))
+        k, q = len(rows.folds), base.features.shape[1]
         return cls(
-            np.empty((len(rows.order), 0)), empty[0], np.empty((k, base.features.shape[1], 0)), empty[:, None], empty
+            columns=np.empty((len(rows.order), 0)),
+            penalty=np.empty(0),
+            cross=np.empty((k, q, 0)),
+            gram=np.empty((k, 0, 0)),
+            moments=np.empty((k, 0)),
         )
 
     def and_more(

@@ -120,7 +120,7 @@ def test_fewer_draws_have_fewer_features(rng, size, num_features, added):
     assert abs(found.mean[0] - np.exp(0.5)) < 5 * found.mcse[0]
 
 
-def test_coordinates_that_depend_on_each_other_do_no_harm(rng):
+def test_coordinates_that_depend_on_each_other_leave_the_fit_finite(rng):
     x = rng.normal(size=(4, 100, 5))
     x = np.concatenate([x, x[..., :1], x[..., 1:2] + x[..., 2:3]], axis=-1)
     found = estimate(make_trace(x, -x), x[..., :1] * x[..., 3:4], Screened())
