@@ -4,29 +4,41 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
+from mcmcpost._core.status import Status
 from mcmcpost._core.warn import warn
-from mcmcpost.api.question import resolve_method
-from mcmcpost.control import AbstractControlVariate
+from mcmcpost.api.question import NO_GAIN, GatedTrace, resolve_method
+from mcmcpost.control import AbstractControlVariate, PlainMean
 from mcmcpost.evidence import (
     Evidence,
     EvidenceComparison,
     EvidenceEstimate,
     Ladder,
-    bridge_sampling,
     check_ladder,
     compare_models,
-    controlled_bridge,
     disagreements,
+    estimate_from_posterior,
     estimate_log_evidence,
+    evaluate_draws,
     examine_rungs,
     laplace_importance,
     make_ladder,
 )
-from mcmcpost.io import ladder_to_datatree, read_ladder, read_target
+from mcmcpost.io import (
+    Scored,
+    Target,
+    check_agreement,
+    gate,
+    ladder_to_datatree,
+    read_ladder,
+    read_target,
+    recorded_log_density,
+)
 from mcmcpost.scores import ScoreWarning
+from mcmcpost.trace import make_trace
 
 if TYPE_CHECKING:
     import xarray
@@ -180,16 +192,18 @@ def bridge_evidence(
     *args: Any,
     logdensity_fn: Callable[[jax.Array], jax.Array] | None = None,
     key: jax.Array,
-    proposal: str | None = None,
-    degree: int | None = 0,
-    num_proposals: int | None = None,
+    method: str | AbstractControlVariate = "auto",
+    degree: int | None = None,
+    allow_bad_scores: bool = False,
     **kwargs: Any,
-) -> EvidenceEstimate:
-    """Estimate the log evidence from posterior draws by bridge sampling.
+) -> Evidence:
+    """Estimate the log evidence from posterior draws alone, in seconds, by bridge sampling with control variates.
 
-    A normal proposal fitted to the earlier half of each chain is the bridge for the later half, and conversely. It is a
-    cross-check of `log_evidence` from one trace, and works well where the posterior is nearly normal or symmetric (see
-    `mcmcpost.evidence.bridge_sampling`).
+    A normal fitted to the earlier half of each chain is the bridge for the later half, and conversely. The warp-III and
+    the normal bridge, the latter with control variates, and the controlled path from the normal to the posterior share
+    draws and densities; the value is that of the smallest honest error, and the others are beside it. It works well
+    where the posterior is not far from a normal, or symmetric; the effective draws in the overlap and Pareto k̂ tell.
+    docs/methods/bridge.md; see `mcmcpost.evidence.estimate_from_posterior`.
 
     Parameters
     ----------
@@ -198,42 +212,63 @@ def bridge_evidence(
     logdensity_fn : instead of a model, the log density of one unconstrained draw, log-Jacobian included. A constant
         that it leaves out is missing from the evidence too, and an improper prior is not detected.
     key : JAX key of the proposals.
-    proposal : ``"warp3"``, the default, which removes skewness at twice the evaluations, or ``"normal"``.
-    degree : zero for the plain bridge. Otherwise the path from the normal to the posterior is integrated with
-        zero-variance control variates of this degree, None for the best by its error up to three: much more precise
-        where the posterior is smooth and near a normal, with one gradient for each draw and seconds to minutes of
-        linear algebra (see `mcmcpost.evidence.controlled_bridge`).
-    num_proposals : for each half of the draws; by default, and always with control variates, as many as its draws.
+    method : control variate of the bridge, a name in `METHODS` or an object. ``"plain"`` needs no gradient, and gives
+        the two plain bridges alone.
+    degree : of the polynomials of the controlled path; chosen by its honest error by default. Zero leaves the path out.
+    allow_bad_scores : go on although the model is not the density of the draws.
 
     Returns
     -------
-    EvidenceEstimate : value, mcse, status.
+    Evidence : value and mcse in nats, status, every method in `estimates`; `to_dataframe()`, `to_datatree()`. `info`
+        has ``participants`` and ``pareto_khat``.
 
     Raises
     ------
+    ScoreError : the density or its gradients are not those of the draws, as of another model or of other data.
     ValueError : an improper prior; a log density that is NaN, or not finite at a draw; a constant coordinate.
+
+    Warns
+    -----
+    ScoreWarning : Stein's identity fails for another reason: plain bridges alone, with status ``bad_scores`` where the
+        draws may be of another density.
+    EvidenceWarning : the overlap is poor, chains or halves disagree, or methods differ by more than four joint errors.
     """
     where = "bridge_evidence"
-    if proposal not in (None, "warp3", "normal"):
-        raise InputError(where, '`proposal` "warp3" or "normal"', repr(proposal), "Use warp3.")
-    if degree is not None and degree < 0:
-        raise InputError(where, "`degree` of zero or more, or None", degree, "Use 0 for the plain bridge.")
-    if degree != 0 and (proposal == "warp3" or num_proposals is not None):
-        got = 'proposal="warp3"' if proposal == "warp3" else f"num_proposals={num_proposals}"
-        raise InputError(where, "a normal and as many proposals as draws with `degree`", got, "Leave it out.")
+    choice = resolve_method(method)
+    check_degree(where, degree)
     target = read_target(where, tree, model, args, kwargs, logdensity_fn)
-    if degree != 0:
-        return in_float64(controlled_bridge)(
-            target.draws, target.logdensity, key=key, names=target.names, degree=degree
-        )
-    return in_float64(bridge_sampling)(
-        target.draws,
-        target.logdensity,
-        key=key,
-        names=target.names,
-        symmetric=proposal != "normal",
-        num_proposals=num_proposals,
-    )
+    evidence = in_float64(_bridge)(tree, target, choice, key, degree, allow_bad_scores)
+    for text in (*evidence.complaints, *disagreements(evidence)):
+        warn(f"{where}: {text}", EvidenceWarning)
+    return evidence
+
+
+def check_degree(where: str, degree: int | None) -> None:
+    """Refuse a negative degree of a path's polynomials."""
+    if degree is not None and degree < 0:
+        raise InputError(where, "`degree` of at least 0", degree, "None lets the error choose.")
+
+
+def _bridge(
+    tree: "xarray.DataTree",
+    target: Target,
+    method: AbstractControlVariate,
+    key: jax.Array,
+    degree: int | None,
+    allow_bad_scores: bool,
+) -> Evidence:
+    posterior = evaluate_draws(target.draws, target.logdensity, target.names, scores=not isinstance(method, PlainMean))
+    slopes = np.zeros_like(posterior.draws) if posterior.scores is None else posterior.scores
+    trace = make_trace(posterior.draws, slopes, posterior.names)
+    if not allow_bad_scores:
+        check_agreement("bridge_evidence", tree, Scored(trace, posterior.values, {}))
+    other = False
+    if posterior.scores is not None:
+        gated = GatedTrace(trace, gate(trace, allow_bad_scores, recorded_log_density(tree, trace)))
+        other = gated.failed and gated.check.pattern not in NO_GAIN
+        method = PlainMean() if gated.failed and not allow_bad_scores else method
+    evidence = estimate_from_posterior(posterior, method, key=key, degree=degree)
+    return evidence._replace(status=Status.BAD_SCORES) if other and np.isfinite(evidence.value) else evidence
 
 
 def laplace_evidence(

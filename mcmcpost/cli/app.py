@@ -187,18 +187,23 @@ def reduce(
 @app.command()
 def evidence(
     sources: Annotated[
-        list[Path], typer.Argument(metavar="LADDER_OR_MODEL...", help="Ladders (.nc, .zarr) or model files.")
+        list[Path],
+        typer.Argument(metavar="SOURCE...", help="Traces with --model, ladders (.nc, .zarr), or model files."),
     ],
     output: Output = None,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE.py", help="Model file of the traces: one for all, or one for each in order."),
+    ] = None,
     rungs: Annotated[
         int | None, typer.Option(help=f"Rungs of the ladder (i/(n−1))^5 [default: {LADDER['rungs']}].", min=2)
     ] = None,
     exchange: Annotated[
         int | None, typer.Option(help="Iterations between swaps of neighbouring rungs [default: none].", min=1)
     ] = None,
-    path: Annotated[PathName, typer.Option(help="What is reported first.")] = PathName.AUTO,
+    path: Annotated[PathName, typer.Option(help="What is reported first of a ladder.")] = PathName.AUTO,
     method: Annotated[
-        MethodName | None, typer.Option(help="Control variate of the rungs one by one [default: chosen].")
+        MethodName | None, typer.Option(help="Control variate of the rungs one by one, or of a bridge.")
     ] = None,
     as_json: AsJson = False,
     allow_bad_scores: AllowBadScores = False,
@@ -207,13 +212,15 @@ def evidence(
         int | None, typer.Option(help=f"Draws per chain and rung to keep [default: {LADDER['draws']}].", min=1)
     ] = None,
     chains: Chains = None,
-    seed: Seed = None,
+    seed: Annotated[
+        int | None, typer.Option(help=f"Seed of the sampler, or of a bridge [default: {POSTERIOR['seed']}].", min=0)
+    ] = None,
     option: Options = None,
 ) -> None:
-    """Print the log evidence of a ladder, or of a model file sampled first; of several, compare them."""
+    """Print the log evidence of a trace, of a ladder, or of a model file sampled first; of several, compare them."""
     with _program():
         import mcmcpost
-        from mcmcpost.cli.evidence import comparison_text, evidence_text, open_ladder
+        from mcmcpost.cli.evidence import comparison_text, evidence_text, open_sources, source_evidence
 
         check_output(output)
         if output is not None and len(sources) > 1:
@@ -222,14 +229,15 @@ def evidence(
         given = {
             "rungs": rungs, "warmup": warmup, "draws": draws, "chains": chains, "seed": seed, "exchange": exchange
         }  # fmt: skip
+        choice = None if method is None else method.value
         found = {}
-        for source in sources:
-            tree = open_ladder(source, given, option)
-            choice = None if method is None else method.value
-            estimate = mcmcpost.log_evidence(tree, choice, path=path.value, allow_bad_scores=allow_bad_scores)
-            found[str(source)] = estimate
+        for source in open_sources(sources, model or [], given, option):
+            estimate = source_evidence(
+                source, option, path=path.value, method=choice, seed=seed, allow_bad_scores=allow_bad_scores
+            )
+            found[str(source.path)] = estimate
             if output is not None:
-                mcmcpost.save_tree(estimate.to_datatree(tree), output)
+                mcmcpost.save_tree(estimate.to_datatree(source.tree), output)
         comparison = mcmcpost.compare_evidence(found) if len(found) > 1 else None
         if as_json:
             records = [{"source": name} | e.to_json_dict() for name, e in found.items()]

@@ -1,17 +1,19 @@
-"""The command ``evidence``: a ladder from a file or a model, and its evidence as text."""
+"""The command ``evidence``: ladders, posterior traces with their model files, or models to sample; the text."""
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 import mcmcpost
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.cli.model_file import load_model_file, parse_options
-from mcmcpost.cli.options import LADDER, is_model_file, refuse_sampling, settings_of
+from mcmcpost.cli.options import LADDER, POSTERIOR, is_model_file, refuse_sampling, settings_of
+from mcmcpost.io import is_ladder
 
 if TYPE_CHECKING:
     import pandas
@@ -23,12 +25,69 @@ if TYPE_CHECKING:
 POWER = 5.0
 
 
-def open_ladder(source: Path, given: Mapping[str, int | None], options: list[str] | None) -> "xarray.DataTree":
-    """Sample the power posteriors of a model file, or load a ladder, which takes no sampling options."""
-    if is_model_file(source):
-        return sample_ladder(source, settings_of(given, LADDER), options)
-    refuse_sampling("evidence", source, "ladder", {**given, "option": options or None})
-    return mcmcpost.load_tree(source)
+class Source(NamedTuple):
+    """A ladder, or a posterior trace with the model file of its density.
+
+    path : as given on the command line. tree : what it holds. model : of a trace; None for a ladder.
+    """
+
+    path: Path
+    tree: "xarray.DataTree"
+    model: Path | None
+
+
+def open_sources(
+    paths: list[Path], models: list[Path], given: Mapping[str, int | None], options: list[str] | None
+) -> list[Source]:
+    """Load ladders and traces, and sample the power posteriors of model files.
+
+    models : of the traces, one for all of them or one for each in order. given : sampling settings, None for the
+        default; stored files take none of them, but a trace the seed of its proposals.
+    """
+    trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
+    traces = [path for path, tree in trees.items() if not is_ladder(tree)]
+    if traces and not models:
+        raise InputError(
+            f"evidence: expected a ladder, or a trace with --model FILE.py, got the posterior trace {traces[0]} alone."
+            " Add the model file that was sampled: the evidence then comes from the trace, by bridge sampling. Without"
+            " a trace, `mcmcpost evidence FILE.py` samples a ladder of power posteriors."
+        )
+    if models and len(models) not in (1, len(traces)):
+        expected = f"one for all or one for each of the {len(traces)} traces" if traces else "none without a trace"
+        raise InputError(f"evidence: expected of --model {expected}, got {len(models)}. Ladders need no model.")
+    if models and not traces:
+        raise InputError(f"evidence: expected a trace with --model, got {paths[0]}. Leave --model out.")
+    model_of = dict(zip(traces, models if len(models) == len(traces) else models * len(traces), strict=True))
+    if trees:
+        own = {"option": None if traces else options or None, "seed": None if traces else given["seed"]}
+        stored, kind = (traces[0], "trace") if traces else (next(iter(trees)), "ladder")
+        refuse_sampling("evidence", stored, kind, {**given, **own})
+    settings = settings_of(given, LADDER)
+    return [
+        Source(path, trees[path] if path in trees else sample_ladder(path, settings, options), model_of.get(path))
+        for path in paths
+    ]
+
+
+def source_evidence(
+    source: Source,
+    options: list[str] | None,
+    *,
+    path: str,
+    method: str | None,
+    seed: int | None,
+    allow_bad_scores: bool,
+) -> "Evidence":
+    """Return the evidence of a ladder, or that of a trace by bridge sampling."""
+    if source.model is None:
+        return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores)
+    model_file = load_model_file(source.model)
+    args, kwargs = model_file.arguments(parse_options(options or []))
+    key = jax.random.key(POSTERIOR["seed"] if seed is None else seed)
+    choice = "auto" if method is None else method
+    return mcmcpost.bridge_evidence(
+        source.tree, model_file.model, *args, key=key, method=choice, allow_bad_scores=allow_bad_scores, **kwargs
+    )
 
 
 def sample_ladder(path: Path, settings: Mapping[str, int], options: list[str] | None) -> "xarray.DataTree":
@@ -57,18 +116,19 @@ def sample_ladder(path: Path, settings: Mapping[str, int], options: list[str] | 
 
 def evidence_text(name: str, evidence: "Evidence") -> str:
     """Return the estimate, every method on the same draws, and the rungs."""
-    missed = evidence.discretisation_error
-    head = (
-        f"{name}: log evidence {digits_of(evidence.value, evidence.error)} ± {significant(evidence.mcse, 2)} (Monte"
-        f" Carlo) ± {significant(missed, 2)} (discretisation), {evidence.method}, {evidence.status}"
-    )
+    errors = f"± {significant(evidence.mcse, 2)} (Monte Carlo)"
+    if evidence.discretisation_error:
+        errors += f" ± {significant(evidence.discretisation_error, 2)} (discretisation)"
+    value = digits_of(evidence.value, evidence.error)
+    head = f"{name}: log evidence {value} {errors}, {evidence.method}, {evidence.status}"
     methods = evidence.to_dataframe()
     table = methods.assign(
         log_evidence=list(map(digits_of, methods["log_evidence"], methods["mcse"])),
         mcse=[significant(x, 2) for x in methods["mcse"]],
         discretisation_error=["" if np.isnan(x) else significant(x, 2) for x in methods["discretisation_error"]],
     )
-    return "\n\n".join([head, table.to_string(), _rungs(evidence.rungs_to_dataframe()).to_string()])
+    tables = [table] if evidence.health is None else [table, _rungs(evidence.rungs_to_dataframe())]
+    return "\n\n".join([head, *(shown.to_string() for shown in tables)])
 
 
 def _rungs(rungs: "pandas.DataFrame") -> "pandas.DataFrame":

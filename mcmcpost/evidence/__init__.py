@@ -1,6 +1,6 @@
 """Model evidence from power posteriors: sampling the ladder, integrating it, and cross-checks on the same draws."""
 
-from mcmcpost.evidence.bridge import bridge_sampling, controlled_bridge
+from mcmcpost.evidence.bridge import bridge_sampling
 from mcmcpost.evidence.compare import EvidenceComparison, compare_models, disagreements
 from mcmcpost.evidence.ladder import (
     EvidenceEstimate,
@@ -21,6 +21,7 @@ from mcmcpost.evidence.laplace import laplace_importance
 from mcmcpost.evidence.log_evidence import PATHS, Evidence, estimate_log_evidence
 from mcmcpost.evidence.mbar import stepping_stone
 from mcmcpost.evidence.pooled import PooledPath, pooled_path
+from mcmcpost.evidence.posterior import PosteriorDraws, estimate_from_posterior, evaluate_draws
 from mcmcpost.evidence.rules import corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule
 from mcmcpost.evidence.rungs import LadderCheck, RungHealth, RungMeans, check_ladder, control_rungs, examine_rungs
 from mcmcpost.evidence.sampling import (
@@ -42,6 +43,7 @@ __all__ = [
     "LadderStats",
     "LadderWarning",
     "PooledPath",
+    "PosteriorDraws",
     "RungHealth",
     "RungMeans",
     "SampledLadder",
@@ -52,12 +54,13 @@ __all__ = [
     "check_temperatures",
     "compare_models",
     "control_rungs",
-    "controlled_bridge",
     "corrected_rule",
     "disagreements",
     "discretisation_errors",
+    "estimate_from_posterior",
     "estimate_log_evidence",
     "evaluate_at",
+    "evaluate_draws",
     "examine_rungs",
     "geometric_ladder",
     "gradient_finding",

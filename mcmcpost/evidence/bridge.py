@@ -1,4 +1,4 @@
-"""Bridge sampling: the log evidence from posterior draws and a fitted proposal, plain and with control variates."""
+"""Bridge sampling: the log evidence from posterior draws and a normal fitted to other draws of the same trace."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,11 +14,12 @@ from scipy.special import expit
 from mcmcpost._core.arguments import as_float64, as_labels
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.mcse import mcse_mean
+from mcmcpost._core.mcse import mcse_mean, pareto_khat
 from mcmcpost._core.status import Status
-from mcmcpost.evidence.ladder import EvidenceEstimate, make_ladder
-from mcmcpost.evidence.pooled import PooledPath, path_error, pooled_path
-from mcmcpost.scores import batch_scores, check_scalar, disagreeing, effective_size
+from mcmcpost.control import AbstractControlVariate, PlainMean, estimate_expectations
+from mcmcpost.evidence.ladder import EvidenceEstimate
+from mcmcpost.scores import check_scalar, disagreeing, effective_size
+from mcmcpost.trace import make_trace
 
 BATCH_SIZE = 1024
 """Points at which the log density is evaluated together."""
@@ -104,6 +105,29 @@ DRIFT_LEVEL = 1e-4
 WHERE = "bridge_sampling"
 
 
+class Half(NamedTuple):
+    """Half of the draws, a normal fitted to the other half, and how their densities compare at both.
+
+    draws : (c, n, d). normal : the proposal g.
+    standard : (cn + m, d) the draws, then m draws of g, in the coordinates in which g is standard normal.
+    log_ratio : (cn + m,) log q − log g there. mirrored : (cn + m,) the same for the density averaged over x and its
+        mirror image 2μ − x (warp-III); None where it was not asked for.
+    ess : median effective sample size of the draws over the coordinates, at least one.
+    """
+
+    draws: Float[np.ndarray, "c n d"]
+    normal: Normal
+    standard: Float[np.ndarray, " r d"]
+    log_ratio: Float[np.ndarray, " r"]
+    mirrored: Float[np.ndarray, " r"] | None
+    ess: float
+
+    def split(self, rows: Float[np.ndarray, "r ..."]) -> tuple[np.ndarray, np.ndarray]:
+        """Return what belongs to the draws, (c, n, ...), and to the proposals, (m, ...)."""
+        c, n, _ = self.draws.shape
+        return rows[: c * n].reshape(c, n, *rows.shape[1:]), rows[c * n :]
+
+
 class Bridge(NamedTuple):
     """One solved bridge.
 
@@ -112,6 +136,7 @@ class Bridge(NamedTuple):
     share : s₁ = ess/(ess + proposals).
     participants : effective number of draws, or of proposals if smaller, in the overlap.
     ess : median effective sample size of the draws over the coordinates.
+    controls : control variates of the means over the draws and over the proposals.
     """
 
     value: float
@@ -120,6 +145,7 @@ class Bridge(NamedTuple):
     share: float
     participants: float
     ess: float
+    controls: tuple[str, str] = (PlainMean().label, PlainMean().label)
 
 
 def bridge_sampling(
@@ -159,32 +185,109 @@ def bridge_sampling(
     warp, Frühwirth-Schnatter (2004, doi:10.1111/j.1368-423X.2004.00125.x) for the error, Gronau et al. (2017,
     doi:10.1016/j.jmp.2017.09.005) for the whole.
     """
-    method = f"bridge ({'warp-III' if symmetric else 'normal'})"
     points, labels = check_draws(WHERE, draws, names)
     if num_proposals is not None and num_proposals < 1:
         raise InputError(WHERE, "`num_proposals` of at least one", num_proposals, "Leave it out.")
     if too_few(points):
-        return EvidenceEstimate(method, np.nan, np.nan, Status.TOO_FEW_DRAWS, {"num_draws": points[..., 0].size})
+        return no_bridge(points)
     density = partial(log_densities, WHERE, logdensity_fn)
-    estimate = cross_bridges(density, points, labels, key, symmetric, num_proposals)
-    return refuse_drift(estimate._replace(method=method), points, labels)
+    halves = evaluate_halves(density, points, labels, key, symmetric=symmetric, num_proposals=num_proposals)
+    return refuse_drift(plain_bridge(halves, symmetric=symmetric), points, labels)
 
 
-def cross_bridges(
+def no_bridge(points: Float[np.ndarray, "c n d"]) -> EvidenceEstimate:
+    """Return that there are too few draws."""
+    return EvidenceEstimate("bridge", np.nan, np.nan, Status.TOO_FEW_DRAWS, {"num_draws": points[..., 0].size})
+
+
+def evaluate_halves(
     density: Callable[[np.ndarray], np.ndarray],
     points: Float[np.ndarray, "c n d"],
     names: tuple[str, ...],
     key: jax.Array,
+    *,
     symmetric: bool = True,
     num_proposals: int | None = None,
+    known: Float[np.ndarray, "c n"] | None = None,
+) -> list[Half]:
+    """Fit a normal to each half of the chains and evaluate `density`, (r, d) → (r,) log q, for the other half.
+
+    known : log q at all the draws, where it has been computed before.
+    """
+    _, n, d = points.shape
+    half = n // 2
+    earlier, later = slice(None, half), slice(half, None)
+    found = []
+    for (fit, use), k in zip(((earlier, later), (later, earlier)), jax.random.split(key), strict=True):
+        drawn = points[:, use].reshape(-1, d)
+        normal = fit_normal(WHERE, points[:, fit].reshape(-1, d), names)
+        proposed = np.asarray(jax.random.normal(k, (num_proposals or len(drawn), d), float))
+        standard = np.concatenate([normal.standardise(drawn), proposed])
+        at_draws = density(drawn) if known is None else known[:, use].reshape(-1)
+        check_inside(at_draws)
+        values = np.concatenate([at_draws, density(normal.restore(proposed))])
+        base = normal.log_density(standard)
+        mirrored = None
+        if symmetric:
+            mirrored = np.logaddexp(values, density(normal.restore(-standard))) - np.log(2.0) - base
+        found.append(Half(points[:, use], normal, standard, values - base, mirrored, median_ess(points[:, use])))
+    return found
+
+
+def plain_bridge(halves: list[Half], *, symmetric: bool) -> EvidenceEstimate:
+    """Return the average of the bridges of both halves, to the symmetrised density or to the density itself."""
+    d = halves[0].draws.shape[-1]
+    found = [_solve(half, symmetric) for half in halves]
+    combined = combine(found, d * (d + 1) // 2 + (0 if symmetric else d))
+    return combined._replace(method=f"bridge ({'warp-III' if symmetric else 'normal'})")
+
+
+def controlled_bridge(
+    halves: list[Half], scores: list[Float[np.ndarray, "c n d"]], method: AbstractControlVariate
 ) -> EvidenceEstimate:
-    """Bridge each half of the chains by a fit to the other; `density` is (n, d) → (n,) log q."""
-    d = points.shape[-1]
+    """Return the average of the bridges of both halves, both means of each with control variates.
+
+    Z = E_g[q h]/E_p[g h] holds for every h. With h of the plain bridge, fixed, these are two expectations of bounded
+    functions, under two densities whose scores are known.
+
+    Parameters
+    ----------
+    scores : ∇ log q at the draws of each half.
+    """
+    d = halves[0].draws.shape[-1]
+    found = [_control(half, _solve(half, symmetric=False), s, method) for half, s in zip(halves, scores, strict=True)]
+    return combine(found, d * (d + 1) // 2 + d)._replace(method="bridge (controlled)")
+
+
+def _solve(half: Half, symmetric: bool) -> Bridge:
+    ratio = half.mirrored if symmetric else half.log_ratio
+    assert ratio is not None
+    return solve_bridge(*half.split(ratio), half.ess)
+
+
+def _control(half: Half, bridge: Bridge, scores: Float[np.ndarray, "c n d"], method: AbstractControlVariate) -> Bridge:
+    """Return a bridge with its two means controlled; as it is, if one of them is not positive."""
+    if not np.isfinite(bridge.value):
+        return bridge
+    at_draws, at_proposals = half.split(half.log_ratio)
+    proposed, drawn = _terms(at_draws, at_proposals, half.ess, bridge.value)
+    z, g = half.split(half.standard)
+    shape = z.shape if g.size == z.size else (1, *g.shape)
+    g = g.reshape(shape)
     found = [
-        _bridge_half(density, fit_normal(WHERE, fit.reshape(-1, d), names), use, symmetric, num_proposals, k)
-        for (fit, use), k in zip(split_halves(points), jax.random.split(key), strict=True)
+        estimate_expectations(make_trace(x, s), ("term",), f.reshape(*x.shape[:2], 1), method)
+        for x, s, f in ((z, scores @ half.normal.lower, drawn), (g, -g, proposed))
     ]
-    return combine(found, d * (d + 1) // 2 + (0 if symmetric else d))
+    means = np.array([float(e.mean[0]) for e in found])
+    if not (means > 0).all():
+        return bridge
+    errors = [float(e.mcse[0]) / mean for e, mean in zip(found, means, strict=True)]
+    return bridge._replace(
+        value=bridge.value + float(np.log(means[1] / means[0])),
+        mcse=float(np.hypot(*errors)),
+        drawn_error=errors[0],
+        controls=(found[0].method[0], found[1].method[0]),
+    )
 
 
 def refuse_drift(
@@ -203,11 +306,15 @@ def combine(found: list[Bridge], num_fitted: int) -> EvidenceEstimate:
 
     They share no draw and no proposal, yet near a normal posterior their errors are not independent: to first order in
     the error of the fit, half A fitted and half B bridged err by s₁·T̄ₐᵀ(Var T)⁻¹T̄_b, T̄ the errors of the fitted
-    moments, and so do B fitted and A bridged. Its variance, s₁²·num_fitted/(ess_a·ess_b), is the covariance.
+    moments, and so do B fitted and A bridged. Its variance, s₁²·num_fitted/(ess_a·ess_b), is the covariance. A control
+    variate removes the errors of the moments, which are among its features.
     """
     values, errors = np.array([b.value for b in found]), np.array([b.mcse for b in found])
     a, b = found
     covariance = min(a.share * b.share * num_fitted / (a.ess * b.ess), a.drawn_error * b.drawn_error)
+    plain = PlainMean().label
+    if any(bridge.controls[0] != plain for bridge in found):
+        covariance = 0.0
     variance = (errors**2).sum() / 4 + covariance / 2
     fewest = min(b.participants for b in found)
     info: dict[str, Any] = {
@@ -216,7 +323,10 @@ def combine(found: list[Bridge], num_fitted: int) -> EvidenceEstimate:
         "participants": fewest,
         "ess": [b.ess for b in found],
     }
-    status = Status.PLAIN
+    controlled = any(label != plain for bridge in found for label in bridge.controls)
+    if controlled:
+        info["controls"] = [list(bridge.controls) for bridge in found]
+    status = Status.CONTROLLED if controlled else Status.PLAIN
     if not fewest >= MIN_PARTICIPANTS:
         status = Status.NOT_CONVERGED
         info["reason"] = f"{fewest:.3g} effective draws lie where proposal and posterior overlap"
@@ -234,41 +344,11 @@ def check_draws(where: str, draws: object, names: tuple[str, ...] | None) -> tup
     return points, as_labels(where, names, points.shape[-1])
 
 
-def split_halves(points: Float[np.ndarray, "c n d"]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return (draws to fit, draws to bridge), first with the earlier half of each chain fitted, then with the later."""
-    half = points.shape[1] // 2
-    return [(points[:, :half], points[:, half:]), (points[:, half:], points[:, :half])]
-
-
 def too_few(points: Float[np.ndarray, "c n d"]) -> bool:
     """Return whether a half has fewer than four draws of a chain or d + 2 distinct states."""
-    d = points.shape[-1]
-    return points.shape[1] < 8 or any(
-        len(np.unique(part.reshape(-1, d), axis=0)) < d + 2 for part, _ in split_halves(points)
-    )
-
-
-def _bridge_half(
-    density: Callable[[np.ndarray], np.ndarray],
-    normal: Normal,
-    use: Float[np.ndarray, "c n d"],
-    symmetric: bool,
-    num_proposals: int | None,
-    key: jax.Array,
-) -> Bridge:
-    c, n, d = use.shape
-    number = num_proposals or c * n
-    drawn = normal.standardise(use.reshape(-1, d))
-    standard = np.concatenate([drawn, np.asarray(jax.random.normal(key, (number, d), float))])
-    points = normal.restore(np.concatenate([standard, -standard]) if symmetric else standard)
-    points[: c * n] = use.reshape(-1, d)  # not back and forth: a draw at the edge of the support stays inside
-    values = density(points)
-    check_inside(values[: c * n])
-    log_ratio = values[: len(standard)]
-    if symmetric:
-        log_ratio = np.logaddexp(log_ratio, values[len(standard) :]) - np.log(2.0)
-    log_ratio = log_ratio - normal.log_density(standard)
-    return solve_bridge(log_ratio[: c * n].reshape(c, n), log_ratio[c * n :], median_ess(use))
+    n, d = points.shape[1:]
+    parts = points[:, : n // 2], points[:, n // 2 :]
+    return n < 8 or any(len(np.unique(part.reshape(-1, d), axis=0)) < d + 2 for part in parts)
 
 
 def check_inside(values: Float[np.ndarray, " n"]) -> None:
@@ -288,6 +368,21 @@ def median_ess(draws: Float[np.ndarray, "c n d"]) -> float:
     return float(max(np.median(effective_size(draws, draws.std(axis=(0, 1), ddof=1))), 1.0))
 
 
+def proposal_khat(half: Half) -> float:
+    """Return the Pareto k̂ of q/g at the proposals, the weights of importance sampling without any draws.
+
+    Above .7 that would fail; a bridge can still be good, since its terms are bounded and the draws cover the tails.
+    """
+    _, ratio = half.split(half.log_ratio)
+    return float(pareto_khat(np.exp(ratio - ratio.max()).reshape(1, -1, 1))[0])
+
+
+def _terms(at_draws: np.ndarray, at_proposals: np.ndarray, ess: float, log_z: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return f₁ = p/(s₁p + s₂g) at the proposals and f₂ = g/(s₁p + s₂g) at the draws; see `solve_bridge`."""
+    share, shift = ess / (ess + len(at_proposals)), np.log(ess / len(at_proposals))
+    return expit(at_proposals + shift - log_z) / share, expit(log_z - shift - at_draws) / (1.0 - share)
+
+
 def solve_bridge(at_draws: Float[np.ndarray, "c n"], at_proposals: Float[np.ndarray, " m"], ess: float) -> Bridge:
     """Solve Meng and Wong's fixed point for log Z, and its relative error.
 
@@ -299,23 +394,18 @@ def solve_bridge(at_draws: Float[np.ndarray, "c n"], at_proposals: Float[np.ndar
     at_draws, at_proposals : log q − log g. −∞ at a proposal weighs nothing.
     """
     share = ess / (ess + len(at_proposals))
-    shift = np.log(ess / len(at_proposals))
     finite = at_proposals[np.isfinite(at_proposals)]
     if not len(finite):
         return Bridge(np.nan, np.nan, np.nan, share, 0.0, ess)
 
-    def terms(log_z: float) -> tuple[np.ndarray, np.ndarray]:
-        proposed, drawn = expit(at_proposals + shift - log_z), expit(log_z - shift - at_draws)
-        return proposed / share, drawn / (1.0 - share)
-
     def gap(log_z: float) -> float:
-        proposed, drawn = terms(log_z)
+        proposed, drawn = _terms(at_draws, at_proposals, ess, log_z)
         return float(drawn.mean() - proposed.mean())
 
-    reach = abs(shift) + 50.0
+    reach = abs(np.log(ess / len(at_proposals))) + 50.0
     low, high = min(at_draws.min(), finite.min()) - reach, max(at_draws.max(), finite.max()) + reach
     value = brentq(gap, low, high, xtol=1e-12, rtol=4 * np.finfo(float).eps)
-    proposed, drawn = terms(value)
+    proposed, drawn = _terms(at_draws, at_proposals, ess, value)
     if not (proposed.any() and drawn.any()):
         return Bridge(np.nan, np.nan, np.nan, share, 0.0, ess)
     proposed_error = proposed.std() / (np.sqrt(len(proposed)) * proposed.mean())
@@ -326,98 +416,3 @@ def solve_bridge(at_draws: Float[np.ndarray, "c n"], at_proposals: Float[np.ndar
 
 def _kish(weights: np.ndarray) -> float:
     return float(weights.sum() ** 2 / (weights**2).sum())
-
-
-NUM_NODES = 10
-
-QUADRATIC = 2
-"""Degree from which the control variate removes the errors of the fitted moments, which both halves share."""
-
-
-def controlled_bridge(
-    draws: object,
-    logdensity_fn: Callable[[Array], Array],
-    *,
-    key: jax.Array,
-    names: tuple[str, ...] | None = None,
-    degree: int | None = None,
-) -> EvidenceEstimate:
-    """Estimate log Z = ∫₀¹ E_t[log q − log g] dt, E_t under g^(1−t)q^t/Z_t, with zero-variance control variates.
-
-    g is the normal fitted to one half of each chain. As many draws of g and the draws of the other half are the two
-    rungs of a ladder on which log q − log g is the log likelihood. The ladder is pooled (docs/mathematics.md section
-    3): every draw serves every t, at which its score is known. Where the posterior is near the normal, log q − log g is
-    nearly a polynomial, whose expectation Stein features reproduce.
-
-    Parameters
-    ----------
-    draws, logdensity_fn, key, names : as in `bridge_sampling`.
-    degree : of the zero-variance control variate; by default the best by its honest error, up to three.
-
-    Returns
-    -------
-    EvidenceEstimate : status ``controlled``; ``plain`` where no degree gained; ``too_few_draws``, ``not_converged``.
-        The distance to twice the quadrature nodes is part of the error.
-    """
-    points, labels = check_draws(WHERE, draws, names)
-    if too_few(points):
-        info = {"num_draws": points[..., 0].size}
-        return EvidenceEstimate(_label(degree), np.nan, np.nan, Status.TOO_FEW_DRAWS, info)
-    d = points.shape[-1]
-    found = [
-        _path_half(logdensity_fn, fit_normal(WHERE, fit.reshape(-1, d), labels), use, degree, k)
-        for (fit, use), k in zip(split_halves(points), jax.random.split(key), strict=True)
-    ]
-    return refuse_drift(_combine(found), points, labels)
-
-
-def _path_half(
-    logdensity_fn: Callable[[Array], Array],
-    normal: Normal,
-    use: Float[np.ndarray, "c n d"],
-    degree: int | None,
-    key: jax.Array,
-) -> PooledPath:
-    """Return the pooled path of one half; log q − log g is shifted to keep its digits."""
-    c, n, d = use.shape
-    density = partial(log_densities, WHERE, logdensity_fn)
-    proposed = normal.restore(np.asarray(jax.random.normal(key, (c * n, d), float)))
-    both = np.stack([proposed.reshape(use.shape), use], axis=2)
-    standard = normal.standardise(both.reshape(-1, d))
-    values = density(both.reshape(-1, d)).reshape(c, n, 2)
-    check_inside(values[..., 1].reshape(-1))
-    log_ratio = values - normal.log_density(standard).reshape(c, n, 2)
-    shift = float(np.median(log_ratio[..., 1]))
-    slope = batch_scores(logdensity_fn, both.reshape(1, -1, d)).reshape(both.shape)
-    base = np.linalg.solve(normal.lower.T, -standard.T).T.reshape(both.shape)
-    ladder = make_ladder([0.0, 1.0], both, log_ratio - shift, slope - base, base)
-    path = pooled_path(ladder, degree=degree, num_nodes=NUM_NODES)
-    if degree:
-        # A degree that was asked for was not chosen by its error, so what it changed is no part of that.
-        path = path._replace(mcse=path_error(ladder, path.fit, degree))
-    return path._replace(value=path.value + shift)
-
-
-def _combine(found: list[PooledPath]) -> EvidenceEstimate:
-    values = np.array([path.value for path in found])
-    errors = np.array([np.hypot(path.mcse, path.discretisation_error) for path in found])
-    degrees = [path.degree for path in found]
-    # Without the quadratic the halves share the errors of their fitted moments, see `bridge_sampling`.
-    together = np.linalg.norm(errors) if min(degrees) >= QUADRATIC else errors.sum()
-    reasons = [path.reason for path in found if path.reason]
-    info = {
-        "values": values.tolist(),
-        "mcses": errors.tolist(),
-        "controls": [path.method for path in found],
-        "discretisation_error": max(path.discretisation_error for path in found),
-        "smallest_ess": min(path.info["smallest_ess"] for path in found),
-    }
-    status = Status.CONTROLLED if max(degrees) else Status.PLAIN
-    if reasons:
-        status, info["reason"] = Status.NOT_CONVERGED, reasons[0]
-    method = _label(max(degrees))
-    return EvidenceEstimate(method, float(values.mean()), float(together / len(found)), status, info)
-
-
-def _label(degree: int | None) -> str:
-    return "bridge (controlled path)" if degree is None else f"bridge (controlled path, degree {degree})"

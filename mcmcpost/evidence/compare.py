@@ -74,7 +74,7 @@ def compare_models(
     if len(names) < 2:
         raise InputError(where, "at least two models", len(names), 'Pass {"m1": evidence, "m2": evidence}.')
     value = np.array([float(evidences[name].value) for name in names])
-    error = np.array([_error(evidences[name]) for name in names])
+    error = np.array([evidences[name].error for name in names])
     for name, v, e in zip(names, value, error, strict=True):
         if not (np.isfinite(v) and np.isfinite(e)):
             raise InputError(where, f"a finite log evidence with its error for {name}", f"{v} ± {e}", "Leave it out.")
@@ -104,18 +104,11 @@ def disagreements(evidence: Evidence) -> list[str]:
     found = []
     for other in evidence.estimates[1:]:
         gap = abs(other.value - first.value)
-        scale = np.hypot(_error(other), _error(first))
+        scale = np.hypot(other.error, first.error)
         trusted = not other.info.get("reason") and np.isfinite(gap) and np.isfinite(scale)
         if trusted and gap > DISAGREEMENT * scale:
             found.append(
-                f"{other.method} {other.value:.6g} ± {_error(other):.2g} and {first.method} {first.value:.6g} ±"
-                f" {_error(first):.2g} differ by {gap / scale:.1f} joint errors"
+                f"{other.method} {other.value:.6g} ± {other.error:.2g} and {first.method} {first.value:.6g} ±"
+                f" {first.error:.2g} differ by {gap / scale:.1f} joint errors"
             )
     return found
-
-
-def _error(estimate: Evidence | EvidenceEstimate) -> float:
-    missed = estimate.discretisation_error if isinstance(estimate, Evidence) else None
-    if missed is None:
-        missed = estimate.info.get("discretisation_error", 0.0)
-    return float(np.hypot(estimate.mcse, missed))

@@ -29,6 +29,11 @@ class EvidenceEstimate(NamedTuple):
     status: Status
     info: dict[str, Any]
 
+    @property
+    def error(self) -> float:
+        """√(mcse² + discretisation_error²)."""
+        return float(np.hypot(self.mcse, self.info.get("discretisation_error", 0.0)))
+
 
 _BOTH_ENDS = "Both ends are rungs."
 

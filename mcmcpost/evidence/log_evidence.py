@@ -29,6 +29,9 @@ PATHS = ("auto", "pooled", "rungs")
 class Evidence(NamedTuple):
     """A log evidence with both error terms, other estimates on the same draws, and the path that was integrated.
 
+    That of a posterior trace alone has no rungs: `temperatures` and `used` are empty, `health`, `rungs` and `pooled`
+    None.
+
     value : log p(y), in nats. mcse : Monte Carlo standard error. discretisation_error : size of the quadrature error
         along the path, not a standard error.
     status, method : what happened and which estimator `value` is, ``pooled`` or a rule.
@@ -49,7 +52,7 @@ class Evidence(NamedTuple):
     complaints: tuple[str, ...]
     estimates: tuple[EvidenceEstimate, ...]
     temperatures: Float[np.ndarray, " t"]
-    health: RungHealth
+    health: RungHealth | None
     used: np.ndarray
     rungs: RungMeans | None
     pooled: PooledPath | None
@@ -88,6 +91,9 @@ class Evidence(NamedTuple):
 
         health, used, rungs = self.health, self.used, self.rungs
         size = len(self.temperatures)
+        index = pandas.Index(self.temperatures, name="temperature")
+        if health is None:
+            return pandas.DataFrame(index=index)
 
         def spread(values: np.ndarray) -> np.ndarray:
             full = np.full(size, np.nan)
@@ -111,7 +117,7 @@ class Evidence(NamedTuple):
                 methods[used] = rungs.method
                 columns["method"] = methods
         columns |= {"rhat": health.rhat, "states": health.states, "problem": list(health.problem)}
-        return pandas.DataFrame(columns, index=pandas.Index(self.temperatures, name="temperature"))
+        return pandas.DataFrame(columns, index=index)
 
     def path_to_dataframe(self) -> "pandas.DataFrame":
         """Return the continuous path at the quadrature nodes: mean and mean_cv of ℓ, weighted ess, variance_ratio."""

@@ -14,7 +14,7 @@ from mcmcpost.kernels import SquaredExponential
 from mcmcpost.stein import num_polynomial_features, polynomial_exponents, polynomial_features, stein_gram
 
 PATH_POWER = 5.0
-"""Gauss–Legendre nodes are placed in s = t^(1/5): the path is steep near the prior."""
+"""Gauss–Legendre nodes are placed in s = t^(1/5): a path from the prior is steep near it."""
 
 RIDGE = 1e-12
 """Ridge penalty relative to the squared norm of a feature; it only decides combinations that vanish."""
@@ -94,11 +94,14 @@ class PathFit(NamedTuple):
     influence: Float[Array, "n g"]
 
 
-def path_quadrature(num_nodes: int) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
-    """Return Gauss–Legendre temperatures and weights of ∫₀¹ μ(s⁵)·5s⁴ ds (docs/mathematics.md section 3)."""
+def path_quadrature(
+    num_nodes: int, power: float = PATH_POWER
+) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+    """Return Gauss–Legendre temperatures and weights of ∫₀¹ μ(s^a)·a s^(a−1) ds, with the power a (docs/mathematics.md
+    section 3)."""
     nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
     s = 0.5 * (nodes + 1.0)
-    return s**PATH_POWER, 0.5 * weights * PATH_POWER * s ** (PATH_POWER - 1.0)
+    return s**power, 0.5 * weights * power * s ** (power - 1.0)
 
 
 @partial(jax.jit, static_argnames="num_blocks")

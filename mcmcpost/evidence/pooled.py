@@ -20,6 +20,7 @@ from mcmcpost.control import (
 from mcmcpost.evidence.ladder import Ladder
 from mcmcpost.evidence.mbar import adjacent_overlap, stepping_stones
 from mcmcpost.evidence.path_regression import (
+    PATH_POWER,
     PENALTIES,
     Family,
     Mixtures,
@@ -100,7 +101,12 @@ def pool(ladder: Ladder) -> tuple[PooledDraws, int]:
 
 
 def pooled_path(
-    ladder: Ladder, *, degree: int | None = None, num_nodes: int = NUM_NODES, controlled: bool = True
+    ladder: Ladder,
+    *,
+    degree: int | None = None,
+    num_nodes: int = NUM_NODES,
+    power: float = PATH_POWER,
+    controlled: bool = True,
 ) -> PooledPath:
     """Integrate the controlled mean log likelihood over the whole path, every draw serving every temperature.
 
@@ -111,7 +117,8 @@ def pooled_path(
         six in two and three beyond; or, for up to 10,000 draws, the quadratic with a kernel (semi-exact). The smallest
         of several estimated errors is too small. The error of each method therefore includes the change of the value
         from the method below it, for polynomials times the ratio of their errors.
-    num_nodes : number of Gauss–Legendre nodes.
+    num_nodes : number of Gauss–Legendre nodes. power : they are placed in t^(1/power); one for a path that is nowhere
+        steep.
     controlled : whether scores may be used.
     """
     levels = jnp.asarray(ladder.temperatures)
@@ -123,7 +130,7 @@ def pooled_path(
     sizes = jnp.full(t, float(c * n))
     overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, sizes, mixtures.free_energies[0]))
 
-    nodes, weights = (jnp.asarray(a) for a in path_quadrature(num_nodes))
+    nodes, weights = (jnp.asarray(a) for a in path_quadrature(num_nodes, power))
     smallest = float(weighted_ess(nodes, pooled, mixtures).min())
     d = ladder.draws.shape[-1]
     family = _family(d, len(pooled.points), smallest, degree) if controlled else Family(0)
@@ -131,7 +138,7 @@ def pooled_path(
     chosen, error, tried = _choose_level(ladder, fit, family, degree)
     of_degree, _, label = _level(family, chosen)
     alone = Family(of_degree) if chosen <= family.degree else family._replace(degree=of_degree)
-    again = path_integral(*map(jnp.asarray, path_quadrature(2 * num_nodes)), pooled, mixtures, family=alone)
+    again = path_integral(*map(jnp.asarray, path_quadrature(2 * num_nodes, power)), pooled, mixtures, family=alone)
     fine = again[chosen - family.num_levels if chosen > family.degree else -1]
     start_value, start_error = _log_possible(ladder)
     return PooledPath(

@@ -1,10 +1,12 @@
 """Traces from samplers and files as ArviZ trees, and the checks and integrands of such trees."""
 
 from mcmcpost.io.arrays import from_arrays
-from mcmcpost.io.attach import attach_scores, read_target
+from mcmcpost.io.attach import Target, attach_scores, read_target
 from mcmcpost.io.blackjax import from_blackjax
 from mcmcpost.io.convention import read_trace
 from mcmcpost.io.diagnostics import (
+    Scored,
+    check_agreement,
     check_convergence,
     check_tree,
     gate,
@@ -21,9 +23,12 @@ from mcmcpost.io.stan import from_cmdstan
 
 __all__ = [
     "PosteriorVariables",
+    "Scored",
+    "Target",
     "adaptive_ladder",
     "add_rungs",
     "attach_scores",
+    "check_agreement",
     "check_convergence",
     "check_tree",
     "from_arrays",

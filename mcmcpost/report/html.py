@@ -238,7 +238,7 @@ def render(contents: Contents) -> str:
         }
     if evidence is not None:
         facts |= {
-            "path": evidence_drawing(evidence.evidence),
+            "path": evidence_drawing(evidence.evidence) if len(evidence.evidence.temperatures) else None,
             "methods": evidence_rows(evidence),
             "rungs": rung_rows(evidence),
         }

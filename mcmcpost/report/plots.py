@@ -254,7 +254,15 @@ def plot_evidence_path(evidence: Evidence, ax: Any = None, *, backend: str | Non
     Returns
     -------
     The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+
+    Raises
+    ------
+    ValueError : the evidence is that of a posterior trace, which has no path.
     """
+    if not len(evidence.temperatures):
+        raise InputError(
+            "plot_evidence_path", "the evidence of a ladder", "that of a trace, without a path", "Use log_evidence."
+        )
     canvas = canvas_for("plot_evidence_path", ax, backend, (7.0, 4.0))
     if evidence.rungs is not None:
         rungs, t = evidence.rungs, evidence.temperatures[evidence.used]

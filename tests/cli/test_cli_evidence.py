@@ -47,6 +47,42 @@ def test_a_model_file_ends_in_its_evidence(run, tmp_path):
     assert refused(run("evidence", model, "-o", "ladder.nc"), "which exists")
 
 
+@pytest.fixture
+def trace(tmp_path, rng):
+    """A saved trace of exact draws of the conjugate model with y = 1, its model file, and log p(y)."""
+    model = tmp_path / "conjugate.py"
+    model.write_text(CONJUGATE)
+    draws = 0.8 + np.sqrt(0.2) * rng.normal(size=(4, 250, 1))
+    mcmcpost.save_tree(mcmcpost.from_arrays(draws, 5.0 * (0.8 - draws), names=["x"]), tmp_path / "trace.nc")
+    return tmp_path / "trace.nc", model
+
+
+def test_a_trace_and_its_model_file_end_in_the_evidence(run, trace, tmp_path):
+    path, model = trace
+    done = run("evidence", path, "--model", model, "--method", "zv2", "-o", tmp_path / "with.nc")
+    assert done.code == 0
+    assert f"log evidence {TRUTH:.4f}" in done.out
+    assert "bridge (warp-III)" in done.out
+    assert "discretisation_error" in done.out
+    assert mcmcpost.load_tree(tmp_path / "with.nc")["evidence"].attrs["status"] == "controlled"
+    other = tmp_path / "other.nc"
+    other.write_bytes(path.read_bytes())
+    found = json.loads(run("evidence", path, other, "--model", model, "--seed", "3", "--method", "zv2", "--json").out)
+    assert [abs(e["log_evidence"] - TRUTH) < 1e-6 for e in found["evidence"]] == [True, True]
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_trace_without_its_model_says_what_to_do(run, trace, ladder):
+    (path, model), (stored, _) = trace, ladder
+    assert refused(run("evidence", path), "--model FILE.py")
+    assert refused(run("evidence", path, "--model", model, "--draws", "9"), "belong to a model file")
+    assert refused(run("evidence", path, "--model", model, "--model", model, "--model", model), "one for all")
+    assert refused(run("evidence", stored, "--model", model), "Leave --model out")
+    done = run("evidence", path, "--model", model, "--option", "y=9.0", "--method", "zv2")
+    assert "bad_scores" in done.out
+    assert "Score gate" in done.err
+
+
 @pytest.mark.slow
 def test_saved_ladders_are_compared(run, ladder, tmp_path):
     path, truth = ladder
@@ -69,6 +105,3 @@ def test_bad_input_is_one_line(run, ladder, tmp_path):
         CONJUGATE.replace("dist.Normal(0.0, 1.0)", "dist.ImproperUniform(dist.constraints.real, (), ())")
     )
     assert refused(run("evidence", improper, *SHORT), "improper prior has no evidence")
-    x = np.arange(9.0).reshape(1, 9, 1)
-    mcmcpost.save_tree(mcmcpost.from_arrays(x, 4.0 - x, allow_bad_scores=True), tmp_path / "trace.nc")
-    assert refused(run("evidence", tmp_path / "trace.nc"), "temperature")

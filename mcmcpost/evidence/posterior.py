@@ -1,0 +1,213 @@
+"""The log evidence from posterior draws alone: bridges to a fitted normal, plain and controlled, and one answer."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from mcmcpost._core.status import Status
+from mcmcpost.control import NEED, AbstractControlVariate, PlainMean
+from mcmcpost.evidence.bridge import (
+    MIN_PARTICIPANTS,
+    WHERE,
+    Half,
+    check_draws,
+    check_inside,
+    controlled_bridge,
+    evaluate_halves,
+    log_densities,
+    no_bridge,
+    plain_bridge,
+    proposal_khat,
+    refuse_drift,
+    too_few,
+)
+from mcmcpost.evidence.ladder import EvidenceEstimate, make_ladder
+from mcmcpost.evidence.log_evidence import Evidence
+from mcmcpost.evidence.pooled import PooledPath, path_error, pooled_path
+from mcmcpost.scores import batch_scores
+
+NUM_NODES = 4
+"""Nodes of the path from a fitted normal, which is short and nowhere steep."""
+
+QUADRATIC = 2
+"""Degree from which the control variate removes the errors of the fitted moments, which both halves share."""
+
+FEW_PARTICIPANTS = 100.0
+"""Effective draws in the overlap below which the error itself is uncertain."""
+
+AGREEMENT = 4.0
+"""Joint standard errors by which the two halves of the draws may differ."""
+
+
+class PosteriorDraws(NamedTuple):
+    """Draws of a posterior, and its log density q, not normalised, at each of them.
+
+    draws : (c, n, d) on the unconstrained space. names : d labels.
+    log_density : (c, n) log q. logdensity_fn : (d,) → log q, log-Jacobian included.
+    scores : (c, n, d) ∇ log q, for control variates; None for plain estimates alone.
+    """
+
+    draws: Float[np.ndarray, "c n d"]
+    names: tuple[str, ...]
+    log_density: Float[np.ndarray, "c n"]
+    logdensity_fn: Callable[[Array], Array]
+    scores: Float[np.ndarray, "c n d"] | None
+
+    def values(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
+        """Return log q at any points."""
+        return log_densities(WHERE, self.logdensity_fn, points)
+
+
+def evaluate_draws(
+    draws: object, logdensity_fn: Callable[[Array], Array], names: tuple[str, ...] | None = None, *, scores: bool = True
+) -> PosteriorDraws:
+    """Return draws with their log density and, if asked for, its gradient.
+
+    Raises
+    ------
+    ValueError : draws that are not finite (c, n, d); a log density that is not a finite scalar at each of them.
+    """
+    points, labels = check_draws(WHERE, draws, names)
+    values = log_densities(WHERE, logdensity_fn, points.reshape(-1, points.shape[-1]))
+    check_inside(values)
+    slopes = batch_scores(logdensity_fn, points) if scores else None
+    return PosteriorDraws(points, labels, values.reshape(points.shape[:2]), logdensity_fn, slopes)
+
+
+def estimate_from_posterior(
+    posterior: PosteriorDraws, method: AbstractControlVariate, *, key: jax.Array, degree: int | None = None
+) -> Evidence:
+    """Estimate log ∫q by every bridge between the draws and a normal fitted to half of them.
+
+    The estimates are, from simple to rich: ``bridge (warp-III)`` and ``bridge (normal)``; with scores also
+    ``bridge (controlled)``, both means of the normal bridge with control variates, and ``bridge (controlled path)``,
+    thermodynamic integration from the normal to the posterior with control variates on the path. A richer one is the
+    answer if its error is smaller by `NEED`; the others are cross-checks. All share draws, proposals and densities.
+
+    Parameters
+    ----------
+    method : control variate of the two means of the bridge; the plain mean for plain estimates alone.
+    degree : of the polynomials on the path; by default chosen by the honest error, up to three. Zero: no path.
+
+    Returns
+    -------
+    Evidence : without rungs; `info` has the effective draws in the overlap (``participants``) and the Pareto
+        k̂ of importance sampling from the normal (``pareto_khat``), which says how far the posterior is from it.
+    """
+    points, names = posterior.draws, posterior.names
+    c, n, _ = points.shape
+    size = {"num_chains": c, "num_draws": n}
+    if too_few(points):
+        return _evidence([no_bridge(points)], (), size)
+    halves = evaluate_halves(posterior.values, points, names, key, known=posterior.log_density)
+    estimates = [plain_bridge(halves, symmetric=True), plain_bridge(halves, symmetric=False)]
+    if posterior.scores is not None and not isinstance(method, PlainMean):
+        scores = [posterior.scores[:, n // 2 :], posterior.scores[:, : n // 2]]
+        estimates.append(controlled_bridge(halves, scores, method))
+        if degree != 0:
+            estimates.append(_path_bridge(halves, scores, posterior.logdensity_fn, degree))
+    khat = max(proposal_khat(half) for half in halves)
+    ordered = _best_first([refuse_drift(e, points, names) for e in estimates])
+    return _evidence(ordered, _complaints(ordered[0]), size | {"pareto_khat": khat})
+
+
+def _best_first(estimates: list[EvidenceEstimate]) -> list[EvidenceEstimate]:
+    """Return the estimates with the answer first, the others in their order from simple to rich."""
+    best = 0
+    for i, candidate in enumerate(estimates):
+        usable = candidate.status is not Status.NOT_CONVERGED or estimates[best].status is Status.NOT_CONVERGED
+        if usable and (candidate.error * NEED < estimates[best].error or not np.isfinite(estimates[best].error)):
+            best = i
+    return [estimates[best], *estimates[:best], *estimates[best + 1 :]]
+
+
+def _complaints(best: EvidenceEstimate) -> tuple[str, ...]:
+    texts = [best.info["reason"]] if "reason" in best.info else []
+    values, errors = (np.array(best.info.get(key, [np.nan, np.nan])) for key in ("values", "mcses"))
+    gap = abs(values[0] - values[1])
+    if gap > AGREEMENT * np.hypot(*errors):
+        text = " and ".join(f"{v:.6g} ± {e:.2g}" for v, e in zip(values, errors, strict=True))
+        texts.append(f"the halves of the chains give {text}, further apart than their errors allow")
+    if MIN_PARTICIPANTS <= best.info["participants"] < FEW_PARTICIPANTS:
+        texts.append(
+            f"{best.info['participants']:.3g} effective draws lie where the posterior and the fitted normal overlap,"
+            " and the error is rough. A ladder of power posteriors needs no fitted normal"
+        )
+    return tuple(texts)
+
+
+def _evidence(estimates: list[EvidenceEstimate], complaints: tuple[str, ...], info: dict[str, Any]) -> Evidence:
+    best = estimates[0]
+    shown = {key: best.info[key] for key in ("participants", "values", "mcses", "controls") if key in best.info}
+    return Evidence(
+        value=best.value,
+        mcse=best.mcse,
+        discretisation_error=best.info.get("discretisation_error", 0.0),
+        status=best.status,
+        method=best.method,
+        complaints=complaints,
+        estimates=tuple(estimates),
+        temperatures=np.zeros(0),
+        health=None,
+        used=np.zeros(0, int),
+        rungs=None,
+        pooled=None,
+        info=info | shown,
+    )
+
+
+def _path_bridge(
+    halves: list[Half],
+    scores: list[Float[np.ndarray, "c n d"]],
+    logdensity_fn: Callable[[Array], Array],
+    degree: int | None,
+) -> EvidenceEstimate:
+    """Estimate log Z = ∫₀¹ E_t[log q − log g] dt, E_t under g^(1−t)q^t/Z_t, with zero-variance control variates.
+
+    The draws of g and those of the posterior are the two rungs of a ladder on which log q − log g is the log
+    likelihood, pooled (docs/mathematics.md section 3): every draw serves every t, at which its score is known. Where
+    the posterior is near the normal, log q − log g is nearly a polynomial, whose expectation Stein features reproduce.
+    """
+    found = [_path_half(half, s, logdensity_fn, degree) for half, s in zip(halves, scores, strict=True)]
+    values, errors = np.array([path.value for path in found]), np.array([path.mcse for path in found])
+    degrees = [path.degree for path in found]
+    # Without the quadratic the halves share the errors of their fitted moments, see `combine`.
+    together = np.linalg.norm(errors) if min(degrees) >= QUADRATIC else errors.sum()
+    reasons = [path.reason for path in found if path.reason]
+    info: dict[str, Any] = {
+        "values": values.tolist(),
+        "mcses": errors.tolist(),
+        "controls": [path.method for path in found],
+        "discretisation_error": float(np.mean([path.discretisation_error for path in found])),
+        "participants": min(path.info["smallest_ess"] for path in found),
+    }
+    status = Status.CONTROLLED if max(degrees) else Status.PLAIN
+    if reasons:
+        status, info["reason"] = Status.NOT_CONVERGED, reasons[0]
+    mcse = float(together / len(found))
+    return EvidenceEstimate("bridge (controlled path)", float(values.mean()), mcse, status, info)
+
+
+def _path_half(
+    half: Half, scores: Float[np.ndarray, "c n d"], logdensity_fn: Callable[[Array], Array], degree: int | None
+) -> PooledPath:
+    """Return the pooled path of one half; log q − log g is shifted to keep its digits."""
+    drawn, proposed = half.split(half.log_ratio)
+    z, proposals = half.split(half.standard)
+    points = half.normal.restore(proposals)
+    slopes = batch_scores(logdensity_fn, points[None]).reshape(z.shape)
+    both = np.stack([points.reshape(z.shape), half.draws], axis=2)
+    slope = np.stack([slopes, scores], axis=2)
+    standard = np.stack([proposals.reshape(z.shape), z], axis=2)
+    base = np.linalg.solve(half.normal.lower.T, -standard.reshape(-1, z.shape[-1]).T).T.reshape(both.shape)
+    log_ratio = np.stack([proposed.reshape(drawn.shape), drawn], axis=2)
+    shift = float(np.median(drawn))
+    ladder = make_ladder([0.0, 1.0], both, log_ratio - shift, slope - base, base)
+    path = pooled_path(ladder, degree=degree, num_nodes=NUM_NODES, power=1.0)
+    if degree:
+        # A degree that was asked for was not chosen by its error, so what it changed is no part of that.
+        path = path._replace(mcse=path_error(ladder, path.fit, degree))
+    return path._replace(value=path.value + shift)
