@@ -29,6 +29,9 @@ PENALTIES = (1e-6, 1e-9)
 
 JITTER = 1e-10
 
+NUM_CHANGES = 4
+"""Dimension of the space in which leaving out a block changes the weights of the draws."""
+
 
 class PooledDraws(NamedTuple):
     """All draws of all rungs in one row each.
@@ -36,6 +39,7 @@ class PooledDraws(NamedTuple):
     points : (n, d) unconstrained. log_likelihood : (n,) ℓ, −∞ allowed.
     gradient_log_likelihood, gradient_log_prior : (n, d), finite (zero where ℓ = −∞).
     blocks : (n,) the jackknife block of each draw: contiguous in its chain, all rungs together.
+    members : (k, l) the draws of each block, filled up with n.
     rungs : (n,) the rung of each draw.
     """
 
@@ -44,6 +48,7 @@ class PooledDraws(NamedTuple):
     gradient_log_likelihood: Float[Array, "n d"]
     gradient_log_prior: Float[Array, "n d"]
     blocks: Int[Array, " n"]
+    members: Int[Array, "k l"]
     rungs: Int[Array, " n"]
 
 
@@ -141,7 +146,7 @@ class _Basis(NamedTuple):
 @jax.jit
 def weighted_ess(temperatures: Float[Array, " k"], pooled: PooledDraws, mixtures: Mixtures) -> Float[Array, " k"]:
     """Return Kish's effective number of the draws as weighted at each temperature."""
-    return jax.lax.map(lambda t: 1.0 / jnp.sum(_weights(t, pooled, mixtures.log_densities[0], -1) ** 2), temperatures)
+    return jax.lax.map(lambda t: 1.0 / jnp.sum(_weights(t, pooled, mixtures.log_densities[0]) ** 2), temperatures)
 
 
 @partial(jax.jit, static_argnames="family")
@@ -157,23 +162,36 @@ def fit_path(
 
     At t the draws weigh w_n ∝ exp(tℓ_n)/Σ_j m_j exp(t_jℓ_n − f_j) and the regression of ℓ on Stein features with the
     score t∇ℓ + ∇log p has the intercept μ(t) (docs/mathematics.md section 3). Every deletion has its own f_j, weights
-    and coefficients. The features of lower degrees come first, so their fits are leading blocks of one Gram matrix. A
-    semi-exact level adds a squared exponential Stein kernel at J landmarks, drawn systematically by the weights, with a
-    ridge. Polynomials and kernel are in coordinates standardised at each temperature. Memory is O(n(q + J + blocks)).
+    and coefficients; what it changes in the weights of the other draws is projected on a few principal components (see
+    `_weight_changes`), so that a few Gram matrices serve all deletions. The features of lower degrees come first, so
+    their fits are leading blocks of one Gram matrix. A semi-exact level adds a squared exponential Stein kernel at J
+    landmarks, drawn systematically by the weights, with a ridge. Polynomials and kernel are in coordinates standardised
+    at each temperature. Memory is O(n(q + J + blocks)).
     """
     values = _finite(pooled)
-    blocks = jnp.arange(-1, len(mixtures.log_densities) - 1)
+    d = pooled.points.shape[1]
 
     def node(carry: _Totals, at: tuple[Array, Array]) -> tuple[_Totals, tuple[Array, ...]]:
         t, step = at
-        weights = _weights(t, pooled, mixtures.log_densities[0], -1)
+        weights = _weights(t, pooled, mixtures.log_densities[0])
         basis = _basis_at(t, pooled, weights, family)
 
-        def without(block: Array) -> tuple[Array, Array]:
-            kept = _weights(t, pooled, mixtures.log_densities[block + 1], block)
-            return _weighted_regression(kept, basis, values, family, pooled.points.shape[1])
+        mine, patterns = _weight_changes(weights, mixtures)
+        grams = jax.lax.map(lambda change: _second_moments(weights * change, basis.centred), patterns)
 
-        means, coefficients = jax.lax.map(without, blocks)
+        def without(block: Array) -> tuple[Array, Array]:
+            rows = pooled.members[block]
+            changed = weights * (mine[block] @ patterns)
+            own = changed.at[rows].get(mode="fill", fill_value=0.0)
+            kept = changed.at[rows].set(0.0, mode="drop")
+            lost = _second_moments(own, basis.centred.at[rows].get(mode="fill", fill_value=0.0))
+            total = kept.sum()
+            moments = (jnp.tensordot(mine[block], grams, 1) - lost) / total
+            return _weighted_regression(kept / total, moments, basis, values, family, d)
+
+        full = _weighted_regression(weights, _second_moments(weights, basis.centred), basis, values, family, d)
+        parts = jax.lax.map(without, jnp.arange(len(pooled.members)))
+        means, coefficients = (jnp.concatenate([one[None], rest]) for one, rest in zip(full, parts, strict=True))
 
         def residual(of_blocks: Float[Array, "b q"]) -> Array:
             # Each draw is predicted by the fit that did not see its block.
@@ -191,7 +209,7 @@ def fit_path(
         return carry, (means[0], 1.0 / jnp.sum(weights**2), weights @ (values - plain) ** 2 / spread)
 
     g = family.num_levels
-    start: _Totals = (jnp.zeros(g), jnp.zeros(g), jnp.zeros((len(blocks) - 1, g)), jnp.zeros((len(values), g)))
+    start: _Totals = (jnp.zeros(g), jnp.zeros(g), jnp.zeros((len(pooled.members), g)), jnp.zeros((len(values), g)))
     total, (mean, ess, ratio) = jax.lax.scan(node, start, (temperatures, quadrature))
     return PathFit(mean, ess, ratio, *total)
 
@@ -209,9 +227,10 @@ def path_integral(
     values = _finite(pooled)
 
     def mean(t: Array) -> Array:
-        weights = _weights(t, pooled, mixtures.log_densities[0], -1)
+        weights = _weights(t, pooled, mixtures.log_densities[0])
         basis = _basis_at(t, pooled, weights, family)
-        return _weighted_regression(weights, basis, values, family, pooled.points.shape[1])[0]
+        moments = _second_moments(weights, basis.centred)
+        return _weighted_regression(weights, moments, basis, values, family, pooled.points.shape[1])[0]
 
     return quadrature @ jax.lax.map(mean, temperatures)
 
@@ -220,12 +239,27 @@ def _finite(pooled: PooledDraws) -> Float[Array, " n"]:
     return jnp.where(jnp.isfinite(pooled.log_likelihood), pooled.log_likelihood, 0.0)
 
 
-def _weights(
-    temperature: Float[Array, ""], pooled: PooledDraws, log_density: Float[Array, " n"], block: Array | int
-) -> Float[Array, " n"]:
-    """Return the normalised weights of the draws outside `block` at a positive temperature."""
-    kept = jnp.isfinite(pooled.log_likelihood) & (pooled.blocks != block)
-    return jax.nn.softmax(jnp.where(kept, temperature * _finite(pooled) - log_density, -jnp.inf))
+def _weights(temperature: Float[Array, ""], pooled: PooledDraws, log_density: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Return the normalised weights of all draws at a positive temperature."""
+    known = jnp.isfinite(pooled.log_likelihood)
+    return jax.nn.softmax(jnp.where(known, temperature * _finite(pooled) - log_density, -jnp.inf))
+
+
+def _weight_changes(weights: Float[Array, " n"], mixtures: Mixtures) -> tuple[Float[Array, "k r"], Float[Array, "r n"]]:
+    """Return factors of the (k, n) changes of the weights when each of k blocks is left out, before normalisation.
+
+    Without a block the mixture density of the draws changes, and the weight of each of the others by its inverse: by
+    little, and smoothly in the log likelihood. The leading `NUM_CHANGES` principal components under the weights hold
+    that to rounding for two rungs, and to a small part of the change for many.
+    """
+    change = jnp.exp(mixtures.log_densities[:1] - mixtures.log_densities[1:])
+    change = jnp.where((weights > NEGLIGIBLE)[None, :], change, 0.0)
+    leading = jnp.linalg.eigh((change * weights[None, :]) @ change.T)[1][:, -NUM_CHANGES:]
+    return leading, leading.T @ change
+
+
+def _second_moments(weights: Float[Array, " n"], features: Float[Array, "n q"]) -> Float[Array, "q q"]:
+    return features.T @ (weights[:, None] * features)
 
 
 def _basis_at(
@@ -286,14 +320,21 @@ def _landmark_features(
 
 
 def _weighted_regression(
-    weights: Float[Array, " n"], basis: _Basis, values: Float[Array, " n"], family: Family, d: int
+    weights: Float[Array, " n"],
+    moments: Float[Array, "q q"],
+    basis: _Basis,
+    values: Float[Array, " n"],
+    family: Family,
+    d: int,
 ) -> tuple[Float[Array, " g"], Float[Array, "g q"]]:
-    """Return intercepts and coefficients, zero outside each level, with other weights than the basis was built for."""
+    """Return intercepts and coefficients, zero outside each level, with other weights than the basis was built for.
+
+    moments : those of the basis under `weights`, not centred.
+    """
     plain = weights @ values
     q = basis.centred.shape[1]
     mean = weights @ basis.centred
-    gram = basis.centred.T @ (weights[:, None] * basis.centred) - jnp.outer(mean, mean)
-    gram = gram + RIDGE * max(q, 1) * jnp.eye(q)
+    gram = moments - jnp.outer(mean, mean) + RIDGE * max(q, 1) * jnp.eye(q)
     right = basis.centred.T @ (weights * (values - plain))
     intercepts, coefficients = [plain], [jnp.zeros(q)]
 

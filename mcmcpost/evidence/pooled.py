@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost.control import (
@@ -96,8 +96,17 @@ def pool(ladder: Ladder) -> tuple[PooledDraws, int]:
         gradient_log_likelihood=slopes[0],
         gradient_log_prior=slopes[1],
         blocks=jnp.asarray(blocks.reshape(-1)),
+        members=jnp.asarray(_members(blocks.reshape(-1), c * per_chain)),
         rungs=jnp.asarray(np.broadcast_to(np.arange(t), (c, n, t)).reshape(-1)),
     ), c * per_chain
+
+
+def _members(blocks: Int[np.ndarray, " n"], num_blocks: int) -> Int[np.ndarray, "k l"]:
+    """Return the rows of each block, filled up with n."""
+    sizes = np.bincount(blocks, minlength=num_blocks)
+    members = np.full((num_blocks, sizes.max()), len(blocks))
+    members[np.arange(sizes.max()) < sizes[:, None]] = np.argsort(blocks, kind="stable")
+    return members
 
 
 def pooled_path(

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost._core.devices import map_rows
 from mcmcpost._core.status import Status
 from mcmcpost.control import NEED, AbstractControlVariate, PlainMean
 from mcmcpost.evidence.bridge import (
@@ -27,7 +28,7 @@ from mcmcpost.evidence.bridge import (
 from mcmcpost.evidence.ladder import EvidenceEstimate, make_ladder
 from mcmcpost.evidence.log_evidence import Evidence
 from mcmcpost.evidence.pooled import PooledPath, path_error, pooled_path
-from mcmcpost.scores import batch_scores
+from mcmcpost.scores import value_and_score
 
 NUM_NODES = 4
 """Nodes of the path from a fitted normal, which is short and nowhere steep."""
@@ -46,19 +47,24 @@ class PosteriorDraws(NamedTuple):
     """Draws of a posterior, and its log density q, not normalised, at each of them.
 
     draws : (c, n, d) on the unconstrained space. names : d labels.
-    log_density : (c, n) log q. logdensity_fn : (d,) → log q, log-Jacobian included.
-    scores : (c, n, d) ∇ log q, for control variates; None for plain estimates alone.
+    log_density : (c, n) log q. scores : (c, n, d) ∇ log q, for control variates; None for plain estimates alone.
+    logdensity_fn, score_fn : of one point (d,), log-Jacobian included. Each is kept, so that it is compiled once.
     """
 
     draws: Float[np.ndarray, "c n d"]
     names: tuple[str, ...]
     log_density: Float[np.ndarray, "c n"]
-    logdensity_fn: Callable[[Array], Array]
     scores: Float[np.ndarray, "c n d"] | None
+    logdensity_fn: Callable[[Array], Array]
+    score_fn: Callable[[Array], Array]
 
     def values(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
         """Return log q at any points."""
         return log_densities(WHERE, self.logdensity_fn, points)
+
+    def slopes(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m d"]:
+        """Return ∇ log q at any points."""
+        return map_rows(self.score_fn, points, progress="scores")
 
 
 def evaluate_draws(
@@ -71,10 +77,15 @@ def evaluate_draws(
     ValueError : draws that are not finite (c, n, d); a log density that is not a finite scalar at each of them.
     """
     points, labels = check_draws(WHERE, draws, names)
-    values = log_densities(WHERE, logdensity_fn, points.reshape(-1, points.shape[-1]))
+    rows = points.reshape(-1, points.shape[-1])
+    values = log_densities(WHERE, logdensity_fn, rows)
     check_inside(values)
-    slopes = batch_scores(logdensity_fn, points) if scores else None
-    return PosteriorDraws(points, labels, values.reshape(points.shape[:2]), logdensity_fn, slopes)
+
+    def score(point: Array) -> Array:
+        return value_and_score(logdensity_fn, point).score
+
+    found = PosteriorDraws(points, labels, values.reshape(points.shape[:2]), None, logdensity_fn, score)
+    return found._replace(scores=found.slopes(rows).reshape(points.shape)) if scores else found
 
 
 def estimate_from_posterior(
@@ -108,7 +119,7 @@ def estimate_from_posterior(
         scores = [posterior.scores[:, n // 2 :], posterior.scores[:, : n // 2]]
         estimates.append(controlled_bridge(halves, scores, method))
         if degree != 0:
-            estimates.append(_path_bridge(halves, scores, posterior.logdensity_fn, degree))
+            estimates.append(_path_bridge(halves, scores, posterior.slopes, degree))
     khat = max(proposal_khat(half) for half in halves)
     ordered = _best_first([refuse_drift(e, points, names) for e in estimates])
     return _evidence(ordered, _complaints(ordered[0]), size | {"pareto_khat": khat})
@@ -162,7 +173,7 @@ def _evidence(estimates: list[EvidenceEstimate], complaints: tuple[str, ...], in
 def _path_bridge(
     halves: list[Half],
     scores: list[Float[np.ndarray, "c n d"]],
-    logdensity_fn: Callable[[Array], Array],
+    slopes: Callable[[np.ndarray], np.ndarray],
     degree: int | None,
 ) -> EvidenceEstimate:
     """Estimate log Z = ∫₀¹ E_t[log q − log g] dt, E_t under g^(1−t)q^t/Z_t, with zero-variance control variates.
@@ -171,7 +182,7 @@ def _path_bridge(
     likelihood, pooled (docs/mathematics.md section 3): every draw serves every t, at which its score is known. Where
     the posterior is near the normal, log q − log g is nearly a polynomial, whose expectation Stein features reproduce.
     """
-    found = [_path_half(half, s, logdensity_fn, degree) for half, s in zip(halves, scores, strict=True)]
+    found = [_path_half(half, s, slopes, degree) for half, s in zip(halves, scores, strict=True)]
     values, errors = np.array([path.value for path in found]), np.array([path.mcse for path in found])
     degrees = [path.degree for path in found]
     # Without the quadratic the halves share the errors of their fitted moments, see `combine`.
@@ -192,15 +203,14 @@ def _path_bridge(
 
 
 def _path_half(
-    half: Half, scores: Float[np.ndarray, "c n d"], logdensity_fn: Callable[[Array], Array], degree: int | None
+    half: Half, scores: Float[np.ndarray, "c n d"], slopes: Callable[[np.ndarray], np.ndarray], degree: int | None
 ) -> PooledPath:
     """Return the pooled path of one half; log q − log g is shifted to keep its digits."""
     drawn, proposed = half.split(half.log_ratio)
     z, proposals = half.split(half.standard)
     points = half.normal.restore(proposals)
-    slopes = batch_scores(logdensity_fn, points[None]).reshape(z.shape)
     both = np.stack([points.reshape(z.shape), half.draws], axis=2)
-    slope = np.stack([slopes, scores], axis=2)
+    slope = np.stack([slopes(points).reshape(z.shape), scores], axis=2)
     standard = np.stack([proposals.reshape(z.shape), z], axis=2)
     base = np.linalg.solve(half.normal.lower.T, -standard.reshape(-1, z.shape[-1]).T).T.reshape(both.shape)
     log_ratio = np.stack([proposed.reshape(drawn.shape), drawn], axis=2)

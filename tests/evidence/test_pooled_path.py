@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chi2
 
 from mcmcpost.evidence import Ladder, make_ladder, power_ladder
-from mcmcpost.evidence.path_regression import PENALTIES, Family, _Basis, _weighted_regression
+from mcmcpost.evidence.path_regression import PENALTIES, Family, _Basis, _second_moments, _weighted_regression
 from mcmcpost.evidence.pooled import pooled_path
 from mcmcpost.stein import num_polynomial_features
 
@@ -41,7 +41,8 @@ def test_the_semi_exact_levels_minimise_their_objective(rng):
     offset = weights @ features
     basis = _Basis(jnp.asarray(features - offset), jnp.asarray(offset))
     regression = jax.jit(_weighted_regression, static_argnames=("family", "d"))
-    means, coefficients = regression(jnp.asarray(weights), basis, jnp.asarray(values), family=family, d=d)
+    moments = _second_moments(jnp.asarray(weights), basis.centred)
+    means, coefficients = regression(jnp.asarray(weights), moments, basis, jnp.asarray(values), family=family, d=d)
     assert len(means) == family.num_levels
     small = num_polynomial_features(d, 2)
     columns = np.r_[0:small, q : q + landmarks]
@@ -76,3 +77,21 @@ def test_a_degree_that_is_asked_for_is_what_is_fitted(rng):
     assert (found.degree, found.level, found.method) == (2, 2, "ZeroVariance(degree=2)")
     assert found.fit.mean.shape[1] == 3
     assert abs(found.value - truth) < 4.5 * found.mcse
+
+
+@pytest.mark.slow
+def test_leaving_out_a_block_is_as_pooling_the_others(rng):
+    ladder, _ = product_path(rng, 48, d=2)
+    found = pooled_path(ladder, degree=2, num_nodes=8)
+    kept = np.arange(48) >= 2  # the first of the 24 blocks is draws 0 and 1 of the one chain
+    part = ladder._replace(
+        draws=ladder.draws[:, kept],
+        log_likelihood=ladder.log_likelihood[:, kept],
+        gradient_log_likelihood=ladder.gradient_log_likelihood[:, kept],
+        gradient_log_prior=ladder.gradient_log_prior[:, kept],
+    )
+    alone = pooled_path(part, degree=2, num_nodes=8)
+    moved = np.asarray(found.fit.deleted)[0] - np.asarray(found.fit.integral)
+    np.testing.assert_allclose(
+        moved[1:], (np.asarray(alone.fit.integral) - np.asarray(found.fit.integral))[1:], rtol=0.03
+    )
