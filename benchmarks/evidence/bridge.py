@@ -1,137 +1,159 @@
-"""Bridge sampling on random halves of the 10,000 posteriordb reference draws, against exact log evidences.
+"""The log evidence from posterior draws alone, every estimator on the same draws, against exact values.
 
     python -m benchmarks.evidence.bridge
 
-500 of the 1,000 draws of each chain, in their order. The halves are of one sample of 10,000, so the estimates are not
-independent and their coverage is a count, not a test. ``--fresh`` takes 5,000 independent exact draws for each
-replication instead (blr: σ by inverse quadrature, β given σ is normal).
+The draws of each replication are exact and independent (gamma–Poisson; a conjugate regression with unknown variance;
+posteriordb's blr, σ by inverse quadrature and β given σ normal), random halves of posteriordb's 10,000 reference draws
+(eight schools, whose coverage is therefore a count, not a test), or by NUTS (radiata pine; a logistic regression of ten
+coefficients, whose value is by importance sampling from two million proposals). ``answer`` is what `bridge_evidence`
+reports; ``warp-III`` and ``normal`` are the method of R's bridgesampling.
 
-Targets: rmse at most 2.0e-3 (blr) and 5.5e-3 (eight schools) with coverage of ± two errors
-between 88 and 99 %; 5e-5 is aimed at on blr with control variates.
+Targets: rmse of warp-III at most 2.0e-3 (blr) and 5.5e-3 (eight schools); error .001 of the answer on the logistic
+regression; coverage of ± two errors between 88 and 99 per cent.
 """
 
 import argparse
 import sys
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import xarray
+from numpyro.infer import MCMC, NUTS
+from scipy.special import gammaln
 
 import mcmcpost as mp
 from benchmarks import _eight_schools
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.control import posteriordb
+from models import radiata_pine
 
-TRUTHS = {"blr": -194.9675885389, "eight_schools": -31.3113473523}
-"""Half-normal and half-Cauchy normalised, as NumPyro has them."""
-TARGETS = {"blr": 2.0e-3, "eight_schools": 5.5e-3}
-COVERAGE = (0.88, 0.99)
-Source = Callable[[np.random.Generator], xarray.DataTree]
-METHODS = {
-    "normal": {"proposal": "normal"},
-    "warp3": {"proposal": "warp3"},
-    "controlled2": {"degree": 2},
-    "controlled3": {"degree": 3},
-    "controlled4": {"degree": 4},
-}
+ESTIMATES = ("bridge (warp-III)", "bridge (normal)", "bridge (controlled)", "bridge (controlled path)")
+
+
+class Posterior(NamedTuple):
+    """A model with its arguments, its log evidence, and a trace for each replication."""
+
+    model: Callable[..., Any]
+    kwargs: dict[str, Any]
+    truth: float
+    trace: Callable[[int], xarray.DataTree]
 
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
-    parser.add_argument("--posteriors", nargs="+", choices=TRUTHS, default=list(TRUTHS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["normal", "warp3"])
-    parser.add_argument("--replications", type=int, default=50)
-    parser.add_argument("--fresh", action="store_true", help="independent exact draws for each replication; blr only")
+    parser.add_argument("--posteriors", nargs="+", choices=POSTERIORS, default=list(POSTERIORS))
+    parser.add_argument("--replications", type=int, default=20)
     parser.add_argument("--name", default="bridge", help="of the JSON file")
     args = parser.parse_args()
-    root = args.shared / "data" / "posteriordb"
-    if args.fresh and args.posteriors != ["blr"]:
-        parser.error("--fresh has an exact sampler for --posteriors blr only")
     rows: list[dict] = []
-    for posterior in args.posteriors:
-        tree, model_and_data = _posterior(root, posterior)
-        for method in args.methods:
-            source = partial(_fresh, *model_and_data[1:]) if args.fresh else partial(_half, tree)
-            rows.append(_row(posterior, source, model_and_data, method, args.replications))
-            emit(args.name, TITLES[args.fresh], rows, final=False)
-    emit(
-        args.name,
-        TITLES[args.fresh],
-        rows,
-        truths=TRUTHS,
-        targets=TARGETS,
-        coverage=f"between {COVERAGE[0]} and {COVERAGE[1]}",
-        replications=args.replications,
-    )
+    for name in args.posteriors:
+        rows += _rows(name, POSTERIORS[name](args.shared, args.replications), args.replications)
+        emit(args.name, _TITLE, rows, final=False)
+    emit(args.name, _TITLE, rows, replications=args.replications)
 
 
-TITLES = {
-    False: "log evidence by bridge sampling on random halves of posteriordb reference draws",
-    True: "log evidence by bridge sampling on fresh exact draws of posteriordb's blr",
-}
+_TITLE = "log evidence from posterior draws alone"
 
 
-def _posterior(root: Path, name: str) -> tuple:
-    tree = posteriordb.CASES[name](root)[0]
-    if name == "blr":
-        data = posteriordb._read(root, "sblrc-blr", "sblrc")
-        return tree, (posteriordb._blr_model, np.array(data["X"]), np.array(data["y"]))
-    return tree, (_eight_schools.model,)
-
-
-def _row(posterior: str, source: Source, model_and_data: tuple, method: str, replications: int) -> dict:
-    errors, mcses, statuses, seconds = [], [], set(), []
+def _rows(name: str, posterior: Posterior, replications: int) -> list[dict]:
+    found, seconds, chosen = [], [], Counter()
     for r in range(replications):
-        start = time.perf_counter()
-        found = mp.bridge_evidence(
-            source(generator(posterior, r)), *model_and_data, key=jax.random.key(r), **METHODS[method]
-        )
-        seconds.append(time.perf_counter() - start)
-        errors.append(found.value - TRUTHS[posterior])
-        mcses.append(found.mcse)
-        statuses.add(str(found.status))
-        if r % 10 == 9:
-            print(f"{posterior} {method}: {r + 1} of {replications}", file=sys.stderr, flush=True)
-    error, mcse = np.array(errors), np.array(mcses)
-    rmse, coverage = np.sqrt((error**2).mean()), (np.abs(error) <= 2 * mcse).mean()
-    spread = (error**2).std(ddof=1) / np.sqrt(replications) / (2 * rmse)
-    return {
-        "posterior": posterior,
-        "method": method,
-        "rmse": rmse,
-        "rmse se": spread,
-        "rmse met": "yes" if rmse - 2 * spread <= TARGETS[posterior] else "NO",
-        "bias": error.mean(),
-        "mean mcse": mcse.mean(),
-        "coverage": coverage,
-        "coverage met": "yes" if COVERAGE[0] <= coverage <= COVERAGE[1] else "NO",
-        "mean z²": ((error / mcse) ** 2).mean(),
-        "status": " ".join(sorted(statuses)),
-        "seconds": np.median(seconds),
+        tree = posterior.trace(r)
+        start = time.process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            evidence = mp.bridge_evidence(tree, posterior.model, key=jax.random.key(r), **posterior.kwargs)
+        seconds.append(time.process_time() - start)
+        chosen[evidence.method] += 1
+        by_name = {e.method: (e.value, e.error) for e in evidence.estimates}
+        found.append([(evidence.value, evidence.error), *(by_name[method] for method in ESTIMATES)])
+        if r % 5 == 4:
+            print(f"{name}: {r + 1} of {replications}", file=sys.stderr, flush=True)
+    values, errors = np.moveaxis(np.array(found), 2, 0)
+    warp = errors[:, 1]
+    return [
+        {
+            "posterior": name,
+            "estimate": "answer" if j == 0 else method.removeprefix("bridge (").removesuffix(")"),
+            "rmse": np.sqrt(((values[:, j] - posterior.truth) ** 2).mean()),
+            "mean error": errors[:, j].mean(),
+            "gain": np.median((warp / errors[:, j]) ** 2),
+            "mean z²": (((values[:, j] - posterior.truth) / errors[:, j]) ** 2).mean(),
+            "coverage": (np.abs(values[:, j] - posterior.truth) <= 2 * errors[:, j]).mean(),
+            "chosen": "" if j == 0 else str(chosen[method]),
+            "CPU s": np.median(seconds) if j == 0 else "",
+            "first": seconds[0] if j == 0 else "",
+        }
+        for j, method in enumerate(("", *ESTIMATES))
+    ]
+
+
+def _tree(**sites: np.ndarray) -> xarray.DataTree:
+    variables = {
+        name: (("chain", "draw", *(f"{name}_dim_{i}" for i in range(array.ndim - 2))), array)
+        for name, array in sites.items()
     }
+    return xarray.DataTree.from_dict({"posterior": xarray.Dataset(variables)})
 
 
-def _half(tree: xarray.DataTree, rng: np.random.Generator) -> xarray.DataTree:
-    """Return 500 draws of each chain in their order; only the unconstrained draws are read."""
-    stats = tree["sample_stats"].to_dataset()
-    chosen = np.stack([np.sort(rng.permutation(stats.sizes["draw"])[:500]) for _ in range(stats.sizes["chain"])])
-    take = chosen[..., None]
-    return mp.from_arrays(
-        np.take_along_axis(stats["unconstrained_draw"].values, take, axis=1),
-        np.take_along_axis(stats["gradient"].values, take, axis=1),
-        names=[str(name) for name in stats["unconstrained_parameter"].values],
-    )
+def _gamma_poisson(_shared: Path, _replications: int) -> Posterior:
+    counts, shape, rate = np.array([3, 1, 4, 1, 5]), 2.0, 1.0
+
+    def model(counts: np.ndarray) -> None:
+        mean = numpyro.sample("mean", dist.Gamma(shape, rate))
+        numpyro.sample("counts", dist.Poisson(mean), obs=counts)
+
+    after = shape + counts.sum()
+    truth = shape * np.log(rate) - gammaln(shape) + gammaln(after) - gammaln(counts + 1).sum()
+    truth -= after * np.log(rate + len(counts))
+
+    def trace(r: int) -> xarray.DataTree:
+        return _tree(mean=generator("gamma_poisson", r).gamma(after, 1 / (rate + len(counts)), size=(4, 1000)))
+
+    return Posterior(model, {"counts": counts}, float(truth), trace)
 
 
-def _fresh(design: np.ndarray, outcome: np.ndarray, rng: np.random.Generator) -> xarray.DataTree:
-    """Return 10 × 500 independent draws of blr: β given σ is normal, and σ has a density in one dimension."""
+def _regression(_shared: Path, _replications: int) -> Posterior:
+    """β given σ² is N(0, 4σ²) and σ² is inverse gamma(3, 2): the evidence is that of a multivariate Student t."""
+    rng = np.random.default_rng(1)
+    design = np.c_[np.ones(30), rng.normal(size=(30, 4))]
+    outcome = design @ rng.normal(size=5) + rng.normal(size=30)
+
+    def model(design: np.ndarray, outcome: np.ndarray) -> None:
+        variance = numpyro.sample("variance", dist.InverseGamma(3.0, 2.0))
+        scale = variance**0.5
+        beta = numpyro.sample("beta", dist.Normal(0.0, 2.0 * scale).expand([5]).to_event(1))
+        numpyro.sample("y", dist.Normal(design @ beta, scale), obs=outcome)
+
+    precision = design.T @ design + np.eye(5) / 4
+    mean = np.linalg.solve(precision, design.T @ outcome)
+    shape, rate = 3.0 + 15.0, 2.0 + 0.5 * (outcome @ outcome - mean @ precision @ mean)
+    truth = -15 * np.log(2 * np.pi) - 0.5 * (np.linalg.slogdet(precision)[1] + 5 * np.log(4.0))
+    truth += 3 * np.log(2.0) - shape * np.log(rate) + gammaln(shape) - gammaln(3.0)
+
+    def trace(r: int) -> xarray.DataTree:
+        rng = generator("regression", r)
+        variance = rate / rng.gamma(shape, size=(4, 1000))
+        noise = rng.normal(size=(4, 1000, 5)) @ np.linalg.inv(np.linalg.cholesky(precision))
+        return _tree(variance=variance, beta=mean + np.sqrt(variance)[..., None] * noise)
+
+    return Posterior(model, {"design": design, "outcome": outcome}, float(truth), trace)
+
+
+def _blr(shared: Path, _replications: int) -> Posterior:
+    data = posteriordb._read(shared / "data" / "posteriordb", "sblrc-blr", "sblrc")
+    design, outcome = np.array(data["X"], float), np.array(data["y"], float)
     left, singular, right = np.linalg.svd(design, full_matrices=False)
     fitted = outcome @ left
     grid = np.linspace(-0.6, 0.8, 200_001)
@@ -141,16 +163,85 @@ def _fresh(design: np.ndarray, outcome: np.ndarray, rng: np.random.Generator) ->
     log_density = -0.5 * (np.log(total) + fitted**2 / total).sum(1) - 0.5 * rest / variance[:, 0]
     log_density += (1 - freedom) * grid - variance[:, 0] / 200
     mass = np.cumsum(np.exp(log_density - log_density.max()))
-    sigma = np.exp(np.interp(rng.random(5_000), mass / mass[-1], grid))[:, None]
-    precision = singular**2 / sigma**2 + 0.01
-    beta = (
-        singular * fitted / sigma**2 / precision + rng.standard_normal(precision.shape) / np.sqrt(precision)
-    ) @ right
-    sites = {
-        "beta": (("chain", "draw", "k"), beta.reshape(10, 500, -1)),
-        "sigma": (("chain", "draw"), sigma.reshape(10, 500)),
-    }
-    return xarray.DataTree.from_dict({"posterior": xarray.Dataset(sites)})
+
+    def trace(r: int) -> xarray.DataTree:
+        rng = generator("blr", r)
+        sigma = np.exp(np.interp(rng.random(5_000), mass / mass[-1], grid))[:, None]
+        precision = singular**2 / sigma**2 + 0.01
+        beta = (
+            singular * fitted / sigma**2 / precision + rng.standard_normal(precision.shape) / np.sqrt(precision)
+        ) @ right
+        return _tree(beta=beta.reshape(10, 500, -1), sigma=sigma.reshape(10, 500))
+
+    return Posterior(posteriordb._blr_model, {"design": design, "outcome": outcome}, -194.9675885389, trace)
+
+
+def _schools(shared: Path, _replications: int) -> Posterior:
+    tree = posteriordb.CASES["eight_schools"](shared / "data" / "posteriordb")[0]
+    stats = tree["sample_stats"].to_dataset()
+
+    def trace(r: int) -> xarray.DataTree:
+        rng = generator("eight_schools", r)
+        chosen = [np.sort(rng.permutation(stats.sizes["draw"])[:500]) for _ in range(stats.sizes["chain"])]
+        take = np.stack(chosen)[..., None]
+        return mp.from_arrays(
+            np.take_along_axis(stats["unconstrained_draw"].values, take, axis=1),
+            np.take_along_axis(stats["gradient"].values, take, axis=1),
+            names=[str(name) for name in stats["unconstrained_parameter"].values],
+        )
+
+    return Posterior(_eight_schools.model, {}, -31.3113473523, trace)
+
+
+def _radiata(_shared: Path, replications: int) -> Posterior:
+    kwargs = radiata_pine.data("x")
+    return _by_nuts(radiata_pine.model, kwargs, replications, -309.924327665)
+
+
+def _logistic(_shared: Path, replications: int) -> Posterior:
+    rng = np.random.default_rng(3)
+    design = np.c_[np.ones(200), rng.normal(size=(200, 9))]
+    outcome = rng.random(200) < 1 / (1 + np.exp(-design @ rng.normal(size=10) * 0.8))
+
+    def model(design: np.ndarray, outcome: np.ndarray) -> None:
+        beta = numpyro.sample("beta", dist.Normal(0.0, 2.0).expand([10]).to_event(1))
+        numpyro.sample("y", dist.Bernoulli(logits=design @ beta), obs=outcome)
+
+    found = _by_nuts(model, {"design": design, "outcome": outcome.astype(int)}, replications, np.nan)
+    key, size = jax.random.key(0), 2_000_000
+    exact = mp.laplace_evidence(found.trace(0), model, key=key, num_proposals=size, **found.kwargs)
+    print(f"logistic: {exact.value:.6f} ± {exact.mcse:.2g} by importance sampling", file=sys.stderr)
+    return found._replace(truth=exact.value)
+
+
+def _by_nuts(model: Callable[..., Any], kwargs: dict[str, Any], replications: int, truth: float) -> Posterior:
+    """Sample four chains of 1,000 draws for every replication, all of them one vectorised program."""
+    mcmc = MCMC(
+        NUTS(model, dense_mass=True),
+        num_warmup=1000,
+        num_samples=1000,
+        num_chains=4 * replications,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(1), **kwargs)
+    samples = {name: np.asarray(array) for name, array in mcmc.get_samples(group_by_chain=True).items()}
+    latent = {name: array for name, array in samples.items() if name in mcmc.last_state.z}
+
+    def trace(r: int) -> xarray.DataTree:
+        return _tree(**{name: array[4 * r : 4 * r + 4] for name, array in latent.items()})
+
+    return Posterior(model, kwargs, truth, trace)
+
+
+POSTERIORS: dict[str, Callable[[Path, int], Posterior]] = {
+    "gamma_poisson": _gamma_poisson,
+    "regression": _regression,
+    "blr": _blr,
+    "eight_schools": _schools,
+    "radiata_pine": _radiata,
+    "logistic": _logistic,
+}
 
 
 if __name__ == "__main__":
