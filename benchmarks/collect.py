@@ -80,8 +80,6 @@ PAGES = {
             "evidence_hare_lynx",
             "stored_ladders",
             "bridge",
-            "bridge_fresh",
-            "bridge_controlled_fresh",
             "ladder_sampling",
         ),
     ),

@@ -26,6 +26,7 @@ from mcmcpost.evidence import (
     examine_rungs,
     laplace_importance,
     make_ladder,
+    with_bridge,
 )
 from mcmcpost.io import (
     Scored,
@@ -86,6 +87,7 @@ def log_evidence(
     standardize: tuple[Any, Any] | None = None,
     allow_bad_scores: bool = False,
     fallback: bool = True,
+    bridge: Evidence | None = None,
 ) -> Evidence:
     """Estimate log p(y) from a ladder of power posteriors by thermodynamic integration with control variates.
 
@@ -106,6 +108,8 @@ def log_evidence(
     num_nodes : of its quadrature; its error is the distance to twice as many.
     folds, standardize, fallback : of the rungs, as in `expectation`.
     allow_bad_scores : use control variates although the score gate fails.
+    bridge : `bridge_evidence` of the last rung, ``tree.sel(temperature=1.0)``, or of another trace of this posterior.
+        It is reported beside the ladder, and with ``path="auto"`` first where it is sound and its error smaller.
 
     Returns
     -------
@@ -131,12 +135,25 @@ def log_evidence(
         moments=standardize,
         fallback=fallback,
         allow_bad_scores=allow_bad_scores,
+        bridge=bridge,
     )
 
 
-def evidence_of(ladder: Ladder, method: AbstractControlVariate | None = None, **options: Any) -> Evidence:
+def evidence_of(
+    ladder: Ladder,
+    method: AbstractControlVariate | None = None,
+    *,
+    path: str = "auto",
+    bridge: Evidence | None = None,
+    **options: Any,
+) -> Evidence:
     """Return the log evidence of a ladder that was read; `options` are those of `estimate_log_evidence`."""
-    evidence = in_float64(_estimate)(ladder, method, **options)
+    if bridge is not None and not isinstance(bridge, Evidence):
+        cure = "Pass bridge_evidence(tree.sel(temperature=1.0), model, key=key)."
+        raise InputTypeError("log_evidence", "`bridge` to be an Evidence", type(bridge).__name__, cure)
+    evidence = in_float64(_estimate)(ladder, method, path=path, **options)
+    if bridge is not None:
+        evidence = with_bridge(evidence, bridge, choose=path == "auto")
     for text in (*evidence.complaints, *disagreements(evidence)):
         warn(f"log_evidence: {text}", EvidenceWarning)
     return evidence
@@ -265,7 +282,7 @@ def _bridge(
     other = False
     if posterior.scores is not None:
         gated = GatedTrace(trace, gate(trace, allow_bad_scores, recorded_log_density(tree, trace)))
-        other = gated.failed and gated.check.pattern not in NO_GAIN
+        other = gated.failed and gated.check.pattern not in (*NO_GAIN, "not_converged")
         method = PlainMean() if gated.failed and not allow_bad_scores else method
     evidence = estimate_from_posterior(posterior, method, key=key, degree=degree)
     return evidence._replace(status=Status.BAD_SCORES) if other and np.isfinite(evidence.value) else evidence
@@ -283,8 +300,9 @@ def laplace_evidence(
 ) -> EvidenceEstimate:
     """Estimate the log evidence by importance sampling from the Laplace approximation, to about twenty dimensions.
 
-    Arguments are those of `bridge_evidence`; the draws only start the search for the mode, so that the estimate is an
-    independent check of theirs (see `mcmcpost.evidence.laplace_importance`).
+    `tree`, `model`, `args`, `kwargs`, `logdensity_fn` and `key` are those of `bridge_evidence`. The draws only start
+    the search for the mode, so that the estimate is an independent check of theirs (see
+    `mcmcpost.evidence.laplace_importance`).
     """
     target = read_target("laplace_evidence", tree, model, args, kwargs, logdensity_fn)
     return in_float64(laplace_importance)(

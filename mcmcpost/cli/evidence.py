@@ -1,6 +1,7 @@
 """The command ``evidence``: ladders, posterior traces with their model files, or models to sample; the text."""
 
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ from mcmcpost._core.errors import InputError
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.cli.model_file import load_model_file, parse_options
 from mcmcpost.cli.options import LADDER, POSTERIOR, is_model_file, refuse_sampling, settings_of
-from mcmcpost.io import is_ladder
+from mcmcpost.io import is_ladder, posterior_rung
 
 if TYPE_CHECKING:
     import pandas
@@ -78,16 +79,26 @@ def source_evidence(
     seed: int | None,
     allow_bad_scores: bool,
 ) -> "Evidence":
-    """Return the evidence of a ladder, or that of a trace by bridge sampling."""
-    if source.model is None:
+    """Return the evidence of a ladder; of a trace, by bridges; of a sampled model, by both."""
+    file = source.path if is_model_file(source.path) else source.model
+    if file is None:
         return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores)
-    model_file = load_model_file(source.model)
-    args, kwargs = model_file.arguments(parse_options(options or []))
     key = jax.random.key(POSTERIOR["seed"] if seed is None else seed)
-    choice = "auto" if method is None else method
-    return mcmcpost.bridge_evidence(
-        source.tree, model_file.model, *args, key=key, method=choice, allow_bad_scores=allow_bad_scores, **kwargs
-    )
+
+    def bridge(trace: "xarray.DataTree") -> "Evidence":
+        model_file = load_model_file(file)
+        args, kwargs = model_file.arguments(parse_options(options or []))
+        choice = "auto" if method is None else method
+        return mcmcpost.bridge_evidence(
+            trace, model_file.model, *args, key=key, method=choice, allow_bad_scores=allow_bad_scores, **kwargs
+        )
+
+    if source.model is not None:
+        return bridge(source.tree)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mcmcpost.EvidenceWarning)  # a cross-check that is not sound is not used
+        last = bridge(posterior_rung(source.tree))
+    return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores, bridge=last)
 
 
 def sample_ladder(path: Path, settings: Mapping[str, int], options: list[str] | None) -> "xarray.DataTree":

@@ -18,7 +18,7 @@ from mcmcpost.evidence.ladder import (
 )
 from mcmcpost.evidence.lanes import Evaluation, HamiltonianKernel, evaluate_at
 from mcmcpost.evidence.laplace import laplace_importance
-from mcmcpost.evidence.log_evidence import PATHS, Evidence, estimate_log_evidence
+from mcmcpost.evidence.log_evidence import PATHS, Evidence, estimate_log_evidence, with_bridge
 from mcmcpost.evidence.mbar import stepping_stone
 from mcmcpost.evidence.pooled import PooledPath, pooled_path
 from mcmcpost.evidence.posterior import PosteriorDraws, estimate_from_posterior, evaluate_draws
@@ -75,4 +75,5 @@ __all__ = [
     "simpson_rule",
     "stepping_stone",
     "trapezoid_rule",
+    "with_bridge",
 ]

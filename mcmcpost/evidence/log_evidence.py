@@ -9,7 +9,7 @@ from jaxtyping import Float
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
-from mcmcpost.control import AbstractControlVariate, Auto, PlainMean
+from mcmcpost.control import NEED, AbstractControlVariate, Auto, PlainMean
 from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder
 from mcmcpost.evidence.mbar import mbar_estimate, stepping_stone
 from mcmcpost.evidence.pooled import NUM_NODES, PooledPath, pooled_path
@@ -270,6 +270,29 @@ def estimate_log_evidence(
             "num_rungs": len(ladder.temperatures),
             "impossible_prior_draws": int(health.impossible.sum()),
         },
+    )
+
+
+def with_bridge(evidence: Evidence, bridge: Evidence, *, choose: bool = True) -> Evidence:
+    """Return the evidence of a ladder with the bridges of its posterior beside it.
+
+    Both say what log p(y) is. The bridge is the answer if it is sound and its error is smaller by `NEED`; the others
+    are cross-checks. What is known about the rungs and the path stays that of the ladder.
+
+    Parameters
+    ----------
+    choose : otherwise the ladder's own answer stays.
+    """
+    sound = bridge.status in (Status.CONTROLLED, Status.PLAIN) and not bridge.complaints
+    if not (choose and sound and (bridge.error * NEED < evidence.error or not np.isfinite(evidence.error))):
+        return evidence._replace(estimates=evidence.estimates + bridge.estimates)
+    return evidence._replace(
+        value=bridge.value,
+        mcse=bridge.mcse,
+        discretisation_error=bridge.discretisation_error,
+        status=bridge.status,
+        method=bridge.method,
+        estimates=bridge.estimates + evidence.estimates,
     )
 
 

@@ -7,11 +7,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray
+from ladder_cases import short_ladder
 from scipy.stats import chi2
 
 import mcmcpost as mp
 from mcmcpost.control import Auto, PlainMean
-from mcmcpost.evidence import bridge_sampling, estimate_from_posterior, evaluate_draws, laplace_importance
+from mcmcpost.evidence import bridge_sampling, estimate_from_posterior, evaluate_draws, laplace_importance, with_bridge
 from mcmcpost.evidence.bridge import evaluate_halves, plain_bridge
 
 REPLICATIONS = 200
@@ -167,6 +168,27 @@ def test_a_posterior_that_its_normal_does_not_cover_is_said_to_be_so(rng, key):
     found = estimate_from_posterior(far, PlainMean(), key=key)
     assert found.status is mp.Status.NOT_CONVERGED or any("overlap" in text for text in found.complaints)
     assert found.info["pareto_khat"] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("error", "complaints", "path", "first"),
+    [
+        (1e-9, (), "auto", "bridge (warp-III)"),
+        (1e-9, (), "pooled", "pooled"),
+        (9.0, (), "auto", "pooled"),
+        (1e-9, ("few draws in the overlap",), "auto", "pooled"),
+    ],
+)
+def test_the_answer_of_a_ladder_and_a_bridge_is_the_smaller_sound_error(error, complaints, path, first, rng, key):
+    ladder, _ = short_ladder(rng)
+    found = mp.log_evidence(mp.ladder_from_arrays(*ladder[:5]), "plain", degree=0)
+    bridge = estimate_from_posterior(evaluate_draws(rng.normal(size=(2, 50, 2)), standard), PlainMean(), key=key)
+    bridge = bridge._replace(value=found.value, mcse=error, complaints=complaints)
+    both = with_bridge(found, bridge, choose=path == "auto")
+    assert both.method == both.estimates[0].method == first
+    assert both.error == (error if first != "pooled" else found.error)
+    assert {e.method for e in both.estimates} >= {"pooled", "stepping stone", "bridge (normal)"}
+    assert both.rungs_to_dataframe().equals(found.rungs_to_dataframe())
 
 
 def test_the_same_key_gives_the_same_number_and_constants_only_shift_it(rng, key):
