@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from mcmcpost._core.errors import InputError, InputTypeError
+from mcmcpost._core.arguments import as_names, check_count, check_flags, check_key, check_kind
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.warn import warn
 from mcmcpost.api.question import resolve_method
 from mcmcpost.control import AbstractControlVariate
 from mcmcpost.evidence import (
+    MAX_PROPOSALS,
     Evidence,
     EvidenceComparison,
     EvidenceEstimate,
@@ -109,6 +111,7 @@ def log_evidence(
     ScoreWarning : the gradients are not those of the stored draws: no control variate is used.
     EvidenceWarning : rungs were left out or have not converged, or methods disagree by more than four joint errors.
     """
+    check_flags("log_evidence", allow_bad_scores=allow_bad_scores)
     return evidence_of(
         read_ladder(tree),
         None if method is None else resolve_method(method),
@@ -164,9 +167,8 @@ def compare_evidence(
     -----
     EvidenceWarning : for one of the models, methods on the same draws disagree by more than four joint errors.
     """
-    if not isinstance(evidences, Mapping):
-        cure = 'Pass {"m1": evidence, "m2": evidence}.'
-        raise InputTypeError("compare_evidence", "a dict from name to evidence", type(evidences).__name__, cure)
+    check_kind("compare_evidence", "evidences", evidences, Mapping, 'Pass {"m1": evidence, "m2": evidence}.')
+    as_names("compare_evidence", "evidences", evidences)
     for name, evidence in evidences.items():
         for text in disagreements(evidence) if isinstance(evidence, Evidence) else ():
             warn(f"compare_evidence: {name}: {text}", EvidenceWarning)
@@ -216,8 +218,9 @@ def bridge_evidence(
     where = "bridge_evidence"
     if proposal not in (None, "warp3", "normal"):
         raise InputError(where, '`proposal` "warp3" or "normal"', repr(proposal), "Use warp3.")
-    if degree is not None and degree < 0:
-        raise InputError(where, "`degree` of zero or more, or None", degree, "Use 0 for the plain bridge.")
+    check_count(where, "degree", degree, "Use 0 for the plain bridge.", least=0, most=10, optional=True)
+    check_count(where, "num_proposals", num_proposals, "Leave it out.", most=MAX_PROPOSALS, optional=True)
+    check_key(where, key)
     if degree != 0 and (proposal == "warp3" or num_proposals is not None):
         got = 'proposal="warp3"' if proposal == "warp3" else f"num_proposals={num_proposals}"
         raise InputError(where, "a normal and as many proposals as draws with `degree`", got, "Leave it out.")
@@ -251,7 +254,10 @@ def laplace_evidence(
     Arguments are those of `bridge_evidence`; the draws only start the search for the mode, so that the estimate is an
     independent check of theirs (see `mcmcpost.evidence.laplace_importance`).
     """
-    target = read_target("laplace_evidence", tree, model, args, kwargs, logdensity_fn)
+    where = "laplace_evidence"
+    check_count(where, "num_proposals", num_proposals, "Use 20,000.", least=2, most=MAX_PROPOSALS)
+    check_key(where, key)
+    target = read_target(where, tree, model, args, kwargs, logdensity_fn)
     return in_float64(laplace_importance)(
         target.draws, target.logdensity, key=key, names=target.names, num_proposals=num_proposals
     )

@@ -20,7 +20,7 @@ from mcmcpost.control.estimate import (
     covariance_of,
     read_integrands,
 )
-from mcmcpost.control.problem import make_joint_problem, make_problem
+from mcmcpost.control.problem import check_cross_fitting, make_joint_problem, make_problem, read_moments
 from mcmcpost.control.trained import TrainedVectorValued
 from mcmcpost.control.vector_valued import VectorValued
 from mcmcpost.trace import Trace, check_same_order, distinct_states, moving, with_coordinates
@@ -147,6 +147,8 @@ def estimate_jointly(
         others; a covariance that does not fit them.
     """
     check_dimensions({name: item.trace for name, item in inputs.items()})
+    for item in inputs.values():
+        check_cross_fitting(item.trace, num_folds, moments)
     integrands = {
         name: read_integrands(item.names, item.values, distinct_states(item.trace), item.events)
         for name, item in inputs.items()
@@ -234,7 +236,7 @@ def _fit_tasks(
         traces = {name: with_coordinates(trace, moves) for name, trace in traces.items()}
         states = [distinct_states(trace) for trace in traces.values()]
         if moments is not None:
-            mean, sd = (np.broadcast_to(moment, moves.shape)[moves] for moment in moments)
+            mean, sd = (moment[moves] for moment in read_moments(moments, len(moves)))
             moments = (mean, sd)
     first, *others = traces.values()
     if all(same_states(first, other) for other in others):

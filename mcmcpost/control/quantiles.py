@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float
 
 from mcmcpost.control.estimate import Estimate, assemble, fit_integrands, read_integrands
 from mcmcpost.control.method import AbstractControlVariate
+from mcmcpost.control.problem import check_cross_fitting
 from mcmcpost.trace import Trace, distinct_states
 
 RULE_OF_THREE = 3.0
@@ -35,6 +36,7 @@ def estimate_quantiles(
     ----------
     values : (c, n, p). probabilities : in (0, 1). Other arguments are those of `estimate_expectations`.
     """
+    check_cross_fitting(trace, num_folds, None)
     p, a = values.shape[-1], len(probabilities)
     flat = np.repeat(values.reshape(-1, p), a, axis=1)
     levels = np.tile(probabilities, p)

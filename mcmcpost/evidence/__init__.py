@@ -1,6 +1,6 @@
 """Model evidence from power posteriors: sampling the ladder, integrating it, and cross-checks on the same draws."""
 
-from mcmcpost.evidence.bridge import bridge_sampling, controlled_bridge
+from mcmcpost.evidence.bridge import MAX_PROPOSALS, bridge_sampling, controlled_bridge
 from mcmcpost.evidence.compare import EvidenceComparison, compare_models, disagreements
 from mcmcpost.evidence.ladder import (
     EvidenceEstimate,
@@ -31,6 +31,7 @@ from mcmcpost.evidence.sampling import (
 )
 
 __all__ = [
+    "MAX_PROPOSALS",
     "PATHS",
     "Evaluation",
     "Evidence",

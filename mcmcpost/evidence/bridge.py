@@ -11,7 +11,7 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from mcmcpost._core.arguments import as_float64, as_labels
+from mcmcpost._core.arguments import as_float64, as_labels, check_count, check_flags, check_function, check_key
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean
@@ -103,6 +103,8 @@ DRIFT_LEVEL = 1e-4
 
 WHERE = "bridge_sampling"
 
+MAX_PROPOSALS = 10_000_000
+
 
 class Bridge(NamedTuple):
     """One solved bridge.
@@ -160,9 +162,10 @@ def bridge_sampling(
     doi:10.1016/j.jmp.2017.09.005) for the whole.
     """
     method = f"bridge ({'warp-III' if symmetric else 'normal'})"
-    points, labels = check_draws(WHERE, draws, names)
-    if num_proposals is not None and num_proposals < 1:
-        raise InputError(WHERE, "`num_proposals` of at least one", num_proposals, "Leave it out.")
+    points, labels = check_draws(WHERE, draws, names, key)
+    check_function(WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,).")
+    check_count(WHERE, "num_proposals", num_proposals, "Leave it out.", most=MAX_PROPOSALS, optional=True)
+    check_flags(WHERE, symmetric=symmetric)
     if too_few(points):
         return EvidenceEstimate(method, np.nan, np.nan, Status.TOO_FEW_DRAWS, {"num_draws": points[..., 0].size})
     density = partial(log_densities, WHERE, logdensity_fn)
@@ -223,8 +226,11 @@ def combine(found: list[Bridge], num_fitted: int) -> EvidenceEstimate:
     return EvidenceEstimate("bridge", float(values.mean()), float(np.sqrt(variance)), status, info)
 
 
-def check_draws(where: str, draws: object, names: tuple[str, ...] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+def check_draws(
+    where: str, draws: object, names: tuple[str, ...] | None, key: object
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return finite draws (c, n, d) and their labels."""
+    check_key(where, key)
     points = as_float64(where, "draws", draws, "chain, draw, d")
     if 0 in points.shape:
         raise InputError(where, "at least one chain, draw and parameter", points.shape, "Sample first.")
@@ -359,7 +365,9 @@ def controlled_bridge(
     EvidenceEstimate : status ``controlled``; ``plain`` where no degree gained; ``too_few_draws``, ``not_converged``.
         The distance to twice the quadrature nodes is part of the error.
     """
-    points, labels = check_draws(WHERE, draws, names)
+    points, labels = check_draws(WHERE, draws, names, key)
+    check_function(WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,).")
+    check_count(WHERE, "degree", degree, "Leave it out.", most=10, optional=True)
     if too_few(points):
         info = {"num_draws": points[..., 0].size}
         return EvidenceEstimate(_label(degree), np.nan, np.nan, Status.TOO_FEW_DRAWS, info)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mcmcpost._core.arguments import as_path
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
 from mcmcpost.io.convention import check_tree_type
@@ -45,7 +46,7 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
     """
     import xarray
 
-    place = Path(path)
+    place = as_path("load_tree", path)
     if not place.exists():
         raise FileNotFoundError(fault("load_tree", "an existing file", str(place), "Check the path."))
     if place.suffix.lower() == ".csv":
@@ -85,7 +86,7 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     ValueError : the suffix is neither ``.nc`` nor ``.zarr``.
     """
     check_tree_type("save_tree", tree)
-    place = Path(path)
+    place = as_path("save_tree", path)
     if place.suffix.lower() not in (".nc", ".zarr"):
         raise InputError("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it.")
     _refuse_existing(place)

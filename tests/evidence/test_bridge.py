@@ -328,7 +328,7 @@ def test_a_model_that_is_nan_somewhere_says_so(rng, key):
         (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, logdensity_fn=standard, key=k), ValueError, "both"),
         (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, proposal="t"), ValueError, "warp3"),
         (lambda t, k: mp.bridge_evidence(t, positive, 0.0, key=k), ValueError, "latent sites"),
-        (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, degree=-1), ValueError, "zero or more"),
+        (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, degree=-1), ValueError, "`degree` of at least 0"),
         (
             lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, degree=2, proposal="warp3"),
             ValueError,

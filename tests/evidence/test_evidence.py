@@ -273,7 +273,7 @@ def test_comparison_of_models() -> None:
     [
         ({"a": -1.0}, None, "at least two models"),
         ({"a": -1.0, "b": np.nan}, None, "finite log evidence"),
-        ({"a": -1.0, "b": -2.0}, {"a": 1.0}, "positive prior probability"),
+        ({"a": -1.0, "b": -2.0}, {"a": 1.0}, "`prior` for each of"),
     ],
 )
 def test_comparison_refuses(models: dict, prior: dict | None, words: str) -> None:
