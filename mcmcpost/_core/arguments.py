@@ -51,8 +51,8 @@ def as_real(where: str, name: str, values: Any) -> np.ndarray:
     return array
 
 
-HUGE = 1e150
-"""Numbers of this size and larger, and of its inverse and smaller, have squares that are infinite or zero."""
+HUGE = 1e75
+"""Numbers of this size and larger, and of its inverse and smaller, have fourth powers that are infinite or zero."""
 
 
 def check_size(where: str, name: str, values: np.ndarray) -> None:
@@ -206,6 +206,12 @@ def as_path(where: str, path: object) -> Path:
     assert isinstance(path, str | os.PathLike)
     if not str(path):
         raise InputError(where, "`path` to name a file", "an empty text", "Name a file.")
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # whoever reads or writes it says so
+    except (OSError, ValueError) as error:  # too long, or with a null byte
+        raise InputError(where, "`path` that a file can have", str(error), "Pick another name.") from error
     return Path(path)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from mcmcpost._core.arguments import as_names, check_count, check_flags, check_key, check_kind
+from mcmcpost._core.arguments import as_names, check_count, check_key, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.warn import warn
@@ -19,6 +19,7 @@ from mcmcpost.evidence import (
     Ladder,
     bridge_sampling,
     check_ladder,
+    check_options,
     compare_models,
     controlled_bridge,
     disagreements,
@@ -111,7 +112,6 @@ def log_evidence(
     ScoreWarning : the gradients are not those of the stored draws: no control variate is used.
     EvidenceWarning : rungs were left out or have not converged, or methods disagree by more than four joint errors.
     """
-    check_flags("log_evidence", allow_bad_scores=allow_bad_scores)
     return evidence_of(
         read_ladder(tree),
         None if method is None else resolve_method(method),
@@ -127,6 +127,7 @@ def log_evidence(
 
 def evidence_of(ladder: Ladder, method: AbstractControlVariate | None = None, **options: Any) -> Evidence:
     """Return the log evidence of a ladder that was read; `options` are those of `estimate_log_evidence`."""
+    check_options(ladder, **options)
     evidence = in_float64(_estimate)(ladder, method, **options)
     for text in (*evidence.complaints, *disagreements(evidence)):
         warn(f"log_evidence: {text}", EvidenceWarning)

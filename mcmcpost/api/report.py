@@ -4,12 +4,12 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mcmcpost._core.arguments import as_names, check_flags, check_kind
+from mcmcpost._core.arguments import as_names, check_count, check_flags, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.versions import versions
 from mcmcpost.api.evidence import evidence_of
 from mcmcpost.api.expectation import answer
-from mcmcpost.api.question import pose
+from mcmcpost.api.question import pose, resolve_method
 from mcmcpost.control import AbstractControlVariate, JointEstimate
 from mcmcpost.evidence import Evidence, disagreements
 from mcmcpost.io import (
@@ -74,6 +74,9 @@ def html_report(
     """
     where, of_labels = "html_report", "Pass {label: text}."
     check_flags(where, overwrite=overwrite, allow_bad_scores=allow_bad_scores)
+    check_flags(where, fallback=fallback)
+    check_count("folds", "folds", folds, "Leave it out for eight.", least=2, optional=True)
+    resolve_method(method)
     check_kind(where, "evidence", evidence, (Evidence, None), "Pass what log_evidence returned.")
     check_kind(where, "joint", joint, (JointEstimate, None), "Pass what joint_expectation returned.")
     check_kind(where, "title", title, str, "It is the heading.")

@@ -70,7 +70,8 @@ def stein_thinning(
 ) -> ThinnedDraws:
     """Choose `size` draws greedily, so that their equally weighted average has a small Stein discrepancy.
 
-    Riabiz et al. (2022, doi:10.1111/rssb.12503), Algorithm 1. It removes burn-in and compresses a trace. Where every
+    Riabiz et al. (2022, doi:10.1111/rssb.12503), Algorithm 1. It removes burn-in and compresses a trace: `size` is at
+    most the number of draws. Where every
     draw is kept, `stein_weights` has smaller errors. `kernel` as for `kernel_stein_discrepancy`.
     """
     where = "stein_thinning"

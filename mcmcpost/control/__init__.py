@@ -5,7 +5,7 @@ from mcmcpost.control.errors import SAFETY, tail_inflation
 from mcmcpost.control.estimate import Estimate, estimate_expectations
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact
 from mcmcpost.control.joint_estimate import JointEstimate, TaskInput, estimate_jointly
-from mcmcpost.control.least_squares import Lasso, LeastSquares, Ridge
+from mcmcpost.control.least_squares import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean
 from mcmcpost.control.problem import Problem, check_cross_fitting, participants, read_moments, standard_coordinates
 from mcmcpost.control.quantiles import estimate_quantiles
@@ -25,6 +25,7 @@ from mcmcpost.control.weights import SteinWeights, check_weights, solve_stein_we
 from mcmcpost.control.zero_variance import ZeroVariance
 
 __all__ = [
+    "HIGHEST_DEGREE",
     "MAX_DEGREE",
     "NEED",
     "REML",

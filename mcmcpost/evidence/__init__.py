@@ -18,7 +18,7 @@ from mcmcpost.evidence.ladder import (
 )
 from mcmcpost.evidence.lanes import Evaluation, HamiltonianKernel, evaluate_at
 from mcmcpost.evidence.laplace import laplace_importance
-from mcmcpost.evidence.log_evidence import PATHS, Evidence, estimate_log_evidence
+from mcmcpost.evidence.log_evidence import PATHS, Evidence, check_options, estimate_log_evidence
 from mcmcpost.evidence.mbar import stepping_stone
 from mcmcpost.evidence.pooled import PooledPath, pooled_path
 from mcmcpost.evidence.rules import corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule
@@ -50,6 +50,7 @@ __all__ = [
     "adaptive_ladder",
     "bridge_sampling",
     "check_ladder",
+    "check_options",
     "check_temperatures",
     "compare_models",
     "control_rungs",

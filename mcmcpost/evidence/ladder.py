@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.interpolate import PchipInterpolator
 
-from mcmcpost._core.arguments import as_float64, as_labels, as_real, check_count, check_number
+from mcmcpost._core.arguments import as_float64, as_labels, as_real, check_count, check_number, check_size
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.trace import Trace, make_trace
@@ -150,6 +150,8 @@ def make_ladder(
         raise InputError(
             where, f"draws (chain, draw, {len(levels)}, d)", points.shape, "One rung for each temperature."
         )
+    check_size(where, "draws", points)
+    check_size(where, "log_likelihood", values)
     for name, array, shape in (
         ("log_likelihood", values, points.shape[:3]),
         ("gradient_log_likelihood", slopes[0], points.shape),

@@ -10,7 +10,7 @@ from mcmcpost._core.arguments import check_count, check_flags, check_tree_type
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
-from mcmcpost.control import AbstractControlVariate, Auto, PlainMean, check_cross_fitting
+from mcmcpost.control import HIGHEST_DEGREE, AbstractControlVariate, Auto, PlainMean, check_cross_fitting
 from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder
 from mcmcpost.evidence.mbar import mbar_estimate, stepping_stone
 from mcmcpost.evidence.pooled import NUM_NODES, PooledPath, pooled_path
@@ -188,6 +188,28 @@ class Evidence(NamedTuple):
         )
 
 
+def check_options(
+    ladder: Ladder,
+    *,
+    path: str = "auto",
+    degree: int | None = None,
+    num_nodes: int = 24,
+    num_folds: int | None = None,
+    moments: tuple[Any, Any] | None = None,
+    fallback: bool = True,
+    allow_bad_scores: bool = False,
+) -> None:
+    """Refuse options that `estimate_log_evidence` cannot use, before any work."""
+    if not isinstance(path, str) or path not in PATHS:
+        raise InputError("log_evidence", f"`path` to be one of {', '.join(PATHS)}", repr(path), 'Use "auto".')
+    check_count(
+        "log_evidence", "degree", degree, "None lets the error choose.", least=0, most=HIGHEST_DEGREE, optional=True
+    )
+    check_count("log_evidence", "num_nodes", num_nodes, "Use 24.", least=2, most=1_000)
+    check_flags("log_evidence", fallback=fallback, allow_bad_scores=allow_bad_scores)
+    check_cross_fitting(ladder.rung(0), num_folds, moments)
+
+
 def estimate_log_evidence(
     ladder: Ladder,
     health: RungHealth,
@@ -216,12 +238,6 @@ def estimate_log_evidence(
     degree, num_nodes : of the pooled path, see `pooled_path`.
     num_folds, moments, fallback : of the rungs, as in `estimate_expectations`.
     """
-    if not isinstance(path, str) or path not in PATHS:
-        raise InputError("log_evidence", f"`path` to be one of {', '.join(PATHS)}", repr(path), 'Use "auto".')
-    check_count("log_evidence", "degree", degree, "None lets the error choose.", least=0, optional=True)
-    check_count("log_evidence", "num_nodes", num_nodes, "Use 24.", least=2, most=10_000)
-    check_flags("log_evidence", fallback=fallback, allow_bad_scores=allow_bad_scores)
-    check_cross_fitting(ladder.rung(0), num_folds, moments)
     used = np.flatnonzero(health.usable)
     part = ladder.select(used)
     controlled = check.passed or allow_bad_scores

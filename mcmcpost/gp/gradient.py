@@ -47,6 +47,7 @@ from mcmcpost.gp.gradient_posterior import (
 )
 from mcmcpost.gp.gradient_solvers import AbstractGradientSolver, Automatic, GradientSolution, solve_system
 from mcmcpost.kernels import AbstractKernel, Matern52, Scaled
+from mcmcpost.scores import check_scalar
 
 
 class GradientPrediction(NamedTuple):
@@ -297,6 +298,7 @@ class GradientGP(eqx.Module):
         refuse_rows("GradientGP", "gradients", ~np.isfinite(slopes).all(axis=1))
         check_size("GradientGP", "gradients", slopes)
         if self.mean is not None:
+            check_scalar("GradientGP", self.mean, X.shape[1], "mean")
             slopes = slopes - np.asarray(jax.vmap(jax.grad(self.mean))(jnp.asarray(X)))
         if values is None:
             return slopes

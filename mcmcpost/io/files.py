@@ -42,7 +42,12 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
     ------
     FileNotFoundError : there is nothing at `path`.
     ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a table holds what is not a number, a gradient
-        without its parameter, a draw twice, or chains of different lengths.
+        without its parameter, gradients of some elements of an array only, a column or a draw twice, rows longer than
+        its header, or chains of different lengths.
+
+    Warns
+    -----
+    UserWarning : a column without a gradient looks like a parameter, since it varies without those that have one.
     """
     import xarray
 

@@ -257,7 +257,7 @@ def _as_numbers[A: (jax.Array, np.ndarray)](name: str, value: object, convert: C
         return convert(value)
     except _NOT_TRACEABLE:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputTypeError("integrands", wanted, repr(value), cure) from error
 
 

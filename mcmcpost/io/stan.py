@@ -156,8 +156,8 @@ def from_cmdstan(
     Raises
     ------
     FileNotFoundError : there is no such file.
-    ValueError : a file is not such a CSV, chains differ in length, parameters or their order, or outputs are those of
-        other draws.
+    ValueError : a file is not such a CSV, a chain is given twice, chains differ in length, parameters or their order,
+        or outputs are those of other draws.
     ScoreError : the scores fail the gate.
 
     Source: CmdStan User's Guide, “Stan CSV file format”; stan/mcmc/hmc/hamiltonians/base_hamiltonian.hpp for the sign.
@@ -207,7 +207,7 @@ def _read(path: Path) -> _File:
         raise FileNotFoundError(fault(_WHERE, "an existing file", str(path), "Check the path."))
     try:
         text = path.read_text(encoding="utf-8")
-        table = pandas.read_csv(path, comment="#")
+        table = pandas.read_csv(path, comment="#", compression=None)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InputError(_WHERE, f"a CSV of CmdStan at {path}", repr(error), "Give CmdStan's own file.") from error
     settings = dict(re.findall(r"^#\s*(\w+) = (.*?)(?: \(Default\))?\s*$", text, flags=re.MULTILINE))

@@ -36,7 +36,9 @@ def variables(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         name, index = (
             (column, ()) if match is None else (match["name"], tuple(map(int, re.split(r"\.|, ?", match["index"]))))
         )
-        groups.setdefault(name, {})[index] = column
+        same = groups.setdefault(name, {}).setdefault(index, column)
+        if same != column:
+            raise InputError("Tables", f"each element of {name} once", f"{same} and {column}", "Leave one out.")
     found: dict[str, np.ndarray] = {}
     for name, elements in groups.items():
         array = _array({index: columns[column] for index, column in elements.items()})
@@ -102,11 +104,10 @@ def read_csv(path: Path) -> "xarray.DataTree":
     ValueError : a value is not a number, a gradient has no parameter, a draw occurs twice, or chains differ in length.
     """
     table = _numbers(path)
-    place = {
-        name: column for name, names in (("chain", _CHAIN), ("draw", _DRAW)) for column in names if column in table
-    }
+    known = {str(column).lower(): str(column) for column in table}
+    place = {name: known[own] for name, names in (("chain", _CHAIN), ("draw", _DRAW)) for own in names if own in known}
     chains = _chains(path, table, place)
-    kept = [name for name in table.columns if name not in (*_CHAIN, *_DRAW)]
+    kept = [name for name in table.columns if name.lower() not in (*_CHAIN, *_DRAW)]
     columns = {name: np.stack([chain[name].to_numpy(np.float64) for chain in chains]) for name in kept}
     gradients = [name for name in kept if name.startswith(PREFIX)]
     names = [name.removeprefix(PREFIX) for name in gradients]

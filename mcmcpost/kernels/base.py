@@ -50,7 +50,7 @@ def check_parameter(
 ) -> None:
     """Refuse a parameter of the wrong kind or rank, or out of range; a traced value is checked for rank only.
 
-    The squares of all numbers, and of their inverses, must be finite.
+    The fourth powers of all numbers, and of their inverses, must be finite.
 
     positive : whether the value must exceed `lower`, instead of being at least `lower`.
 

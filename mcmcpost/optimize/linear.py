@@ -8,7 +8,15 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.arguments import as_float64, check_count, check_flags, check_function, check_kind, check_number
+from mcmcpost._core.arguments import (
+    as_float64,
+    check_count,
+    check_flags,
+    check_function,
+    check_kind,
+    check_number,
+    check_size,
+)
 from mcmcpost._core.errors import InputError
 from mcmcpost.gp import DiagonalPlusLowRank
 
@@ -103,6 +111,7 @@ def solve_linear(
     if not len(right) or not np.isfinite(right).all():
         got = "NaN or infinite entries" if len(right) else "no entry"
         raise InputError(where, "`b` finite, of at least one entry", got, "Check how it was made.")
+    check_size(where, "b", right[:, None])
     d = len(right)
     check_kind(where, "method", method, (AbstractBelief, None), "Such as SolutionBased().")
     check_number(where, "rtol", rtol, "Use 1e-5.", inside="[0, 1)")

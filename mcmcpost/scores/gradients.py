@@ -65,7 +65,7 @@ _NOT_TRACEABLE = (
 
 def check_scalar(where: str, logdensity_fn: Callable[[Array], Array], d: int, name: str = "logdensity_fn") -> None:
     """Refuse a log density that does not map one draw (d,) to a real scalar, or that JAX cannot trace."""
-    expected, cure = f"`{name}` to map one draw (d,) to a scalar", "Sum the terms of the log density."
+    expected, cure = f"`{name}` to map one draw (d,) to a scalar", "Sum its terms."
 
     def checked(draw: Array) -> Array:
         value = logdensity_fn(draw)

@@ -46,10 +46,12 @@ TABLES = [
     ("chains that are words", OK.replace("\n1,", "\nb,"), "other values in chain"),
     ("chains that are no integers", OK.replace("\n1,", "\n0.5,"), "whole numbers in `chain`"),
     ("a chain that is missing", OK.replace("\n1,0", "\n,0"), "whole numbers in `chain`"),
+    ("chains under a capital", OK.replace("chain", "Chain") + "1,2,0,0\n", "chains of one length"),
+    ("an element under two names", "t[1],t.1\n1,2\n3,4\n", "each element of t once"),
     ("infinite draws", OK.replace("3,-3", "inf,-3"), "finite draws"),
     ("draws beyond range", OK.replace("3,-3", "1e400,-3"), "finite draws"),
-    ("draws too large to square", OK.replace("3,-3", "1e200,-3"), "1e-150 to 1e\\+150"),
-    ("draws too small to square", "a,gradient_a\n1e-200,1\n2e-200,1\n", "1e-150 to 1e\\+150"),
+    ("draws too large to square", OK.replace("3,-3", "1e200,-3"), "1e-75 to 1e\\+75"),
+    ("draws too small to square", "a,gradient_a\n1e-200,1\n2e-200,1\n", "1e-75 to 1e\\+75"),
     ("CmdStan's output", "lp__,accept_stat__,a\n1,1,1\n", "from_cmdstan"),
 ]
 
@@ -179,7 +181,7 @@ TREES = [
         {"unconstrained_draw": of(ONES, unconstrained_parameter=list("aab")), "gradient": of(-ONES)},
         "distinct",
     ),
-    ("too large", {"unconstrained_draw": of(ONES * 1e200), "gradient": of(-ONES)}, "1e-150"),
+    ("too large", {"unconstrained_draw": of(ONES * 1e200), "gradient": of(-ONES)}, "1e-75"),
 ]
 
 
