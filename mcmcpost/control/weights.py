@@ -15,6 +15,7 @@ from mcmcpost._core.arguments import as_real, check_kind, check_tree_type
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
+from mcmcpost.control.estimate import in_units, units_of
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact, choose_solver, tune
 from mcmcpost.control.kernel_systems import mean_diagonal, normalised_gram, solve_iterative
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
@@ -148,6 +149,7 @@ def solve_stein_weights(
     if method.max_states is not None:
         cure = "Thin the trace, or use ConjugateGradients."
         raise InputError("stein_weights", "a method without `max_states`", method.max_states, cure)
+    values = in_units(values, units_of(values))
     spread = np.ptp(values, axis=(0, 1))
     usable = values[..., np.isfinite(values).all(axis=(0, 1)) & (spread > 0)]
     problem = make_problem(trace, usable if usable.shape[-1] else trace.draws, moments=moments)

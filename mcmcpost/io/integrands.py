@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from mcmcpost._core.arguments import check_function, check_kind, check_size
+from mcmcpost._core.arguments import check_function, check_kind
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.large_arrays import zeros
 from mcmcpost.io.convention import (
@@ -91,7 +91,6 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     if not names:
         raise InputError("integrands", "at least one integrand", "arrays without values", "Give one value a draw.")
     values = parts[0].values if len(parts) == 1 else _side_by_side([part.values for part in parts])
-    check_size("integrands", "integrands", values)
     return Integrands(names, values, np.concatenate([part.events for part in parts]))
 
 
