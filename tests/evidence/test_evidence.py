@@ -19,6 +19,7 @@ from mcmcpost.evidence import (
     EvidenceEstimate,
     Ladder,
     check_ladder,
+    check_options,
     check_temperatures,
     compare_models,
     corrected_rule,
@@ -349,4 +350,4 @@ def test_a_prior_whose_mean_log_likelihood_is_minus_infinity(rng: np.random.Gene
 )
 def test_options_that_are_refused(options: dict, words: str, rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match=words):
-        evidence(PATH.ladder(rng, 10, RUNGS), **options)
+        check_options(PATH.ladder(rng, 10, RUNGS), **options)
