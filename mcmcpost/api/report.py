@@ -72,16 +72,15 @@ def html_report(
     FileExistsError, FileNotFoundError, PermissionError, ValueError : `path` cannot be written; see `check_destination`.
     ScoreError, ValueError, TypeError : as in `expectation`.
     """
-    where, of_labels = "html_report", "Pass {label: text}."
-    check_flags(where, overwrite=overwrite, allow_bad_scores=allow_bad_scores)
-    check_flags(where, fallback=fallback)
+    where = "html_report"
+    check_flags(where, overwrite=overwrite, allow_bad_scores=allow_bad_scores, fallback=fallback)
     check_count("folds", "folds", folds, "Leave it out for eight.", least=2, optional=True)
     resolve_method(method)
     check_kind(where, "evidence", evidence, (Evidence, None), "Pass what log_evidence returned.")
     check_kind(where, "joint", joint, (JointEstimate, None), "Pass what joint_expectation returned.")
     check_kind(where, "title", title, str, "It is the heading.")
     check_kind(where, "command", command, (str, None), "It is a line of text.")
-    check_kind(where, "asked", asked, (Mapping, None), of_labels)
+    check_kind(where, "asked", asked, (Mapping, None), "Pass {label: text}.")
     as_names(where, "asked", [part for pair in (asked or {}).items() for part in pair])
     place = None if path is None else check_destination(path, overwrite)
     subject = None if tree is None else read_subject(tree, evidence, allow_bad_scores)

@@ -102,7 +102,8 @@ class SteinWeights(NamedTuple):
         if "unconstrained_draw" not in stats or set(stats.sizes) < {"chain", "draw"}:
             raise InputError(where, "`tree` with the draws of the weights", "none", cure)
         draws = stats["unconstrained_draw"].transpose("chain", "draw", ...).values.astype(float, copy=False)
-        if fingerprint(draws[..., moving(draws)]) != self.trace:
+        moves = moving(draws)
+        if fingerprint(draws if moves.all() else draws[..., moves]) != self.trace:
             raise InputError(where, "`tree` with the draws of the weights", "others", cure)
         new = tree.copy()
         stats["stein_weight"] = xarray.DataArray(

@@ -160,7 +160,7 @@ class GradientCG(AbstractGradientSolver):
 
     def __check_init__(self) -> None:
         _check_limits("GradientCG", self.rtol, self.max_steps)
-        check_flags("GradientCG", project=self.project, precondition=self.precondition is not None)
+        check_flags("GradientCG", project=self.project)
         if self.precondition is not None:
             check_flags("GradientCG", precondition=self.precondition)
 

@@ -138,6 +138,9 @@ def _refuse_parts(path: Path, names: Sequence[str], columns: Mapping[str, np.nda
         raise InputError(_WHERE, f"a column {PREFIX}{bare[0]} in {path}", f"none for {', '.join(bare)}", cure)
 
 
+ENOUGH = 100
+"""Draws from which a column is suspected."""
+
 APART = 4.0
 """|z| of E[(b − b̄)s] up to which a column b may be a parameter of its own: of a function g of the others the mean is
 −E[∇g]."""
@@ -146,7 +149,7 @@ APART = 4.0
 def _tell_of_parameters(path: Path, alone: Mapping[str, np.ndarray], trace: Trace) -> None:
     """Warn of columns without a gradient that look like parameters: what varies and is no function of the others."""
     found = []
-    for name, values in alone.items():
+    for name, values in alone.items() if trace.draws[..., 0].size >= ENOUGH else ():
         products = (values - values.mean())[..., None] * trace.scores
         with np.errstate(all="ignore"):
             z = np.abs(products.mean(axis=(0, 1)) / mcse_mean(products))
