@@ -1,13 +1,14 @@
 """Traces as arrays: draws and scores on the unconstrained space, and their distinct states."""
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from itertools import compress, pairwise
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._core.arguments import as_float64, as_labels
+from mcmcpost._core.arguments import as_float64, as_labels, check_size
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import rows_of
 
@@ -39,7 +40,7 @@ class States(NamedTuple):
     inverse: Int[np.ndarray, " n"]
 
 
-def make_trace(draws: object, scores: object, names: tuple[str, ...] | None = None, *, copy: bool = True) -> Trace:
+def make_trace(draws: object, scores: object, names: Iterable[str] | None = None, *, copy: bool = True) -> Trace:
     """Return a `Trace` after checking that draws and scores are two real arrays of one shape (c, n, d).
 
     Without `copy` float64 arrays are not copied, and the trace's cannot be written to.
@@ -58,6 +59,7 @@ def make_trace(draws: object, scores: object, names: tuple[str, ...] | None = No
     if not np.isfinite(draws_).all():
         bad = int((~np.isfinite(draws_)).any(-1).sum())
         raise InputError("Trace", "finite draws", f"{bad} draws with NaN or infinity", "Remove them.")
+    check_size("Trace", "draws", draws_)
     return Trace(draws_, scores_, as_labels("Trace", names, draws_.shape[-1]))
 
 
@@ -100,6 +102,12 @@ def check_same_order(where: str, labels: Mapping[str, tuple[str, ...] | None]) -
                 f"{first[place]} and {second[place]} at position {place}",
                 "Select by label in one order, as x.sel(unconstrained_parameter=labels), before comparing.",
             )
+
+
+def fingerprint(draws: Float[np.ndarray, "c n d"]) -> int:
+    """Return a number that tells draws from others, by a thousand of them."""
+    flat = draws.reshape(-1, draws.shape[-1])
+    return zlib.crc32(flat[np.linspace(0, len(flat) - 1, 1_000).astype(int)].tobytes())
 
 
 def distinct_states(trace: Trace) -> States:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mcmcpost._core.arguments import as_real
 from mcmcpost._core.errors import InputError
 
 
@@ -31,7 +32,7 @@ def _to_numpy(leaf: object) -> object:
 
 def as_points(where: str, name: str, points: object) -> jax.Array:
     """Return points (n, d) as a floating JAX array; a traced array is fine."""
-    array = jnp.asarray(points)
+    array = points if isinstance(points, jax.Array) else jnp.asarray(as_real(where, name, points))
     if array.ndim != 2:
         cure = "One coordinate is a column: x[:, None]."
         raise InputError(where, f"`{name}` of shape (n, d)", array.shape, cure)

@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mcmcpost._core.errors import InputError, InputTypeError
+from mcmcpost._core.arguments import as_names, check_count, check_flags, check_key, check_kind
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.status import Status
 from mcmcpost._core.warn import warn
 from mcmcpost.api.question import NO_GAIN, GatedTrace, resolve_method
-from mcmcpost.control import AbstractControlVariate, PlainMean
+from mcmcpost.control import HIGHEST_DEGREE, AbstractControlVariate, PlainMean
 from mcmcpost.evidence import (
+    MAX_PROPOSALS,
     Evidence,
     EvidenceComparison,
     EvidenceEstimate,
     Ladder,
     check_ladder,
+    check_options,
     compare_models,
     disagreements,
     estimate_from_posterior,
@@ -148,9 +150,9 @@ def evidence_of(
     **options: Any,
 ) -> Evidence:
     """Return the log evidence of a ladder that was read; `options` are those of `estimate_log_evidence`."""
-    if bridge is not None and not isinstance(bridge, Evidence):
-        cure = "Pass bridge_evidence(tree.sel(temperature=1.0), model, key=key)."
-        raise InputTypeError("log_evidence", "`bridge` to be an Evidence", type(bridge).__name__, cure)
+    check_options(ladder, path=path, **options)
+    cure = "Pass bridge_evidence(tree.sel(temperature=1.0), model, key=key)."
+    check_kind("log_evidence", "bridge", bridge, (Evidence, None), cure)
     evidence = in_float64(_estimate)(ladder, method, path=path, **options)
     if bridge is not None:
         evidence = with_bridge(evidence, bridge, choose=path == "auto")
@@ -193,9 +195,8 @@ def compare_evidence(
     -----
     EvidenceWarning : for one of the models, methods on the same draws disagree by more than four joint errors.
     """
-    if not isinstance(evidences, Mapping):
-        cure = 'Pass {"m1": evidence, "m2": evidence}.'
-        raise InputTypeError("compare_evidence", "a dict from name to evidence", type(evidences).__name__, cure)
+    check_kind("compare_evidence", "evidences", evidences, Mapping, 'Pass {"m1": evidence, "m2": evidence}.')
+    as_names("compare_evidence", "evidences", evidences)
     for name, evidence in evidences.items():
         for text in disagreements(evidence) if isinstance(evidence, Evidence) else ():
             warn(f"compare_evidence: {name}: {text}", EvidenceWarning)
@@ -252,18 +253,14 @@ def bridge_evidence(
     """
     where = "bridge_evidence"
     choice = resolve_method(method)
-    check_degree(where, degree)
+    check_count(where, "degree", degree, "Zero leaves the path out.", least=0, most=HIGHEST_DEGREE, optional=True)
+    check_flags(where, allow_bad_scores=allow_bad_scores)
+    check_key(where, key)
     target = read_target(where, tree, model, args, kwargs, logdensity_fn)
     evidence = in_float64(_bridge)(tree, target, choice, key, degree, allow_bad_scores)
     for text in (*evidence.complaints, *disagreements(evidence)):
         warn(f"{where}: {text}", EvidenceWarning)
     return evidence
-
-
-def check_degree(where: str, degree: int | None) -> None:
-    """Refuse a negative degree of a path's polynomials."""
-    if degree is not None and degree < 0:
-        raise InputError(where, "`degree` of at least 0", degree, "None lets the error choose.")
 
 
 def _bridge(
@@ -304,7 +301,10 @@ def laplace_evidence(
     the search for the mode, so that the estimate is an independent check of theirs (see
     `mcmcpost.evidence.laplace_importance`).
     """
-    target = read_target("laplace_evidence", tree, model, args, kwargs, logdensity_fn)
+    where = "laplace_evidence"
+    check_count(where, "num_proposals", num_proposals, "Use 20,000.", least=2, most=MAX_PROPOSALS)
+    check_key(where, key)
+    target = read_target(where, tree, model, args, kwargs, logdensity_fn)
     return in_float64(laplace_importance)(
         target.draws, target.logdensity, key=key, names=target.names, num_proposals=num_proposals
     )

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from mcmcpost._core.arguments import as_names, as_real, check_flags, check_kind
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.status import Status
 from mcmcpost._core.warn import warn
-from mcmcpost.api.question import NO_GAIN, GatedTrace, Question, pose, read_gated
+from mcmcpost.api.question import NO_GAIN, GatedTrace, Question, of_moving, pose, read_gated
 from mcmcpost.control import (
     AbstractControlVariate,
     Estimate,
@@ -111,14 +112,14 @@ def joint_expectation(
     ValueError, TypeError : no task, tasks of different dimension, a parameter that some tasks move and others hold
         fixed, a covariance that does not fit, a bad integrand.
     """
-    choice = VectorValued() if method is None else method
-    if not isinstance(choice, (VectorValued, TrainedVectorValued)):
-        raise InputTypeError("joint_expectation", "`method` to be a VectorValued", repr(method), "Or use expectation.")
-    if not isinstance(tasks, Mapping):
-        cure = 'Pass {"name": (tree, integrands)}.'
-        raise InputTypeError("joint_expectation", "a dict from name to task", type(tasks).__name__, cure)
+    where, cure = "joint_expectation", 'Pass {"name": (tree, integrands)}.'
+    check_kind(where, "method", method, (VectorValued, TrainedVectorValued, None), "Or use expectation.")
+    check_flags(where, allow_bad_scores=allow_bad_scores, fallback=fallback)
+    check_kind(where, "tasks", tasks, Mapping, cure)
+    as_names(where, "tasks", tasks)
     if not tasks:
-        raise InputError("joint_expectation", "at least one task", "none", 'Pass {"name": (tree, integrands)}.')
+        raise InputError(where, "`tasks`, at least one", "none", cure)
+    choice = VectorValued() if method is None else method
     inputs = {}
     gated: dict[int, GatedTrace] = {}  # tasks may share a tree
     for name, pair in tasks.items():
@@ -148,13 +149,25 @@ def summary(
     tree: "xarray.DataTree",
     integrands: Any = None,
     method: str | AbstractControlVariate = "auto",
-    **options: Any,
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+    fallback: bool = True,
 ) -> "pandas.DataFrame":
     """Return a table beside ``az.summary``: mean, sd, mcse, mean_cv, mcse_cv, gain, method, status, digits.
 
     Arguments are those of `expectation`; `digits` are the significant digits of `mean_cv` that its error supports.
     """
-    return expectation(tree, integrands, method, **options).to_dataframe()
+    return expectation(
+        tree,
+        integrands,
+        method,
+        standardize=standardize,
+        folds=folds,
+        allow_bad_scores=allow_bad_scores,
+        fallback=fallback,
+    ).to_dataframe()
 
 
 def quantile(
@@ -184,7 +197,7 @@ def quantile(
 
 def check_probabilities(probabilities: float | Sequence[float]) -> Float[np.ndarray, " a"]:
     """Return the distinct probabilities in the order given; refuse an empty list, and any outside (0, 1)."""
-    levels = np.atleast_1d(np.asarray(probabilities, float))
+    levels = np.atleast_1d(as_real("quantile", "probabilities", probabilities)).astype(float)
     if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels < 1)).all():
         raise InputError("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, not 5.")
     return np.array(list(dict.fromkeys(levels.tolist())))  # results are named by their probability
@@ -213,13 +226,14 @@ def answer(
     fallback: bool = True,
 ) -> Estimate:
     """Return the expectations of the integrands of a question; arguments as in `expectation`."""
+    check_flags("expectation", fallback=fallback)
     estimate = in_float64(estimate_expectations)(
         question.trace,
         question.names,
         question.values,
         question.method,
         num_folds=folds,
-        moments=standardize,
+        moments=of_moving(question.gated.trace, standardize),
         bad_scores=question.bad_scores,
         verified=question.gated.check.verified,
         events=question.events,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from mcmcpost._core.arguments import check_flags
 from mcmcpost._core.errors import InputError
 from mcmcpost.control import (
     AbstractControlVariate,
@@ -14,10 +15,11 @@ from mcmcpost.control import (
     Screened,
     SemiExact,
     ZeroVariance,
+    read_moments,
 )
 from mcmcpost.io import gate, integrand_values, read_trace, recorded_log_density
 from mcmcpost.scores import ScoreCheck, ScoreError
-from mcmcpost.trace import Trace, without_fixed
+from mcmcpost.trace import Trace, moving, without_fixed
 
 if TYPE_CHECKING:
     import xarray
@@ -78,6 +80,7 @@ def pose(
 ) -> Question:
     """Return the arrays and the method of a question, after the score gate; arguments as in `expectation`."""
     choice = resolve_method(method)
+    check_flags("score gate", allow_bad_scores=allow_bad_scores)
     gated = read_gated(tree, allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
     trace = without_fixed(gated.trace)
     if gated.check.pattern == "nonfinite":
@@ -97,11 +100,21 @@ def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool, *, scores_needed
     ------
     ScoreError : the gate finds an error that is not allowed, or scores that are needed are not finite.
     """
+    check_flags("score gate", allow_bad_scores=allow_bad_scores)
     trace = read_trace(tree)
     check = gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
     if scores_needed and check.pattern == "nonfinite":
         raise ScoreError(check.message)
     return GatedTrace(trace, check)
+
+
+def of_moving(trace: Trace, standardize: Any) -> Any:
+    """Return the known moments of the coordinates that move, of those of all coordinates; None for None."""
+    if standardize is None:
+        return None
+    moves = moving(trace.draws)
+    mean, sd = read_moments(standardize, len(moves))
+    return mean[moves], sd[moves]
 
 
 def resolve_method(method: str | AbstractControlVariate) -> AbstractControlVariate:
@@ -111,5 +124,8 @@ def resolve_method(method: str | AbstractControlVariate) -> AbstractControlVaria
     if isinstance(method, str) and method in METHODS:
         return METHODS[method]
     raise InputError(
-        "method", f"one of {', '.join(METHODS)} or a method object", repr(method), "See ZeroVariance, SemiExact."
+        "method",
+        f"one of {', '.join(METHODS)} or a method object",
+        repr(method),
+        "See ZeroVariance, SemiExact.",
     )

@@ -4,11 +4,12 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mcmcpost._core.arguments import as_names, check_count, check_flags, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.versions import versions
 from mcmcpost.api.evidence import evidence_of
 from mcmcpost.api.expectation import answer
-from mcmcpost.api.question import pose
+from mcmcpost.api.question import pose, resolve_method
 from mcmcpost.control import AbstractControlVariate, JointEstimate
 from mcmcpost.evidence import Evidence, disagreements
 from mcmcpost.io import (
@@ -42,7 +43,9 @@ def html_report(
     command: str | None = None,
     overwrite: bool = False,
     allow_bad_scores: bool = False,
-    **options: Any,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    fallback: bool = True,
 ) -> str:
     """Return one self-contained HTML file about a trace, and write it where a `path` is given.
 
@@ -55,7 +58,7 @@ def html_report(
     tree : a trace with scores; a ladder, whose last rung is the posterior and whose evidence is estimated; or None for
         `evidence` or `joint` alone.
     path : a new file ending in .html, checked before the work; `overwrite` allows it to exist.
-    integrands, method, allow_bad_scores, options : as in `expectation`.
+    integrands, method, allow_bad_scores, standardize, folds, fallback : as in `expectation`.
     evidence : from `log_evidence`. joint : from `joint_expectation`.
     title : heading. asked : more lines about the request, from label to text. command : how the report was made.
 
@@ -69,6 +72,16 @@ def html_report(
     FileExistsError, FileNotFoundError, PermissionError, ValueError : `path` cannot be written; see `check_destination`.
     ScoreError, ValueError, TypeError : as in `expectation`.
     """
+    where = "html_report"
+    check_flags(where, overwrite=overwrite, allow_bad_scores=allow_bad_scores, fallback=fallback)
+    check_count("folds", "folds", folds, "Leave it out for eight.", least=2, optional=True)
+    resolve_method(method)
+    check_kind(where, "evidence", evidence, (Evidence, None), "Pass what log_evidence returned.")
+    check_kind(where, "joint", joint, (JointEstimate, None), "Pass what joint_expectation returned.")
+    check_kind(where, "title", title, str, "It is the heading.")
+    check_kind(where, "command", command, (str, None), "It is a line of text.")
+    check_kind(where, "asked", asked, (Mapping, None), "Pass {label: text}.")
+    as_names(where, "asked", [part for pair in (asked or {}).items() for part in pair])
     place = None if path is None else check_destination(path, overwrite)
     subject = None if tree is None else read_subject(tree, evidence, allow_bad_scores)
     contents = gather(
@@ -81,7 +94,9 @@ def html_report(
         asked=asked,
         command=command,
         allow_bad_scores=allow_bad_scores,
-        **options,
+        standardize=standardize,
+        folds=folds,
+        fallback=fallback,
     )
     text = render(contents)
     if place is not None:

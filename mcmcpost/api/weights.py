@@ -4,10 +4,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mcmcpost._core.arguments import check_count, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
-from mcmcpost.api.question import read_gated
-from mcmcpost.control import ControlFunctional, SemiExact, SteinWeights, solve_stein_weights, standard_coordinates
+from mcmcpost.api.question import of_moving, read_gated
+from mcmcpost.control import (
+    ControlFunctional,
+    SemiExact,
+    SteinWeights,
+    check_weights,
+    solve_stein_weights,
+    standard_coordinates,
+)
 from mcmcpost.io import integrand_values, read_trace
 from mcmcpost.kernels import AbstractKernel, InverseMultiquadric
 from mcmcpost.stein import kernel_stein_discrepancy as stein_discrepancy, stein_thin
@@ -34,6 +42,7 @@ def stein_weights(
     product lowers the variance of the rule by less than a thousandth; `initial` are weights of the same draws, under
     a kernel or temperature nearby, to start them from.
     """
+    check_kind("stein_weights", "method", method, (ControlFunctional, SemiExact, None), "Such as SemiExact().")
     gated = read_gated(tree, allow_bad_scores)
     if gated.failed and not allow_bad_scores:
         raise InputError(
@@ -41,7 +50,7 @@ def stein_weights(
         )
     trace, values = without_fixed(gated.trace), integrand_values(tree, integrands).values
     return in_float64(solve_stein_weights)(
-        trace, values, method or ControlFunctional(), moments=standardize, initial=initial
+        trace, values, method or ControlFunctional(), moments=of_moving(gated.trace, standardize), initial=initial
     )
 
 
@@ -61,10 +70,15 @@ def stein_thinning(
 ) -> ThinnedDraws:
     """Choose `size` draws greedily, so that their equally weighted average has a small Stein discrepancy.
 
-    Riabiz et al. (2022, doi:10.1111/rssb.12503), Algorithm 1. It removes burn-in and compresses a trace. Where every
+    Riabiz et al. (2022, doi:10.1111/rssb.12503), Algorithm 1. It removes burn-in and compresses a trace: `size` is at
+    most the number of draws. Where every
     draw is kept, `stein_weights` has smaller errors. `kernel` as for `kernel_stein_discrepancy`.
     """
+    where = "stein_thinning"
+    check_kind(where, "kernel", kernel, (AbstractKernel, None), "Such as InverseMultiquadric().")
+    check_count(where, "size", size, "Choose some draws.")
     trace = without_fixed(read_gated(tree, allow_bad_scores).trace)
+    check_count(where, "size", size, "Choose at most as many as there are draws.", most=trace.draws[..., 0].size)
     found = in_float64(_thin)(trace, kernel, size)
     chain, draw = np.divmod(found.indices, trace.draws.shape[1])
     return ThinnedDraws(chain, draw, found.discrepancy)
@@ -100,7 +114,11 @@ def kernel_stein_discrepancy(
         weak convergence.
     weights : Stein weights of this trace.
     """
+    where = "kernel_stein_discrepancy"
+    check_kind(where, "kernel", kernel, (AbstractKernel, None), "Such as InverseMultiquadric().")
     trace = without_fixed(read_trace(tree))
+    if weights is not None:
+        check_weights(where, "weights", weights, trace)
     return float(in_float64(_discrepancy)(trace, kernel, None if weights is None else weights.values.reshape(-1)))
 
 

@@ -5,9 +5,9 @@ from mcmcpost.control.errors import SAFETY, tail_inflation
 from mcmcpost.control.estimate import Estimate, estimate_expectations
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact
 from mcmcpost.control.joint_estimate import JointEstimate, TaskInput, estimate_jointly
-from mcmcpost.control.least_squares import Lasso, LeastSquares, Ridge
+from mcmcpost.control.least_squares import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean
-from mcmcpost.control.problem import Problem, participants, standard_coordinates
+from mcmcpost.control.problem import Problem, check_cross_fitting, participants, read_moments, standard_coordinates
 from mcmcpost.control.quantiles import estimate_quantiles
 from mcmcpost.control.screened import Screened
 from mcmcpost.control.task_families import NeuralNetwork
@@ -21,10 +21,11 @@ from mcmcpost.control.trained import (
     TrainedVectorValued,
 )
 from mcmcpost.control.vector_valued import VectorValued
-from mcmcpost.control.weights import SteinWeights, solve_stein_weights
+from mcmcpost.control.weights import SteinWeights, check_weights, solve_stein_weights
 from mcmcpost.control.zero_variance import ZeroVariance
 
 __all__ = [
+    "HIGHEST_DEGREE",
     "MAX_DEGREE",
     "NEED",
     "REML",
@@ -56,10 +57,13 @@ __all__ = [
     "TrainedVectorValued",
     "VectorValued",
     "ZeroVariance",
+    "check_cross_fitting",
+    "check_weights",
     "estimate_expectations",
     "estimate_jointly",
     "estimate_quantiles",
     "participants",
+    "read_moments",
     "solve_stein_weights",
     "standard_coordinates",
     "tail_inflation",

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from mcmcpost._core.arguments import check_count, check_flags
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import judged_variance, residual_variance
 from mcmcpost.control.functional import SemiExact
-from mcmcpost.control.least_squares import LeastSquares, Ridge
+from mcmcpost.control.least_squares import HIGHEST_DEGREE, LeastSquares, Ridge
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean, merge_fits, no_control
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.screened import Screened
@@ -48,6 +49,10 @@ class Auto(AbstractControlVariate):
 
     max_degree: int | None = None
     kernel: bool = True
+
+    def __check_init__(self) -> None:
+        check_count("Auto", "max_degree", self.max_degree, "Leave it out.", most=HIGHEST_DEGREE, optional=True)
+        check_flags("Auto", kernel=self.kernel)
 
     @property
     def label(self) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Bool, Float, Int
 
+from mcmcpost._core.arguments import HUGE, check_tree_type
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import copy_of, in_blocks
 from mcmcpost._core.mcse import mcse_mean
@@ -16,7 +17,7 @@ from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
 from mcmcpost.control.errors import heavy_tailed, tail_inflation, total_error
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean, columnwise
-from mcmcpost.control.problem import Problem, column_sd, make_problem
+from mcmcpost.control.problem import Problem, check_cross_fitting, column_sd, make_problem
 from mcmcpost.scores import effective_size
 from mcmcpost.trace import States, Trace, distinct_states
 
@@ -131,6 +132,8 @@ class Estimate(NamedTuple):
             "residual": (("chain", "draw", "quantity"), np.asarray(self.residuals)),
             "covariance": (("quantity", "quantity_bis"), np.asarray(self.covariance)),
         }
+        if tree is not None:
+            check_tree_type("Estimate.to_datatree", tree)
         new = xarray.DataTree() if tree is None else tree.copy()
         coords = {"quantity": names, "quantity_bis": names, **_chain_draw(new, self.residuals.shape)}
         results = xarray.Dataset(variables, coords=coords, attrs=_attrs(self))
@@ -259,9 +262,38 @@ def estimate_expectations(
     events : (p,) whether a constant zero or one is taken for that of an event that was not seen; all by default.
     fallback : return the plain mean where the controlled error is not smaller; otherwise a gain below one is reported.
     """
-    integrands = read_integrands(names, values, distinct_states(trace), events)
+    check_cross_fitting(trace, num_folds, moments)
+    units = units_of(values)
+    integrands = read_integrands(names, in_units(values, units), distinct_states(trace), events)
     fitted = fit_integrands(trace, integrands, method, num_folds=num_folds, moments=moments)
-    return assemble(integrands, fitted, bad_scores=bad_scores, verified=verified, fallback=fallback)
+    return rescaled(
+        assemble(integrands, fitted, bad_scores=bad_scores, verified=verified, fallback=fallback),
+        units,
+    )
+
+
+def units_of(values: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
+    """Return a power of two of its size for each integrand whose variance would overflow or vanish, one for others."""
+    with np.errstate(invalid="ignore"):
+        size = np.maximum(values.max(axis=(0, 1)), -values.min(axis=(0, 1)))
+    odd = np.isfinite(size) & (size > 0) & ((size >= HUGE) | (size <= 1 / HUGE))
+    _, exponent = np.frexp(np.where(odd, size, 1.0))
+    return np.ldexp(1.0, np.where(odd, np.maximum(exponent - 2, -1074), 0))
+
+
+def in_units(values: Float[np.ndarray, "c n p"], units: Float[np.ndarray, " p"]) -> Float[np.ndarray, "c n p"]:
+    """Return values divided by their units, without a copy where all are one."""
+    return values if (units == 1).all() else values / units
+
+
+def rescaled(estimate: Estimate, units: Float[np.ndarray, " p"]) -> Estimate:
+    """Return an estimate of values divided by `units` as that of the values; a covariance may overflow or vanish."""
+    if (units == 1).all():
+        return estimate
+    names = ("mean", "mcse", "sd", "mean_plain", "mcse_plain", "mean_crossfit", "residuals")
+    scaled = {name: getattr(estimate, name) * units for name in names}
+    with np.errstate(over="ignore"):
+        return estimate._replace(**scaled, covariance=estimate.covariance * units[:, None] * units)
 
 
 def fit_integrands(

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
+from mcmcpost._core.arguments import check_count, check_flags, check_kind, check_number, check_numbers
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import pad_columns, zeros
 from mcmcpost._core.status import Status
 from mcmcpost.control.kernel_systems import KernelFit, crossfit_dense, crossfit_iterative, kernel_data
-from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
+from mcmcpost.control.least_squares import HIGHEST_DEGREE, exponents_of_degree, polynomial_basis
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, Refits, mean_of_residuals, no_control
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
@@ -46,6 +47,12 @@ class REML(eqx.Module):
     free_nugget: bool = True
     max_steps: int = 50
 
+    def __check_init__(self) -> None:
+        check_numbers("REML", "squared_lengthscales", self.squared_lengthscales, "Such as (30.0, 100.0).")
+        check_count("REML", "max_draws", self.max_draws, "Use 400.")
+        check_count("REML", "max_steps", self.max_steps, "Use 50.")
+        check_flags("REML", free_nugget=self.free_nugget)
+
 
 class GridREML(eqx.Module):
     """Restricted maximum likelihood over a fixed grid of isotropic lengthscales and nuggets, each integrand by itself.
@@ -64,6 +71,11 @@ class GridREML(eqx.Module):
     polish: bool = False
     max_steps: int = 20
     shared: bool = False
+
+    def __check_init__(self) -> None:
+        check_count("GridREML", "max_draws", self.max_draws, "Use 256.")
+        check_count("GridREML", "max_steps", self.max_steps, "Use 20.")
+        check_flags("GridREML", polish=self.polish, shared=self.shared)
 
 
 class Setting(NamedTuple):
@@ -204,8 +216,7 @@ class SemiExact(AbstractControlVariate):
     max_states: int | None = None
 
     def __check_init__(self) -> None:
-        if not isinstance(self.degree, int) or self.degree < 1:
-            raise InputError("SemiExact", "`degree` to be a positive integer", self.degree, "Use 1, 2 or 3.")
+        check_count("SemiExact", "degree", self.degree, "Use 1, 2 or 3.", most=HIGHEST_DEGREE)
         _check(self)
 
     @property
@@ -218,18 +229,19 @@ class SemiExact(AbstractControlVariate):
 
 def _check(choice: ControlFunctional | SemiExact) -> None:
     where = type(choice).__name__
+    check_kind(where, "kernel", choice.kernel, (AbstractKernel, None), "Such as SquaredExponential(2.0).")
+    check_kind(where, "tuning", choice.tuning, (REML, GridREML, None), "Such as REML().")
+    check_kind(where, "solver", choice.solver, (Cholesky, ConjugateGradients, None), "Such as ConjugateGradients().")
+    check_number(where, "nugget", choice.nugget, "It is relative: 1e-8 to 1.", optional=True)
+    check_count(where, "max_states", choice.max_states, "Fit on more states.", least=MIN_TRAIN, optional=True)
     if choice.kernel is not None and isinstance(choice.tuning, GridREML):
         raise InputError(where, "no `kernel` with GridREML, which has its own", choice.kernel, "Use tuning=REML().")
-    if choice.nugget is not None and not 0 < choice.nugget < np.inf:
-        raise InputError(where, "a positive `nugget`", choice.nugget, "It is relative: 1e-8 to 1.")
-    whole = choice.budget is None or (isinstance(choice.budget, int) and choice.budget > 0)
-    if not whole or (choice.budget is not None and isinstance(choice.solver, Cholesky)):
-        wanted = "a whole positive `budget`, and no Cholesky()"
-        raise InputError(where, wanted, choice.budget, "It counts products of ConjugateGradients().")
+    cure = "It counts products of ConjugateGradients()."
+    check_count(where, "budget", choice.budget, cure, optional=True)
+    if choice.budget is not None and isinstance(choice.solver, Cholesky):
+        raise InputError(where, "no `budget` with Cholesky()", choice.budget, cure)
     if choice.max_states is not None and (choice.budget is not None or isinstance(choice.solver, ConjugateGradients)):
         raise InputError(where, "no `max_states` with ConjugateGradients", choice.max_states, "Use Cholesky().")
-    if choice.max_states is not None and choice.max_states < MIN_TRAIN:
-        raise InputError(where, f"`max_states` of at least {MIN_TRAIN}", choice.max_states, "Fit on more states.")
 
 
 def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: int) -> ControlFit:

@@ -18,9 +18,12 @@ from mcmcpost.control.estimate import (
     Integrands,
     assemble,
     covariance_of,
+    in_units,
     read_integrands,
+    rescaled,
+    units_of,
 )
-from mcmcpost.control.problem import make_joint_problem, make_problem
+from mcmcpost.control.problem import check_cross_fitting, make_joint_problem, make_problem, read_moments
 from mcmcpost.control.trained import TrainedVectorValued
 from mcmcpost.control.vector_valued import VectorValued
 from mcmcpost.trace import Trace, check_same_order, distinct_states, moving, with_coordinates
@@ -147,8 +150,11 @@ def estimate_jointly(
         others; a covariance that does not fit them.
     """
     check_dimensions({name: item.trace for name, item in inputs.items()})
+    for item in inputs.values():
+        check_cross_fitting(item.trace, num_folds, moments)
+    units = {name: units_of(item.values) for name, item in inputs.items()}
     integrands = {
-        name: read_integrands(item.names, item.values, distinct_states(item.trace), item.events)
+        name: read_integrands(item.names, in_units(item.values, units[name]), distinct_states(item.trace), item.events)
         for name, item in inputs.items()
     }
     traces = {name: item.trace for name, item in inputs.items() if item.controlled and len(integrands[name].columns)}
@@ -165,6 +171,10 @@ def estimate_jointly(
         for name, item in inputs.items()
     }
     covariance = _covariance(estimates, inputs, *_common_error(estimates, found, integrands))
+    every = np.concatenate(list(units.values()))
+    with np.errstate(over="ignore"):
+        covariance = covariance * every[:, None] * every
+    estimates = {name: rescaled(estimate, units[name]) for name, estimate in estimates.items()}
     return JointEstimate(estimates, covariance, labels, found.task_covariance)
 
 
@@ -234,7 +244,7 @@ def _fit_tasks(
         traces = {name: with_coordinates(trace, moves) for name, trace in traces.items()}
         states = [distinct_states(trace) for trace in traces.values()]
         if moments is not None:
-            mean, sd = (np.broadcast_to(moment, moves.shape)[moves] for moment in moments)
+            mean, sd = (moment[moves] for moment in read_moments(moments, len(moves)))
             moments = (mean, sd)
     first, *others = traces.values()
     if all(same_states(first, other) for other in others):

@@ -11,12 +11,17 @@ import scipy.linalg
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
+from mcmcpost._core.arguments import check_count, check_number
 from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
 from mcmcpost.control.problem import Folds, Problem, Subsets
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 
 GCV_INFLATION = 1.4
 """Each degree of freedom counts 1.4 in generalised cross-validation, against undersmoothing (Kim and Gu 2004)."""
+
+
+HIGHEST_DEGREE = 16
+"""Beyond it features of a few hundred draws differ by rounding, and errors were found too small."""
 
 
 class LeastSquares(eqx.Module):
@@ -32,6 +37,9 @@ class Ridge(eqx.Module):
 
     strength: float | None = None
 
+    def __check_init__(self) -> None:
+        check_number("Ridge", "strength", self.strength, "Leave it out to have it chosen.", optional=True)
+
 
 class Lasso(eqx.Module):
     """An absolute-value penalty that selects features, followed by least squares on those selected.
@@ -41,6 +49,9 @@ class Lasso(eqx.Module):
     """
 
     path_length: int = 20
+
+    def __check_init__(self) -> None:
+        check_count("Lasso", "path_length", self.path_length, "Use 20.", most=10_000)
 
 
 def ridge_strengths(

@@ -8,7 +8,8 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._core.errors import InputError
+from mcmcpost._core.arguments import as_real, check_count
+from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.large_arrays import in_blocks, zeros
 from mcmcpost.scores import effective_size
 from mcmcpost.trace import States, Trace, distinct_states
@@ -251,11 +252,7 @@ def standard_coordinates(
     flat = draws.reshape(-1, draws.shape[-1])
     n, d = flat.shape
     if moments is not None:
-        mean, sd = (np.broadcast_to(np.asarray(moment, float), (d,)) for moment in moments)
-        if not (np.isfinite(mean).all() and np.isfinite(sd).all() and (sd > 0).all()):
-            raise InputError(
-                "standardize", "a finite mean and a positive sd", moments, "Pass (mean, sd), scalars or (d,)."
-            )
+        mean, sd = read_moments(moments, d)
         return mean, np.diag(sd)
     mean, sd = flat.mean(axis=0), column_sd(flat)
     sd = np.where(sd > 0, sd, 1.0)
@@ -270,6 +267,28 @@ def standard_coordinates(
     return mean, np.diag(sd)
 
 
+def read_moments(moments: Any, d: int) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
+    """Return the mean and the standard deviation of each coordinate from `standardize`, a pair of scalars or (d,)."""
+    cure = "Pass (mean, sd), scalars or (d,)."
+    if not isinstance(moments, tuple | list) or len(moments) != 2:
+        raise InputTypeError("standardize", "`standardize` to be a pair (mean, sd)", repr(moments), cure)
+    mean, sd = (as_real("standardize", "standardize", moment).astype(float) for moment in moments)
+    if not {mean.shape, sd.shape} <= {(), (d,)}:
+        raise InputError("standardize", f"`standardize` of scalars or ({d},)", f"{mean.shape} and {sd.shape}", cure)
+    if not (np.isfinite(mean).all() and np.isfinite(sd).all() and (sd > 0).all()):
+        raise InputError("standardize", "`standardize` with a finite mean and a positive sd", moments, cure)
+    return np.broadcast_to(mean, (d,)), np.broadcast_to(sd, (d,))
+
+
+def check_cross_fitting(trace: Trace, num_folds: Any, moments: Any) -> None:
+    """Refuse folds that are fewer than two or more than the draws, and moments that are none; None is the default."""
+    chains, draws, d = trace.draws.shape
+    cure = "Cross-fitting holds out one fold at a time: leave it out for eight."
+    check_count("folds", "folds", num_folds, cure, least=2, most=max(chains * draws, 2), optional=True)
+    if moments is not None:
+        read_moments(moments, d)
+
+
 def draw_folds(draws: Float[np.ndarray, "c n d"], num_folds: int | None = None) -> Int[np.ndarray, " m"]:
     """Return the fold of each draw, chains concatenated.
 
@@ -277,8 +296,6 @@ def draw_folds(draws: Float[np.ndarray, "c n d"], num_folds: int | None = None) 
     whole chains if there are that many, and otherwise equal blocks of each chain, of at least `MIN_BLOCK`
     autocorrelation times. With `num_folds` at most the number of chains, chains are grouped.
     """
-    if num_folds is not None and num_folds < 2:
-        raise InputError("folds", "at least two folds", num_folds, "Cross-fitting holds out one fold at a time.")
     num_chains, num_draws, _ = draws.shape
     wanted = default_folds(draws) if num_folds is None else num_folds
     if wanted <= num_chains:

@@ -3,8 +3,17 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from mcmcpost.control.estimate import Estimate, assemble, fit_integrands, read_integrands
+from mcmcpost.control.estimate import (
+    Estimate,
+    assemble,
+    fit_integrands,
+    in_units,
+    read_integrands,
+    rescaled,
+    units_of,
+)
 from mcmcpost.control.method import AbstractControlVariate
+from mcmcpost.control.problem import check_cross_fitting
 from mcmcpost.trace import Trace, distinct_states
 
 RULE_OF_THREE = 3.0
@@ -35,6 +44,9 @@ def estimate_quantiles(
     ----------
     values : (c, n, p). probabilities : in (0, 1). Other arguments are those of `estimate_expectations`.
     """
+    check_cross_fitting(trace, num_folds, None)
+    units = units_of(values)
+    values = in_units(values, units)
     p, a = values.shape[-1], len(probabilities)
     flat = np.repeat(values.reshape(-1, p), a, axis=1)
     levels = np.tile(probabilities, p)
@@ -63,7 +75,7 @@ def estimate_quantiles(
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = estimate.covariance / estimate.mcse[:, None] / estimate.mcse[None, :]
         gain = np.where(half > 0, (plain_half / half) ** 2, estimate.gain)
-    return estimate._replace(
+    found = estimate._replace(
         mean=quantile + nan,
         mcse=half + nan,
         mean_plain=plain + nan,
@@ -74,6 +86,7 @@ def estimate_quantiles(
         covariance=correlation * half[:, None] * half[None, :],
         info=estimate.info | {"note": "residuals are those of the indicator of each quantile"},
     )
+    return rescaled(found, np.repeat(units, a))._replace(residuals=estimate.residuals)
 
 
 def _invert(ordered: Float[np.ndarray, "n q"], levels: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:

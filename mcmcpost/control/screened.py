@@ -13,7 +13,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._core.errors import InputError
+from mcmcpost._core.arguments import check_count, check_flags
 from mcmcpost._core.large_arrays import zeros
 from mcmcpost._core.status import Status
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, Refits, no_control
@@ -73,9 +73,9 @@ class Screened(AbstractControlVariate):
     kernel: bool = True
 
     def __check_init__(self) -> None:
-        for name, value in (("rounds", self.rounds), ("per_round", self.per_round)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise InputError("Screened", f"`{name}` to be a positive integer", value, "Leave it out.")
+        check_count("Screened", "rounds", self.rounds, "Use 3.", most=1_000)
+        check_count("Screened", "per_round", self.per_round, "Leave it out.", optional=True)
+        check_flags("Screened", kernel=self.kernel)
 
     @property
     def label(self) -> str:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from mcmcpost._core.arguments import check_count, check_function
 from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.stein import (
@@ -332,10 +333,10 @@ class NeuralNetwork(eqx.Module):
     activation: Callable[[Array], Array] = jax.nn.tanh
 
     def __check_init__(self) -> None:
-        functions = 1 if self.num_functions is None else self.num_functions
-        for name, value in (("width", self.width), ("depth", self.depth), ("num_functions", functions)):
-            if value < 1:
-                raise InputError("NeuralNetwork", f"`{name}` of at least 1", value, "Use a positive integer.")
+        for name, value in (("width", self.width), ("depth", self.depth)):
+            check_count("NeuralNetwork", name, value, "Use a positive integer.", most=100_000)
+        check_count("NeuralNetwork", "num_functions", self.num_functions, "Leave it out.", most=100_000, optional=True)
+        check_function("NeuralNetwork", "activation", self.activation, 1, "Such as jax.nn.tanh.")
 
     def start(self, num_tasks: int, dimension: int, *, key: PRNGKeyArray) -> NeuralTasks:
         """Return a network with g = 0: random hidden layers and a last layer of zeros.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from mcmcpost._core.arguments import check_count, check_kind, check_number, check_numbers
 from mcmcpost._core.errors import InputError
 from mcmcpost.control.functional import DEFAULT_NUGGET
 from mcmcpost.control.problem import JointProblem
@@ -95,10 +96,7 @@ def alternating_task_covariance(
     Source: Sun, Barp and Briol (ICML 2023), Appendix D.3, Theorem D.1; Dinuzzo et al. (2011); Ciliberto et al. (2015).
     """
     where = "alternating_task_covariance"
-    if not penalty > 0:
-        raise InputError(where, "`penalty` above 0", penalty, "B is undefined without one.")
-    if len(deltas) == 0 or min(deltas) <= 0 or any(b >= a for a, b in itertools.pairwise(deltas)):
-        raise InputError(where, "`deltas` positive and decreasing", deltas, "Such as (1e-1, 1e-2, 1e-3).")
+    check_penalty(where, penalty, deltas)
     labels = np.asarray(tasks)
     sizes = task_sizes(where, labels, int(labels.max(initial=0)) + 1)
     kernel, f = jnp.asarray(gram), jnp.asarray(values)
@@ -197,6 +195,15 @@ START_CORRELATION = 0.9
 NUGGET_STEP = 10.0
 
 
+def check_penalty(where: str, penalty: object, deltas: Sequence[float]) -> None:
+    """Refuse a penalty that is not positive, and δ that are not or do not decrease."""
+    check_number(where, "penalty", penalty, "B is undefined without one.")
+    cure = "Such as (1e-1, 1e-2, 1e-3)."
+    check_numbers(where, "deltas", deltas, cure)
+    if any(b >= a for a, b in itertools.pairwise(deltas)):
+        raise InputError(where, "`deltas` that decrease", deltas, cure)
+
+
 class TaskREML(eqx.Module):
     """Restricted maximum likelihood of kernel, task covariance and nugget by L-BFGS, all tasks jointly.
 
@@ -215,6 +222,13 @@ class TaskREML(eqx.Module):
     max_draws: int = 600
     max_steps: int = 100
 
+    def __check_init__(self) -> None:
+        check_numbers("TaskREML", "squared_lengthscales", self.squared_lengthscales, "Such as (3.0, 100.0).")
+        check_number("TaskREML", "nugget", self.nugget, "Use 1e-2.", inside="(0, 1)")
+        check_count("TaskREML", "rank", self.rank, "Leave it out.", optional=True)
+        check_count("TaskREML", "max_draws", self.max_draws, "Use 600.")
+        check_count("TaskREML", "max_steps", self.max_steps, "Use 100.")
+
 
 class ConvexTaskCovariance(eqx.Module):
     """B by the alternating convex scheme of Sun, Barp and Briol (2023), Appendix D.3, for tasks with one target.
@@ -229,6 +243,11 @@ class ConvexTaskCovariance(eqx.Module):
     penalty: float = 1e-5
     deltas: tuple[float, ...] = (1e-1, 1e-2, 1e-3)
     kernel: TaskREML = eqx.field(default_factory=TaskREML)
+
+    def __check_init__(self) -> None:
+        where = "ConvexTaskCovariance"
+        check_penalty(where, self.penalty, self.deltas)
+        check_kind(where, "kernel", self.kernel, TaskREML, "Such as TaskREML().")
 
 
 class TaskModel(NamedTuple):

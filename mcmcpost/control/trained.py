@@ -10,8 +10,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from mcmcpost._core.arguments import check_count, check_flags, check_key, check_kind, check_number
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
+from mcmcpost.control.least_squares import HIGHEST_DEGREE
 from mcmcpost.control.method import (
     AbstractControlVariate,
     ControlFit,
@@ -165,8 +167,7 @@ class ChainVariance(eqx.Module):
     block: int | None = None
 
     def __check_init__(self) -> None:
-        if self.block is not None and self.block < 1:
-            raise InputError("ChainVariance", "`block` of at least 1", self.block, "Use a few dozen draws.")
+        check_count("ChainVariance", "block", self.block, "Use a few dozen draws.", optional=True)
 
 
 class Stochastic(eqx.Module):
@@ -188,15 +189,13 @@ class Stochastic(eqx.Module):
     objective: MeanSquare | ChainVariance | None = None
 
     def __check_init__(self) -> None:
-        for name, value in (("num_epochs", self.num_epochs), ("batch_size", self.batch_size)):
-            if value < 1:
-                raise InputError("Stochastic", f"`{name}` of at least 1", value, "Use a positive integer.")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            got = self.learning_rate
-            raise InputError("Stochastic", "`learning_rate` above 0", got, "Values of unit scale suit 1e-3.")
-        if not (math.isfinite(self.penalty) and self.penalty >= 0):
-            got = self.penalty
-            raise InputError("Stochastic", "`penalty` finite and not negative", got, "Values such as 1e-5 suit.")
+        check_count("Stochastic", "num_epochs", self.num_epochs, "Use 400.")
+        check_count("Stochastic", "batch_size", self.batch_size, "Use a few draws of each task.")
+        check_number("Stochastic", "learning_rate", self.learning_rate, "Values of unit scale suit 1e-3.")
+        check_number("Stochastic", "penalty", self.penalty, "Values such as 1e-5 suit.", inside="[0, inf)")
+        check_flags("Stochastic", learn_covariance=self.learn_covariance)
+        kinds = (MeanSquare, ChainVariance, None)
+        check_kind("Stochastic", "objective", self.objective, kinds, "Such as ChainVariance().")
 
 
 class StochasticFit(NamedTuple):
@@ -373,6 +372,11 @@ class KernelFamily(eqx.Module):
     kernel: AbstractKernel
     covariance: Any = None
 
+    def __check_init__(self) -> None:
+        check_kind("KernelFamily", "kernel", self.kernel, AbstractKernel, "Such as SquaredExponential(2.0).")
+        if self.covariance is not None:
+            check_covariance("KernelFamily", self.covariance)
+
     def start(self, rows: TaskRows, num_tasks: int) -> AbstractTaskControl:
         return KernelTasks.start(self.kernel, rows, _covariance(self.covariance, num_tasks))
 
@@ -385,6 +389,11 @@ class PolynomialFamily(eqx.Module):
 
     degree: int = 2
     covariance: Any = None
+
+    def __check_init__(self) -> None:
+        check_count("PolynomialFamily", "degree", self.degree, "Use 1, 2 or 3.", most=HIGHEST_DEGREE)
+        if self.covariance is not None:
+            check_covariance("PolynomialFamily", self.covariance)
 
     def start(self, rows: TaskRows, num_tasks: int) -> AbstractTaskControl:
         return PolynomialTasks.start(rows, _covariance(self.covariance, num_tasks), degree=self.degree)
@@ -408,6 +417,12 @@ class TrainedVectorValued(AbstractControlVariate):
     family: KernelFamily | PolynomialFamily | NeuralNetwork
     key: PRNGKeyArray = eqx.field(kw_only=True)
     training: Stochastic | None = None
+
+    def __check_init__(self) -> None:
+        where, families = "TrainedVectorValued", (KernelFamily, PolynomialFamily, NeuralNetwork)
+        check_kind(where, "family", self.family, families, "Such as PolynomialFamily(2).")
+        check_kind(where, "training", self.training, (Stochastic, None), "Such as Stochastic().")
+        check_key(where, self.key)
 
     @property
     def label(self) -> str:
@@ -474,7 +489,6 @@ def runs_of(joint: JointProblem, index: Int[np.ndarray, " r"]) -> Int[np.ndarray
 
 def _covariance(given: Any, num_tasks: int) -> FixedCovariance:
     matrix = np.eye(num_tasks) if given is None else np.asarray(given, float)
-    check_covariance("TrainedVectorValued", matrix)
     if matrix.shape != (num_tasks, num_tasks):
         cure = "One row for each integrand that varies."
         raise InputError("TrainedVectorValued", f"a covariance of {num_tasks} tasks", matrix.shape, cure)

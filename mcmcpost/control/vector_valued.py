@@ -9,6 +9,7 @@ import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
+from mcmcpost._core.arguments import check_count, check_flags, check_kind, check_number
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import judged_variance
@@ -30,7 +31,7 @@ from mcmcpost.control.kernel_systems import (
     kernel_data,
     mean_diagonal,
 )
-from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
+from mcmcpost.control.least_squares import HIGHEST_DEGREE, exponents_of_degree, polynomial_basis
 from mcmcpost.control.method import (
     AbstractControlVariate,
     ControlFit,
@@ -209,14 +210,17 @@ class VectorValued(AbstractControlVariate):
 
     def __check_init__(self) -> None:
         where = "VectorValued"
-        if not isinstance(self.degree, int) or self.degree < 0:
-            raise InputError(where, "`degree` to be an integer of at least 0", self.degree, "Use 0, 1 or 2.")
-        if self.order not in (1, 2):
-            raise InputError(where, "`order` 1 or 2", self.order, "It is that of the Langevin operator.")
-        if self.nugget is not None and not 0 < self.nugget < np.inf:
-            raise InputError(where, "a positive `nugget`", self.nugget, "It is relative: 1e-10 to 1.")
+        kernels, tunings = (AbstractKernel, Coregionalisation, None), (TaskREML, ConvexTaskCovariance, None)
+        check_kind(where, "kernel", self.kernel, kernels, "Such as SquaredExponential(2.0).")
+        check_kind(where, "tuning", self.tuning, tunings, "Such as TaskREML().")
+        solvers = (Cholesky, ConjugateGradients, None)
+        check_kind(where, "solver", self.solver, solvers, "Such as ConjugateGradients().")
+        check_count(where, "degree", self.degree, "Use 0, 1 or 2.", least=0, most=HIGHEST_DEGREE)
+        check_count(where, "order", self.order, "It is that of the Langevin operator.", most=2)
+        check_number(where, "nugget", self.nugget, "It is relative: 1e-10 to 1.", optional=True)
+        check_flags(where, guard=self.guard)
         if self.covariance is not None:
-            check_covariance(where, np.asarray(self.covariance, float))
+            check_covariance(where, self.covariance)
             if isinstance(self.kernel, Coregionalisation):
                 raise InputError(where, "no `covariance` beside a Coregionalisation", "both", "Drop one.")
 

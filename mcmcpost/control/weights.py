@@ -11,19 +11,20 @@ import scipy.linalg
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int, PyTree
 
-from mcmcpost._core.arguments import check_kind
+from mcmcpost._core.arguments import as_real, check_kind, check_tree_type
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
+from mcmcpost.control.estimate import in_units, units_of
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact, choose_solver, tune
 from mcmcpost.control.kernel_systems import mean_diagonal, normalised_gram, solve_iterative
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
-from mcmcpost.control.problem import Problem, make_problem
+from mcmcpost.control.problem import Problem, check_cross_fitting, make_problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE
 from mcmcpost.linops import Tile
 from mcmcpost.linsolve import Cholesky, ConjugateGradients, factorise
 from mcmcpost.stein import SteinTile
-from mcmcpost.trace import Trace
+from mcmcpost.trace import Trace, fingerprint, moving
 
 if TYPE_CHECKING:
     import xarray
@@ -55,6 +56,7 @@ class SteinWeights(NamedTuple):
     status : ``controlled``, ``nugget_raised`` or ``not_converged``.
     info : JSON-able facts: kernel, nugget, cost.
     subset : where `model_error` takes amplitudes from.
+    trace : the `fingerprint` of the trace.
     """
 
     values: Float[np.ndarray, "c n"]
@@ -62,6 +64,7 @@ class SteinWeights(NamedTuple):
     status: Status
     info: dict[str, Any]
     subset: AmplitudeSubset
+    trace: int
 
     def mean(self, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
         """Return Σ w f over chains and draws, for values (c, n) or (c, n, ...)."""
@@ -93,8 +96,16 @@ class SteinWeights(NamedTuple):
         """
         import xarray
 
+        where, cure = "SteinWeights.to_datatree", "Pass the trace that the weights were computed for."
+        check_tree_type(where, tree)
+        stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xarray.Dataset()
+        if "unconstrained_draw" not in stats or set(stats.sizes) < {"chain", "draw"}:
+            raise InputError(where, "`tree` with the draws of the weights", "none", cure)
+        draws = stats["unconstrained_draw"].transpose("chain", "draw", ...).values.astype(float, copy=False)
+        moves = moving(draws)
+        if fingerprint(draws if moves.all() else draws[..., moves]) != self.trace:
+            raise InputError(where, "`tree` with the draws of the weights", "others", cure)
         new = tree.copy()
-        stats = tree["sample_stats"].to_dataset()
         stats["stein_weight"] = xarray.DataArray(
             self.values,
             dims=("chain", "draw"),
@@ -108,11 +119,11 @@ class SteinWeights(NamedTuple):
         return new
 
     def _checked(self, name: str, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "c n *p"]:
-        array = np.asarray(values, float)
+        array = as_real(f"SteinWeights.{name}", "values", values).astype(float, copy=False)
         if array.shape[:2] != self.values.shape:
             raise InputError(
                 f"SteinWeights.{name}",
-                f"values with leading shape {self.values.shape}",
+                f"`values` with leading shape {self.values.shape}",
                 array.shape,
                 "Weights belong to one trace; evaluate the integrand at its draws.",
             )
@@ -134,9 +145,12 @@ def solve_stein_weights(
     temperature nearby, from which conjugate gradients start.
     """
     check_kind("stein_weights", "method", method, (ControlFunctional, SemiExact), "Such as ControlFunctional().")
+    check_kind("stein_weights", "initial", initial, (SteinWeights, None), "Pass what stein_weights returned.")
+    check_cross_fitting(trace, None, moments)
     if method.max_states is not None:
         cure = "Thin the trace, or use ConjugateGradients."
         raise InputError("stein_weights", "a method without `max_states`", method.max_states, cure)
+    values = in_units(values, units_of(values))
     spread = np.ptp(values, axis=(0, 1))
     usable = values[..., np.isfinite(values).all(axis=(0, 1)) & (spread > 0)]
     problem = make_problem(trace, usable if usable.shape[-1] else trace.draws, moments=moments)
@@ -151,7 +165,7 @@ def solve_stein_weights(
             "Use more draws, or a lower degree.",
         )
     solver = choose_solver(method, problem.num_states, ConjugateGradients(gain=GAIN))
-    start = None if initial is None else _start(initial, problem, basis.shape[1], trace.draws.shape[:2])
+    start = None if initial is None else _start(initial, problem, basis.shape[1], trace)
     tuning: REML | GridREML | None = method.tuning
     if tuning is None and method.kernel is None:
         tuning = GridREML(polish=True, shared=True)
@@ -179,19 +193,26 @@ def solve_stein_weights(
     weights = per_state[problem.inverse].reshape(trace.draws.shape[:2])
     info = setting.describe() | {"method": method.label, "nugget_used": float(used), "num_products": steps}
     subset = _amplitude_subset(tile, float(used), problem, basis)
-    return SteinWeights(weights, float(factor), status, info, subset)
+    return SteinWeights(weights, float(factor), status, info, subset, fingerprint(trace.draws))
 
 
-def _start(initial: SteinWeights, problem: Problem, size: int, shape: tuple[int, int]) -> Float[Array, " m"]:
+def _start(initial: SteinWeights, problem: Problem, size: int, trace: Trace) -> Float[Array, " m"]:
     """Return the weight of each state under `initial`."""
-    if size > 1 or initial.values.shape != shape:
-        raise InputError(
-            "stein_weights",
-            f"`initial` weights of shape {shape}, and a ControlFunctional",
-            f"{initial.values.shape} with {size - 1} polynomial features",
-            "Weights of other draws, and features, give no first guess.",
-        )
+    if size > 1:
+        cure = "Weights give no first guess where there are polynomial features."
+        raise InputError("stein_weights", "`initial` with a ControlFunctional", "a SemiExact", cure)
+    check_weights("stein_weights", "initial", initial, trace)
     return jnp.zeros(len(problem.counts)).at[problem.inverse].add(initial.values.reshape(-1))
+
+
+def check_weights(where: str, name: str, weights: object, trace: Trace) -> None:
+    """Refuse what are no Stein weights of the draws of `trace`."""
+    check_kind(where, name, weights, SteinWeights, "Pass what stein_weights returned.")
+    assert isinstance(weights, SteinWeights)
+    shape = trace.draws.shape[:2]
+    if weights.values.shape != shape or weights.trace != fingerprint(trace.draws):
+        got = f"those of other draws, of shape {weights.values.shape}"
+        raise InputError(where, f"`{name}` of the draws of this trace, of shape {shape}", got, "Compute its own.")
 
 
 def _amplitude_subset(tile: Tile, nugget: float, problem: Problem, design: np.ndarray) -> AmplitudeSubset:

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from mcmcpost._core.arguments import check_count, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import residual_variance
 from mcmcpost.control.least_squares import (
+    HIGHEST_DEGREE,
     Lasso,
     LeastSquares,
     PolynomialFit,
@@ -62,8 +64,10 @@ class ZeroVariance(AbstractControlVariate):
     max_interaction: int | None = None
 
     def __check_init__(self) -> None:
-        if not isinstance(self.degree, int) or self.degree < 1:
-            raise InputError("ZeroVariance", "`degree` to be a positive integer", self.degree, "Use 1, 2 or 3.")
+        where = "ZeroVariance"
+        check_count(where, "degree", self.degree, "Use 1, 2 or 3.", most=HIGHEST_DEGREE)
+        check_count(where, "max_interaction", self.max_interaction, "Leave it out for all.", optional=True)
+        check_kind(where, "penalty", self.penalty, (LeastSquares, Ridge, Lasso, None), "Such as Ridge().")
 
     @property
     def label(self) -> str:

@@ -1,6 +1,6 @@
 """Model evidence from power posteriors: sampling the ladder, integrating it, and cross-checks on the same draws."""
 
-from mcmcpost.evidence.bridge import bridge_sampling
+from mcmcpost.evidence.bridge import MAX_PROPOSALS, bridge_sampling
 from mcmcpost.evidence.compare import EvidenceComparison, compare_models, disagreements
 from mcmcpost.evidence.ladder import (
     EvidenceEstimate,
@@ -18,7 +18,7 @@ from mcmcpost.evidence.ladder import (
 )
 from mcmcpost.evidence.lanes import Evaluation, HamiltonianKernel, evaluate_at
 from mcmcpost.evidence.laplace import laplace_importance
-from mcmcpost.evidence.log_evidence import PATHS, Evidence, estimate_log_evidence, with_bridge
+from mcmcpost.evidence.log_evidence import PATHS, Evidence, check_options, estimate_log_evidence, with_bridge
 from mcmcpost.evidence.mbar import stepping_stone
 from mcmcpost.evidence.pooled import PooledPath, pooled_path
 from mcmcpost.evidence.posterior import PosteriorDraws, estimate_from_posterior, evaluate_draws
@@ -32,6 +32,7 @@ from mcmcpost.evidence.sampling import (
 )
 
 __all__ = [
+    "MAX_PROPOSALS",
     "PATHS",
     "Evaluation",
     "Evidence",
@@ -51,6 +52,7 @@ __all__ = [
     "adaptive_ladder",
     "bridge_sampling",
     "check_ladder",
+    "check_options",
     "check_temperatures",
     "compare_models",
     "control_rungs",

@@ -11,7 +11,7 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from mcmcpost._core.arguments import as_float64, as_labels
+from mcmcpost._core.arguments import as_float64, as_labels, check_count, check_flags, check_function, check_key
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean, pareto_khat
@@ -104,6 +104,8 @@ DRIFT_LEVEL = 1e-4
 
 WHERE = "bridge_sampling"
 
+MAX_PROPOSALS = 10_000_000
+
 
 class Half(NamedTuple):
     """Half of the draws, a normal fitted to the other half, and how their densities compare at both.
@@ -186,8 +188,10 @@ def bridge_sampling(
     doi:10.1016/j.jmp.2017.09.005) for the whole.
     """
     points, labels = check_draws(WHERE, draws, names)
-    if num_proposals is not None and num_proposals < 1:
-        raise InputError(WHERE, "`num_proposals` of at least one", num_proposals, "Leave it out.")
+    check_key(WHERE, key)
+    check_function(WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,).")
+    check_count(WHERE, "num_proposals", num_proposals, "Leave it out.", most=MAX_PROPOSALS, optional=True)
+    check_flags(WHERE, symmetric=symmetric)
     if too_few(points):
         return no_bridge(points)
     density = partial(log_densities, WHERE, logdensity_fn)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mcmcpost._core.arguments import check_kind
 from mcmcpost._core.errors import InputError
 
 
@@ -59,6 +60,7 @@ def checkpoint_path(where: str, checkpoint: str | os.PathLike[str] | None) -> Pa
     """Return the path, whose folder must exist."""
     if checkpoint is None:
         return None
+    check_kind(where, "checkpoint", checkpoint, (str, os.PathLike), "Name a file.")
     path = Path(checkpoint)
     if not path.parent.is_dir() or path.is_dir():
         raise InputError(where, "`checkpoint` to be a file in an existing folder", str(path), "Create it first.")

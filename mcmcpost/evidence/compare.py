@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import softmax
 
+from mcmcpost._core.arguments import check_kind, check_number
 from mcmcpost._core.errors import InputError
 from mcmcpost.evidence.ladder import EvidenceEstimate
 from mcmcpost.evidence.log_evidence import Evidence
@@ -73,14 +74,21 @@ def compare_models(
     names = tuple(evidences)
     if len(names) < 2:
         raise InputError(where, "at least two models", len(names), 'Pass {"m1": evidence, "m2": evidence}.')
+    for name in names:
+        cure = "Pass what log_evidence, bridge_evidence or laplace_evidence returned."
+        check_kind(where, str(name), evidences[name], (Evidence, EvidenceEstimate), cure)
     value = np.array([float(evidences[name].value) for name in names])
     error = np.array([evidences[name].error for name in names])
     for name, v, e in zip(names, value, error, strict=True):
         if not (np.isfinite(v) and np.isfinite(e)):
             raise InputError(where, f"a finite log evidence with its error for {name}", f"{v} ± {e}", "Leave it out.")
-    weights = np.ones(len(names)) if prior is None else np.array([prior.get(name, np.nan) for name in names])
-    if not (np.isfinite(weights).all() and (weights > 0).all()):
-        raise InputError(where, f"a positive prior probability for each of {names}", prior, "Name every model.")
+    check_kind(where, "prior", prior, (Mapping, None), "Name every model.")
+    if prior is not None and set(prior) != set(names):
+        raise InputError(where, f"`prior` for each of {names}", tuple(prior), "Name every model.")
+    chances = dict.fromkeys(names, 1.0) if prior is None else prior
+    for name in names:
+        check_number(where, f"prior[{name!r}]", chances[name], "It is a probability, up to a constant.")
+    weights = np.array([float(chances[name]) for name in names])
     probability = softmax(value + np.log(weights))
     # ∂p_i/∂v_j = p_i(δ_ij − p_j)
     slope = probability[:, None] * (np.eye(len(names)) - probability)

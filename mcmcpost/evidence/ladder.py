@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.interpolate import PchipInterpolator
 
-from mcmcpost._core.arguments import as_float64, as_labels, check_count
+from mcmcpost._core.arguments import as_float64, as_labels, as_real, check_count, check_number, check_size
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.trace import Trace, make_trace
@@ -36,6 +36,8 @@ class EvidenceEstimate(NamedTuple):
 
 
 _BOTH_ENDS = "Both ends are rungs."
+
+MAX_RUNGS = 100_000
 
 
 class TemperedTarget(NamedTuple):
@@ -96,7 +98,7 @@ class Ladder(NamedTuple):
 
 def check_temperatures(where: str, temperatures: object) -> Float[np.ndarray, " t"]:
     """Return inverse temperatures as an array: at least two, strictly increasing, from 0 to 1."""
-    values = as_float64(where, "temperatures", np.atleast_1d(np.asarray(temperatures)), "t")
+    values = _levels(where, temperatures)
     cure = "Use power_ladder(31, 5), or np.unique(np.r_[0.0, ..., 1.0])."
     if len(values) < 2 or not np.isfinite(values).all():
         raise InputError(where, "at least two finite inverse temperatures", values.tolist(), cure)
@@ -109,9 +111,13 @@ def check_temperatures(where: str, temperatures: object) -> Float[np.ndarray, " 
     return values
 
 
+def _levels(where: str, temperatures: object) -> Float[np.ndarray, " t"]:
+    return as_float64(where, "temperatures", np.atleast_1d(as_real(where, "temperatures", temperatures)), "t")
+
+
 def new_temperatures(where: str, ladder: Ladder, temperatures: object) -> Float[np.ndarray, " t"]:
     """Return new temperatures in order, refusing those outside (0, 1), repeated, or in the ladder."""
-    levels = np.sort(as_float64(where, "temperatures", np.atleast_1d(np.asarray(temperatures)), "t"))
+    levels = np.sort(_levels(where, temperatures))
     if not len(levels) or not ((levels > 0) & (levels < 1)).all():
         raise InputError(where, "new temperatures inside (0, 1)", levels.tolist(), "Both ends are rungs.")
     known = np.intersect1d(levels, ladder.temperatures)
@@ -149,6 +155,8 @@ def make_ladder(
         raise InputError(
             where, f"draws (chain, draw, {len(levels)}, d)", points.shape, "One rung for each temperature."
         )
+    check_size(where, "draws", points)
+    check_size(where, "log_likelihood", values)
     for name, array, shape in (
         ("log_likelihood", values, points.shape[:3]),
         ("gradient_log_likelihood", slopes[0], points.shape),
@@ -164,17 +172,15 @@ def power_ladder(size: int, power: float | int = 5) -> Float[np.ndarray, " t"]:
 
     Friel and Pettitt (2008, doi:10.1111/j.1467-9868.2007.00650.x) with power 5.
     """
-    check_count("power_ladder", "size", size, _BOTH_ENDS, least=2)
-    if not 0 < power < np.inf:
-        raise InputError("power_ladder", "a positive `power`", power, "Use 5.")
+    check_count("power_ladder", "size", size, _BOTH_ENDS, least=2, most=MAX_RUNGS)
+    check_number("power_ladder", "power", power, "Use 5.")
     return np.linspace(0.0, 1.0, size) ** power
 
 
 def geometric_ladder(size: int, smallest: float = 1e-4) -> Float[np.ndarray, " t"]:
     """Return 0 and then inverse temperatures in constant ratio from `smallest` to 1."""
-    check_count("geometric_ladder", "size", size, _BOTH_ENDS, least=2)
-    if not 0 < smallest < 1:
-        raise InputError("geometric_ladder", "`smallest` inside (0, 1)", smallest, "Use 1e-4.")
+    check_count("geometric_ladder", "size", size, _BOTH_ENDS, least=2, most=MAX_RUNGS)
+    check_number("geometric_ladder", "smallest", smallest, "Use 1e-4.", inside="(0, 1)")
     return np.concatenate([[0.0], np.geomspace(smallest, 1.0, size - 1) if size > 2 else [1.0]])
 
 
@@ -197,8 +203,7 @@ def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
     size : number of temperatures, both ends included.
     """
     where = "adaptive_ladder"
-    if size < 2:
-        raise InputError(where, "`size` of at least 2", size, "Both ends are rungs.")
+    check_count(where, "size", size, _BOTH_ENDS, least=2, most=MAX_RUNGS)
     variance = _variances(ladder)
     gap = np.diff(ladder.temperatures)
     share = np.cbrt(np.abs(np.diff(variance)) * gap**2)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from mcmcpost._core.arguments import check_count, check_flags, check_kind, check_number
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.evidence.ladder import TemperedTarget
@@ -49,13 +50,15 @@ class KernelFunctions(NamedTuple):
 
 def check_kernel(where: str, kernel: HamiltonianKernel) -> None:
     """Refuse settings that cannot run."""
-    steps, depths = kernel.num_steps, kernel.max_tree_depth
-    if steps is not None and steps < 1:
-        raise InputError(where, "`num_steps` of at least 1", steps, "Use None for NUTS.")
-    if len(depths) != 2 or min(depths) < 1:
-        raise InputError(where, "two values of `max_tree_depth` of at least 1", depths, "Use (6, 8).")
-    if not 0 < kernel.target_accept < 1:
-        raise InputError(where, "`target_accept` inside (0, 1)", kernel.target_accept, "Use 0.8.")
+    check_kind(where, "kernel", kernel, HamiltonianKernel, "Such as HamiltonianKernel().")
+    check_count(where, "num_steps", kernel.num_steps, "Use None for NUTS.", optional=True)
+    depths = kernel.max_tree_depth
+    if not isinstance(depths, tuple | list) or len(depths) != 2:
+        raise InputError(where, "two values of `max_tree_depth`", repr(depths), "Use (6, 8).")
+    for depth in depths:
+        check_count(where, "max_tree_depth", depth, "Use (6, 8).", most=30)
+    check_number(where, "target_accept", kernel.target_accept, "Use 0.8.", inside="(0, 1)")
+    check_flags(where, dense_mass=kernel.dense_mass, forward_mode=kernel.forward_mode)
 
 
 def potential(target: TemperedTarget, draw: Array, temperature: Array) -> Float[Array, ""]:

@@ -9,9 +9,10 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize
 from scipy.special import gammaln
 
+from mcmcpost._core.arguments import check_count, check_function, check_key
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
-from mcmcpost.evidence.bridge import Normal, check_draws, log_densities
+from mcmcpost.evidence.bridge import MAX_PROPOSALS, Normal, check_draws, log_densities
 from mcmcpost.evidence.ladder import EvidenceEstimate
 
 FREEDOM = 5.0
@@ -57,9 +58,10 @@ def laplace_importance(
     Source: Geweke (1989, Econometrica 57); Hesterberg (1995, doi:10.1080/00401706.1995.10484303) for the mixture.
     """
     where = "laplace_importance"
+    check_key(where, key)
     points, _ = check_draws(where, draws, names)
-    if num_proposals < 2:
-        raise InputError(where, "`num_proposals` of at least two", num_proposals, "Use 20,000.")
+    check_count(where, "num_proposals", num_proposals, "Use 20,000.", least=2, most=MAX_PROPOSALS)
+    check_function(where, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,).")
     flat = points.reshape(-1, points.shape[-1])
     at_draws = log_densities(where, logdensity_fn, flat)
     if not np.isfinite(at_draws).any():

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from mcmcpost._core.arguments import check_count, check_flags, check_tree_type
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
-from mcmcpost.control import NEED, AbstractControlVariate, Auto, PlainMean
+from mcmcpost.control import HIGHEST_DEGREE, NEED, AbstractControlVariate, Auto, PlainMean, check_cross_fitting
 from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder
 from mcmcpost.evidence.mbar import mbar_estimate, stepping_stone
 from mcmcpost.evidence.pooled import NUM_NODES, PooledPath, pooled_path
@@ -144,6 +145,8 @@ class Evidence(NamedTuple):
         """
         import xarray
 
+        if tree is not None:
+            check_tree_type("Evidence.to_datatree", tree)
         methods, rungs, path = self.to_dataframe(), self.rungs_to_dataframe(), self.path_to_dataframe()
         variables = {f"method_{name}": ("method", methods[name].to_numpy()) for name in methods}
         variables |= {f"rung_{name}": ("temperature", rungs[name].to_numpy()) for name in rungs}
@@ -191,6 +194,28 @@ class Evidence(NamedTuple):
         )
 
 
+def check_options(
+    ladder: Ladder,
+    *,
+    path: str = "auto",
+    degree: int | None = None,
+    num_nodes: int = 24,
+    num_folds: int | None = None,
+    moments: tuple[Any, Any] | None = None,
+    fallback: bool = True,
+    allow_bad_scores: bool = False,
+) -> None:
+    """Refuse options that `estimate_log_evidence` cannot use, before any work."""
+    if not isinstance(path, str) or path not in PATHS:
+        raise InputError("log_evidence", f"`path` to be one of {', '.join(PATHS)}", repr(path), 'Use "auto".')
+    check_count(
+        "log_evidence", "degree", degree, "None lets the error choose.", least=0, most=HIGHEST_DEGREE, optional=True
+    )
+    check_count("log_evidence", "num_nodes", num_nodes, "Use 24.", least=2, most=1_000)
+    check_flags("log_evidence", fallback=fallback, allow_bad_scores=allow_bad_scores)
+    check_cross_fitting(ladder.rung(0), num_folds, moments)
+
+
 def estimate_log_evidence(
     ladder: Ladder,
     health: RungHealth,
@@ -219,12 +244,6 @@ def estimate_log_evidence(
     degree, num_nodes : of the pooled path, see `pooled_path`.
     num_folds, moments, fallback : of the rungs, as in `estimate_expectations`.
     """
-    if path not in PATHS:
-        raise InputError("log_evidence", f"`path` to be one of {', '.join(PATHS)}", repr(path), 'Use "auto".')
-    if degree is not None and degree < 0:
-        raise InputError("log_evidence", "`degree` of at least 0", degree, "None lets the error choose.")
-    if num_nodes < 2:
-        raise InputError("log_evidence", "`num_nodes` of at least 2", num_nodes, "Use 24.")
     used = np.flatnonzero(health.usable)
     part = ladder.select(used)
     controlled = check.passed or allow_bad_scores

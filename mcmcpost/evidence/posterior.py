@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost._core.arguments import check_function
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.status import Status
 from mcmcpost.control import NEED, AbstractControlVariate, PlainMean
@@ -77,6 +78,7 @@ def evaluate_draws(
     ValueError : draws that are not finite (c, n, d); a log density that is not a finite scalar at each of them.
     """
     points, labels = check_draws(WHERE, draws, names)
+    check_function(WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,).")
     rows = points.reshape(-1, points.shape[-1])
     values = log_densities(WHERE, logdensity_fn, rows)
     check_inside(values)

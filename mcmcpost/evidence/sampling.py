@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from tqdm import tqdm
 
+from mcmcpost._core.arguments import as_real, check_count, check_flags, check_key
 from mcmcpost._core.devices import map_rows, over_devices
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
@@ -159,10 +160,12 @@ def sample_rungs(
     """Sample some rungs, whatever their temperatures; `starts` are chosen from prior draws by default."""
     choice = HamiltonianKernel() if kernel is None else kernel
     check_kernel(where, choice)
-    for name, value in (*length._asdict().items(), ("exchange", 1 if exchange is None else exchange)):
-        if value < 1:
-            raise InputError(where, f"`{name}` of at least 1", value, "Use a positive integer.")
-    start = None if init is None else np.asarray(init, np.float64)
+    for name, value in length._asdict().items():
+        check_count(where, name, value, "Use a positive integer.")
+    check_count(where, "exchange", exchange, "Leave it out for independent rungs.", optional=True)
+    check_key(where, key)
+    check_flags(where, progress=progress)
+    start = None if init is None else as_real(where, "init", init).astype(np.float64)
     if start is not None and (start.shape != (len(target.names),) or not np.isfinite(start).all()):
         raise InputError(
             where, f"`init` of {len(target.names)} finite numbers", init, "Give it on the unconstrained space."
@@ -353,6 +356,7 @@ def sample_more_rungs(
     """
     where = "add_rungs"
     levels = new_temperatures(where, ladder, temperatures)
+    check_key(where, key)
     if target.names != ladder.names:
         raise InputError(where, f"a target on {ladder.names}", target.names, "Pass the model of the ladder.")
     start_key, run_key = jax.random.split(key)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from mcmcpost._core.arguments import as_float64, check_flags
 from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel, gram
 
@@ -326,6 +327,9 @@ class BlockActions(AbstractPolicy):
     learn: bool = True
     near: bool = True
 
+    def __check_init__(self) -> None:
+        check_flags("BlockActions", learn=self.learn, near=self.near)
+
     @property
     def learned(self) -> bool:
         return self.learn
@@ -386,6 +390,10 @@ class GivenActions(AbstractPolicy):
 
     matrix: Float[Array | np.ndarray, "n i"]
     learn: bool = False
+
+    def __check_init__(self) -> None:
+        as_float64("GivenActions", "matrix", self.matrix, "rows, actions")
+        check_flags("GivenActions", learn=self.learn)
 
     @property
     def learned(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from mcmcpost._core.arguments import check_count, check_kind
+from mcmcpost._core.arguments import check_count, check_flags, check_key, check_kind, check_number
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.gp.actions import (
@@ -84,6 +84,7 @@ class FittedComputationAwareGP(eqx.Module):
         ------
         TypeError, ValueError : not numbers, not finite, or of other columns than the training inputs.
         """
+        check_flags("predict", noise=noise)
         inputs = check_inputs("predict", X, self.training.X.shape[1])
         mean, variance = _predict(self.kernel, self.projection, self.training.X, inputs)
         return Prediction(self._mean(mean), self._variance(variance + self.noise * noise))
@@ -101,6 +102,7 @@ class FittedComputationAwareGP(eqx.Module):
         if rows > SPLIT_LIMIT:
             cure = "`predict` gives the combined variance."
             raise InputError("predict_split", f"at most {SPLIT_LIMIT} training rows", rows, cure)
+        check_flags("predict_split", noise=noise)
         inputs = check_inputs("predict_split", X, self.training.X.shape[1])
         mean, combined = _predict(self.kernel, self.projection, self.training.X, inputs)
         exact = _exact_variance(self.kernel, np.asarray(self.noise), self.training.X, inputs)
@@ -115,6 +117,9 @@ class FittedComputationAwareGP(eqx.Module):
         ------
         TypeError, ValueError : as `predict`.
         """
+        check_flags("sample", noise=noise)
+        check_count("sample", "num_samples", num_samples, "Ask for some.")
+        check_key("sample", key)
         inputs = check_inputs("sample", X, self.training.X.shape[1])
         added = np.asarray(self.noise * noise)
         mean, lower = _joint(self.kernel, self.projection, self.training.X, inputs, added)
@@ -212,13 +217,18 @@ class ComputationAwareGP(eqx.Module):
 
     def __check_init__(self) -> None:
         low, high = NOISE_BOUNDS
-        if not low <= self.noise <= high:
-            cure = "It is a variance, in units of outputs of variance one."
-            raise InputError("ComputationAwareGP", f"`noise` from {low:g} to {high:g}", self.noise, cure)
+        cure = "It is a variance, in units of outputs of variance one."
+        check_number("ComputationAwareGP", "noise", self.noise, cure, inside=f"[{low:g}, {high:g}]")
         cure = "Without an action nothing is learned from the data."
         check_count("ComputationAwareGP", "num_actions", self.num_actions, cure)
-        check_kind("ComputationAwareGP", "kernel", self.kernel, (AbstractKernel, type(None)), "Such as Matern32().")
-        check_kind("ComputationAwareGP", "policy", self.policy, (AbstractPolicy, type(None)), "Such as UnitActions().")
+        for name, kind, cure in (
+            ("kernel", AbstractKernel, "Such as Matern32()."),
+            ("policy", AbstractPolicy, "Such as UnitActions()."),
+            ("objective", AbstractObjective, "Such as EvidenceBound()."),
+            ("optimiser", AbstractOptimiser, "Such as LBFGS()."),
+        ):
+            check_kind("ComputationAwareGP", name, getattr(self, name), (kind, None), cure)
+        check_flags("ComputationAwareGP", optimise=self.optimise)
 
     def fit(self, X: object, y: object, *, key: PRNGKeyArray | None = None) -> FittedComputationAwareGP:
         """Return the process fitted to X (m, d) and y (m,); the key is needed by a random policy only.
@@ -229,6 +239,7 @@ class ComputationAwareGP(eqx.Module):
             that is not finite at the start.
         """
         training = check_training("ComputationAwareGP", X, y)
+        check_key("ComputationAwareGP", key, optional=True)
         kernel = default_kernel(training.X) if self.kernel is None else self.kernel
         model, projection, record = _fit(self, kernel, training, key)
         return FittedComputationAwareGP(model.kernel, float(model.noise), projection, record, training)

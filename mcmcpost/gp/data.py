@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.arguments import as_float64
+from mcmcpost._core.arguments import as_float64, check_size
 from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel, Matern32, Scaled
 
@@ -46,6 +46,7 @@ def check_training(where: str, X: object, y: object) -> Training:
         got = f"{len(inputs)} rows of X and {len(targets)} values"
         raise InputError(where, "one value of `y` for each of at least two rows of `X`", got, "Match them.")
     refuse_rows(where, "y", ~np.isfinite(targets))
+    check_size(where, "y", targets[:, None])
     centre, scale = float(targets.mean()), float(targets.std())
     scale = scale if scale > np.finfo(float).eps * abs(centre) else 1.0  # constant outputs: nothing to scale
     return Training(inputs, (targets - centre) / scale, centre, scale)
@@ -59,6 +60,7 @@ def check_inputs(where: str, X: object, d: int | None) -> Float[np.ndarray, "m d
     if not inputs.size:
         raise InputError(where, "`X` with at least one row and column", inputs.shape, "Give some inputs.")
     refuse_rows(where, "X", ~np.isfinite(inputs).all(axis=1))
+    check_size(where, "X", inputs)
     return inputs
 
 

@@ -11,7 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.arguments import as_float64
+from mcmcpost._core.arguments import (
+    as_float64,
+    check_count,
+    check_flags,
+    check_function,
+    check_key,
+    check_kind,
+    check_number,
+    check_size,
+)
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.gp.data import check_inputs, refuse_rows
@@ -38,6 +47,7 @@ from mcmcpost.gp.gradient_posterior import (
 )
 from mcmcpost.gp.gradient_solvers import AbstractGradientSolver, Automatic, GradientSolution, solve_system
 from mcmcpost.kernels import AbstractKernel, Matern52, Scaled
+from mcmcpost.scores import check_scalar
 
 
 class GradientPrediction(NamedTuple):
@@ -93,6 +103,7 @@ class FittedGradientGP:
         ValueError : X_new of another dimension or not finite, or the Hessian of a Matérn-3/2, which does not exist.
         MemoryError : variances of more points than a factorisation can hold.
         """
+        check_flags("GradientGP.predict", variance=variance, hessian=hessian)
         inputs = check_inputs("GradientGP.predict", X_new, self.X.shape[1])
         if hessian and not self.profile.has_hessian:
             cure = "Its paths are differentiable once; use Matern52 or a smoother kernel."
@@ -115,7 +126,8 @@ class FittedGradientGP:
     @in_float64
     def gradient_covariance(self, x: object) -> DiagonalPlusLowRank:
         """Return the posterior covariance of the gradient at one input (d,), rank min(d, n)."""
-        point = check_inputs("GradientGP.gradient_covariance", np.asarray(x)[None], self.X.shape[1])[0]
+        where = "GradientGP.gradient_covariance"
+        point = check_inputs(where, as_float64(where, "x", x, "d")[None], self.X.shape[1])[0]
         white = (jnp.asarray(point) - self.origin) * self.root
         covariance = posterior_gradient_covariance(self.profile, self._gram, self._factor, white)
         return _rescale(covariance, jnp.asarray(self.root))
@@ -128,6 +140,8 @@ class FittedGradientGP:
         ------
         MemoryError : more points, old and new, than a factorisation can hold.
         """
+        check_count("GradientGP.sample", "num_samples", num_samples, "Ask for some.")
+        check_key("GradientGP.sample", key)
         inputs = check_inputs("GradientGP.sample", X_new, self.X.shape[1])
         points = len(inputs) + len(self.X)
         check_memory(
@@ -243,8 +257,12 @@ class GradientGP(eqx.Module):
     max_steps: int = 50
 
     def __check_init__(self) -> None:
-        if self.noise is not None and not (np.isfinite(self.noise) and self.noise >= 0):
-            raise InputError("GradientGP", "`noise` finite and not negative", self.noise, "Give a variance.")
+        check_kind("GradientGP", "kernel", self.kernel, (AbstractKernel, None), "Such as Matern52().")
+        check_kind("GradientGP", "solver", self.solver, (AbstractGradientSolver, None), "Such as Automatic().")
+        check_number("GradientGP", "noise", self.noise, "Give a variance.", inside="[0, inf)", optional=True)
+        check_function("GradientGP", "mean", self.mean, 1, "It is the prior mean of one point (d,).", optional=True)
+        check_flags("GradientGP", tune=self.tune)
+        check_count("GradientGP", "max_steps", self.max_steps, "Or tune=False.")
 
     @in_float64
     def fit(self, X: object, gradients: object, values: object = None) -> "FittedGradientGP":
@@ -278,7 +296,9 @@ class GradientGP(eqx.Module):
         if slopes.shape != X.shape:
             raise InputError("GradientGP", f"`gradients` of the shape of `X`, {X.shape}", slopes.shape, "Match.")
         refuse_rows("GradientGP", "gradients", ~np.isfinite(slopes).all(axis=1))
+        check_size("GradientGP", "gradients", slopes)
         if self.mean is not None:
+            check_scalar("GradientGP", self.mean, X.shape[1], "mean")
             slopes = slopes - np.asarray(jax.vmap(jax.grad(self.mean))(jnp.asarray(X)))
         if values is None:
             return slopes

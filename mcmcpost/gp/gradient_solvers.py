@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
+from mcmcpost._core.arguments import check_count, check_flags, check_number
 from mcmcpost._core.errors import InputError
 from mcmcpost.gp.gradient_operator import (
     GradientGram,
@@ -134,6 +135,11 @@ class QuadraticClosedForm(AbstractGradientSolver):
         return direct(gram, right, value, points.shape[0], nugget, raised)
 
 
+def _check_limits(where: str, rtol: object, max_steps: object) -> None:
+    check_number(where, "rtol", rtol, "It is relative: 1e-2 to 1e-10.", inside="(0, 1)")
+    check_count(where, "max_steps", max_steps, "Use 5,000.")
+
+
 CLUSTERED = 0.9
 """Correlation of white gradients of neighbours above which preconditioning pays."""
 
@@ -151,6 +157,12 @@ class GradientCG(AbstractGradientSolver):
     max_steps: int = 5000
     project: bool = True
     precondition: bool | None = None
+
+    def __check_init__(self) -> None:
+        _check_limits("GradientCG", self.rtol, self.max_steps)
+        check_flags("GradientCG", project=self.project)
+        if self.precondition is not None:
+            check_flags("GradientCG", precondition=self.precondition)
 
     def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
         del profile
@@ -214,6 +226,10 @@ class Automatic(AbstractGradientSolver):
     dense_order: int = 300
     rtol: float = 1e-8
     max_steps: int = 5000
+
+    def __check_init__(self) -> None:
+        check_count("Automatic", "dense_order", self.dense_order, "Use 300.", least=0)
+        _check_limits("Automatic", self.rtol, self.max_steps)
 
     def choose(self, stationary: bool, n: int, d: int, *, with_values: bool) -> AbstractGradientSolver:
         """Return the solver for n points in d dimensions."""

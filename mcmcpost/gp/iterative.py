@@ -12,7 +12,7 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
-from mcmcpost._core.arguments import check_count, check_kind
+from mcmcpost._core.arguments import as_number, check_count, check_flags, check_key, check_kind, check_number
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.warn import warn
@@ -118,8 +118,7 @@ class SubsetStart(eqx.Module):
 
     def __check_init__(self) -> None:
         for name in ("num_subsets", "size", "num_steps"):
-            if getattr(self, name) < 1:
-                raise InputError("SubsetStart", f"`{name}` of at least 1", getattr(self, name), "Use more.")
+            check_count("SubsetStart", name, getattr(self, name), "Use more.")
 
 
 def start_on_subsets(
@@ -187,6 +186,7 @@ class FittedIterativeGP(eqx.Module):
         -----
         UserWarning : solves of an exact variance that ended before their tolerance.
         """
+        check_flags("FittedIterativeGP.predict", noise=noise, exact_variance=exact_variance)
         points = check_inputs("FittedIterativeGP.predict", X, self.training.X.shape[1])
         mean, variance = map(np.asarray, in_float64(self._predict)(points, exact_variance))
         scale, centre = self.training.scale, self.training.centre
@@ -285,12 +285,12 @@ class IterativeGP(eqx.Module):
     """
 
     kernel: AbstractKernel | None = None
-    noise: float = eqx.field(converter=float, default=1.0)
+    noise: float = eqx.field(converter=as_number, default=1.0)
     optimise: bool = True
     solver: Solver | None = None
     estimator: AbstractEstimator | None = None
     scale: AbstractScale | None = None
-    learning_rate: float = eqx.field(converter=float, default=0.1)
+    learning_rate: float = eqx.field(converter=as_number, default=0.1)
     num_steps: int = 100
     warm_start: bool = True
     precision: str = "float64"
@@ -298,17 +298,19 @@ class IterativeGP(eqx.Module):
     progress: bool = False
 
     def __check_init__(self) -> None:
-        for name in ("noise", "learning_rate"):
-            value = getattr(self, name)
-            if not 0 < value < np.inf:
-                raise InputError("IterativeGP", f"a positive `{name}`", value, "It is relative to var(y).")
+        check_number("IterativeGP", "noise", self.noise, "It is relative to var(y).")
+        check_number("IterativeGP", "learning_rate", self.learning_rate, "Use 0.1.")
+        check_flags("IterativeGP", optimise=self.optimise, warm_start=self.warm_start, progress=self.progress)
         if self.precision not in ("float32", "float64"):
             got = repr(self.precision)
             raise InputError("IterativeGP", "`precision` float32 or float64", got, "Use float64.")
         check_count("IterativeGP", "num_steps", self.num_steps, "Or optimise=False.")
-        solvers = (Cholesky, AbstractIterativeSolver, type(None))
-        check_kind("IterativeGP", "kernel", self.kernel, (AbstractKernel, type(None)), "Such as Matern32().")
+        solvers = (Cholesky, AbstractIterativeSolver, None)
+        check_kind("IterativeGP", "kernel", self.kernel, (AbstractKernel, None), "Such as Matern32().")
         check_kind("IterativeGP", "solver", self.solver, solvers, "Such as ConjugateGradients().")
+        check_kind("IterativeGP", "estimator", self.estimator, (AbstractEstimator, None), "Such as Pathwise().")
+        check_kind("IterativeGP", "scale", self.scale, (AbstractScale, None), "Such as Softplus().")
+        check_kind("IterativeGP", "subset_start", self.subset_start, (SubsetStart, None), "Such as SubsetStart().")
 
     def fit(self, X: object, y: object, *, key: jax.Array | None = None) -> FittedIterativeGP:
         """Return the process fitted to X (m, d) and y (m,).
@@ -320,6 +322,7 @@ class IterativeGP(eqx.Module):
         TypeError, ValueError : data that cannot be fitted (shapes, NaN rows, fewer than two rows).
         """
         training = check_training("IterativeGP.fit", X, y)
+        check_key("IterativeGP.fit", key, optional=True)
         return in_float64(self._fit)(training, jax.random.key(0) if key is None else key)
 
     def _fit(self, training: Training, key: jax.Array) -> FittedIterativeGP:

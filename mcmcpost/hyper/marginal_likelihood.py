@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from tqdm import tqdm
 
-from mcmcpost._core.errors import InputError
+from mcmcpost._core.arguments import check_count
 from mcmcpost.hyper.optimisers import AbstractOptimiser, Adam, TrainingProblem
 from mcmcpost.hyper.parameters import AbstractScale, Hyperparameters, Packing
 from mcmcpost.hyper.random_features import sample_prior
@@ -90,6 +90,7 @@ class Pathwise(AbstractEstimator):
 
     def __check_init__(self) -> None:
         check_probes(self)
+        check_count("Pathwise", "num_features", self.num_features, "Use 2,000.", most=10_000_000)
 
     def targets(
         self, kernel: AbstractKernel, noise: Float[Array, ""], X: Float[Array, "n d"], key: jax.Array
@@ -107,9 +108,7 @@ class Pathwise(AbstractEstimator):
 
 def check_probes(estimator: AbstractEstimator) -> None:
     """Refuse an estimator without probes."""
-    if estimator.num_probes < 1:
-        where = type(estimator).__name__
-        raise InputError(where, "`num_probes` of at least 1", estimator.num_probes, "Use 64.")
+    check_count(type(estimator).__name__, "num_probes", estimator.num_probes, "Use 64.", most=100_000)
 
 
 EXACT_RANGE = 1e4

@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 from scipy.optimize import minimize
 
+from mcmcpost._core.arguments import check_count, check_number
 from mcmcpost._core.errors import InputError, fault
 
 EXPLOSION = 0.1
@@ -136,6 +137,7 @@ class LBFGS(AbstractOptimiser):
 
     def __check_init__(self) -> None:
         _check_budget("LBFGS", self.max_steps, self.max_seconds)
+        check_count("LBFGS", "memory", self.memory, "Use 20.")
 
     def minimise(self, problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
         return self._minimise(_watch(problem), problem)
@@ -195,8 +197,8 @@ class Adam(AbstractOptimiser):
 
     def __check_init__(self) -> None:
         _check_budget("Adam", self.max_steps, self.max_seconds)
-        if not 0 < self.rate < np.inf:
-            raise InputError("Adam", "a positive `rate`", self.rate, "Try 0.1.")
+        check_number("Adam", "rate", self.rate, "Try 0.1.")
+        check_number("Adam", "final", self.final, "Try 0.1.", inside="[0, inf)")
 
     def minimise(self, problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
         watch = _watch(problem)
@@ -292,6 +294,5 @@ def _adam_direction(slope: Float[Array, " h"], moments: PyTree) -> tuple[Float[A
 
 
 def _check_budget(where: str, max_steps: int, max_seconds: float) -> None:
-    if max_steps < 1 or not max_seconds > 0:
-        got = f"{max_steps} steps and {max_seconds} s"
-        raise InputError(where, "a budget of at least one step and more than no time", got, "Raise it.")
+    check_count(where, "max_steps", max_steps, "Raise it.")
+    check_number(where, "max_seconds", max_seconds, "Raise it.", inside="(0, inf]")

@@ -1,12 +1,13 @@
 """Trees of plain arrays."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mcmcpost._core.arguments import as_float64
+from mcmcpost._core.arguments import as_float64, as_labels, check_flags
 from mcmcpost._core.errors import InputError
-from mcmcpost.io.convention import as_chain_draw, sample_dataset, with_trace
+from mcmcpost.io.convention import as_chain_draw, check_same_labels, sample_dataset, with_trace
 from mcmcpost.io.diagnostics import gate, gate_attrs
 from mcmcpost.trace import make_trace
 
@@ -22,8 +23,8 @@ def from_arrays(
     scores: object,
     values: object = None,
     *,
-    names: tuple[str, ...] | list[str] | None = None,
-    value_names: tuple[str, ...] | list[str] | None = None,
+    names: Iterable[str] | None = None,
+    value_names: Iterable[str] | None = None,
     allow_bad_scores: bool = False,
 ) -> "xarray.DataTree":
     """Return a tree of draws, scores and quantities of interest, after the score gate.
@@ -46,10 +47,15 @@ def from_arrays(
     ValueError : shapes or names disagree.
     ScoreError : the scores fail the gate.
     """
+    check_flags(_WHERE, allow_bad_scores=allow_bad_scores)
+    for name, array in (("scores", scores), ("values", values)):
+        check_same_labels(_WHERE, name, array, draws)
     points, slopes = as_chain_draw(_WHERE, "draws", draws), as_chain_draw(_WHERE, "scores", scores)
-    trace = make_trace(points, slopes, None if names is None else tuple(names))
+    trace = make_trace(points, slopes, names)
     given = None if values is None else as_chain_draw(_WHERE, "values", values)
     quantities = trace.draws if given is None else as_float64(_WHERE, "values", given, "chain, draw, p")
+    if not quantities.shape[-1]:
+        raise InputError(_WHERE, "`values` of at least one quantity", quantities.shape, "Leave it out for the draws.")
     if quantities.shape[:2] != trace.draws.shape[:2]:
         raise InputError(
             _WHERE,
@@ -58,9 +64,7 @@ def from_arrays(
             "One row of values belongs to each draw.",
         )
     default = trace.names if values is None else tuple(f"f[{i}]" for i in range(quantities.shape[-1]))
-    labels = default if value_names is None else tuple(value_names)
-    if len(labels) != quantities.shape[-1] or len(set(labels)) != len(labels):
-        raise InputError(_WHERE, f"{quantities.shape[-1]} distinct value names", labels, "Name every value once.")
+    labels = default if value_names is None else as_labels(_WHERE, value_names, quantities.shape[-1], "value_names")
     check = gate(trace, allow_bad_scores)
     return with_trace(_posterior(quantities, labels), trace, gate_attrs(check))
 

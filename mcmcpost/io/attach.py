@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost._core.arguments import check_count, check_flags, check_function
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.convention import (
@@ -54,6 +55,8 @@ def read_target(
     latent sites are transformed.
     """
     check_tree_type(where, tree)
+    check_function(where, "model", model, None, "Pass a NumPyro program.", optional=True)
+    check_function(where, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True)
     stored = _stored_draws(where, tree)
     if stored is None and "posterior" not in tree.children:
         groups = ", ".join(map(str, tree.children)) or "no group"
@@ -136,6 +139,9 @@ def attach_scores(
     ScoreError : the scores fail the gate, or the log density is not the recorded one.
     """
     check_tree_type(_WHERE, tree)
+    check_flags(_WHERE, allow_bad_scores=allow_bad_scores)
+    check_count(_WHERE, "batch_size", batch_size, "Use 512.")
+    check_function(_WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True)
     if model is not None and logdensity_fn is None:
         scored = _of_model(tree, model, args, kwargs, batch_size)
     elif logdensity_fn is not None and not (model or args or kwargs):
@@ -162,6 +168,7 @@ def _of_model(
 ) -> Scored:
     package = next((name for name in _OBJECTS if _made_by(model, name)), None)
     if package is None:
+        check_function(_WHERE, "model", model, None, "Pass a NumPyro program, or a model of PyMC or Stan.")
         return _of_program(tree, model, args, kwargs, batch_size)
     if args or kwargs:
         raise InputError(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from mcmcpost._core.arguments import as_names, as_real, check_flags, check_function
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.versions import version_of
 from mcmcpost.io.convention import GROUP, element_names, sample_dataset, with_trace
@@ -63,6 +64,9 @@ def from_blackjax(
     ValueError : there is no gradient and no `logdensity_fn`, `dims` are others, or leaves do not start with them.
     ScoreError : the scores fail the gate.
     """
+    check_flags(_WHERE, allow_bad_scores=allow_bad_scores)
+    check_function(_WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one position.", optional=True)
+    dims = as_names(_WHERE, "dims", dims)
     if sorted(dims) not in (["chain", "draw"], ["draw"]):
         raise InputError(
             _WHERE, "`dims` of chain and draw, or draw alone", dims, "Name the leading axes in their order."
@@ -95,7 +99,7 @@ def from_blackjax(
 
 
 def _chain_draw_first(leaf: Any, dims: tuple[str, ...]) -> np.ndarray:
-    array = np.asarray(leaf)
+    array = as_real(_WHERE, "states", leaf)
     if array.ndim < len(dims):
         raise InputError(
             _WHERE, f"leaves that start with {', '.join(dims)}", array.shape, "Stack the states, or name dims."

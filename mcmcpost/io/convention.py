@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mcmcpost._core.errors import InputError, InputTypeError, fault
+from mcmcpost._core.arguments import as_real, check_tree_type
+from mcmcpost._core.errors import InputError, fault
 from mcmcpost.trace import Trace, check_same_order, make_trace
 
 if TYPE_CHECKING:
@@ -112,25 +113,22 @@ def check_names(where: str, names: Iterable[str], dims: tuple[str, ...]) -> None
 
 
 def as_chain_draw(where: str, name: str, values: Any) -> np.ndarray:
-    """Return an array, with chains and draws first if its dims are named; refuse masked entries and ragged lists."""
-    if np.ma.is_masked(values):
-        cure = "Leave out the draws, in every array alike."
-        raise InputError(where, f"`{name}` without masked entries", np.ma.count_masked(values), cure)
-    if hasattr(values, "dims") and {"chain", "draw"} <= set(values.dims):
+    """Return a real array, with chains and draws first if its dims are named."""
+    if hasattr(values, "transpose") and {"chain", "draw"} <= set(getattr(values, "dims", ())):
         values = values.transpose("chain", "draw", ...)
-    try:
-        return np.asarray(values)
-    except ValueError as error:
-        cure = "Give every chain as many draws, and every draw as many values."
-        raise InputError(where, f"`{name}` to be one array", str(error), cure) from error
+    return as_real(where, name, values)
 
 
-def check_tree_type(where: str, tree: object) -> None:
-    """Refuse what is not a DataTree."""
-    if not hasattr(tree, "children"):
-        raise InputTypeError(
-            where, "an xarray.DataTree", type(tree).__name__, "Convert it, as with arviz.convert_to_datatree."
-        )
+def check_same_labels(where: str, name: str, values: Any, other: Any) -> None:
+    """Refuse an array whose chains or draws are labelled otherwise than those of `other`, each if it has labels."""
+    for dim in ("chain", "draw"):
+        if dim in getattr(values, "coords", ()) and dim in getattr(other, "coords", ()):
+            ours, theirs = np.asarray(values.coords[dim].values), np.asarray(other.coords[dim].values)
+            if ours.shape == theirs.shape and not np.array_equal(ours, theirs):
+                place = int(np.argmax(ours != theirs)) if ours.ndim else 0
+                got = f"{ours.flat[place]} for {theirs.flat[place]} at position {place}"
+                cure = "Select them by label in the order of the trace: values.sel(chain=..., draw=...)."
+                raise InputError(where, f"`{name}` with the trace's own labels of dim {dim}", got, cure)
 
 
 def _check_declared(attrs: Mapping[Any, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from mcmcpost._core.arguments import check_flags
 from mcmcpost._core.errors import fault
 from mcmcpost._core.mcse import rank_rhat
 from mcmcpost._core.warn import warn
@@ -37,6 +38,7 @@ def gate(
     ------
     ScoreError : the scores are not finite or show a recognised mistake.
     """
+    check_flags("score gate", allow_bad_scores=allow_bad_scores)
     check = check_scores(trace, log_density)
     if check.verdict == "error" and not allow_bad_scores:
         cure = "" if check.pattern == "nonfinite" else " allow_bad_scores=True overrides."

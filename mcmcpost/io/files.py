@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mcmcpost._core.arguments import as_path
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
 from mcmcpost.io.convention import check_tree_type
@@ -41,11 +42,16 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
     ------
     FileNotFoundError : there is nothing at `path`.
     ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a table holds what is not a number, a gradient
-        without its parameter, a draw twice, or chains of different lengths.
+        without its parameter, gradients of some elements of an array only, a column or a draw twice, rows longer than
+        its header, or chains of different lengths.
+
+    Warns
+    -----
+    UserWarning : a column without a gradient looks like a parameter, since it varies without those that have one.
     """
     import xarray
 
-    place = Path(path)
+    place = as_path("load_tree", path)
     if not place.exists():
         raise FileNotFoundError(fault("load_tree", "an existing file", str(place), "Check the path."))
     if place.suffix.lower() == ".csv":
@@ -85,7 +91,7 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     ValueError : the suffix is neither ``.nc`` nor ``.zarr``.
     """
     check_tree_type("save_tree", tree)
-    place = Path(path)
+    place = as_path("save_tree", path)
     if place.suffix.lower() not in (".nc", ".zarr"):
         raise InputError("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it.")
     _refuse_existing(place)

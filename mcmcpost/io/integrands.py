@@ -9,9 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
+from mcmcpost._core.arguments import check_function, check_kind
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.large_arrays import zeros
-from mcmcpost.io.convention import GROUP, as_chain_draw, check_tree_type, coordinate_labels, element_names, oriented
+from mcmcpost.io.convention import (
+    GROUP,
+    as_chain_draw,
+    check_same_labels,
+    check_tree_type,
+    coordinate_labels,
+    element_names,
+    oriented,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -72,13 +81,15 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     elif isinstance(integrands, Mapping):
         parts = _of_entries(tree, integrands, chains_draws)
     else:
-        parts = [_of_array("f", integrands, chains_draws)]
+        parts = [_of_array(tree, "f", integrands, chains_draws)]
     if not parts:
         raise InputError("integrands", "at least one integrand", "none", "Name a variable or a function.")
     names = tuple(name for part in parts for name in part.names)
     if len(set(names)) != len(names):
         repeated = sorted({name for name in names if names.count(name) > 1})
         raise InputError("integrands", "distinct names", repeated, "Rename the repeated integrands.")
+    if not names:
+        raise InputError("integrands", "at least one integrand", "arrays without values", "Give one value a draw.")
     values = parts[0].values if len(parts) == 1 else _side_by_side([part.values for part in parts])
     return Integrands(names, values, np.concatenate([part.events for part in parts]))
 
@@ -166,8 +177,11 @@ def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draw
     parameters = {name for variable in floats for name in _names_of(variable)}
     parts = []
     for name, entry in entries.items():
-        values = _evaluate(str(name), entry, rows, chains_draws) if callable(entry) else entry
-        part = _of_array(str(name), values, chains_draws)
+        check_kind("integrands", "integrands", name, str, "Their keys are names.")
+        if callable(entry):
+            check_function("integrands", name, entry, 1, "Its argument is one draw, a dict of arrays.")
+        values = _evaluate(name, entry, rows, chains_draws) if callable(entry) else entry
+        part = _of_array(tree, name, values, chains_draws)
         parts.append(part._replace(events=np.array([own not in parameters for own in part.names])))
     return parts
 
@@ -182,7 +196,10 @@ def _rows(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def _of_array(name: str, values: Any, chains_draws: tuple[int, int]) -> Integrands:
+def _of_array(tree: "xarray.DataTree", name: str, values: Any, chains_draws: tuple[int, int]) -> Integrands:
+    for group in ("posterior", GROUP):
+        if group in tree.children:
+            check_same_labels("integrands", name, values, tree.children[group])
     array = as_chain_draw("integrands", name, values)
     if array.shape[:2] != chains_draws or array.ndim < 2:
         raise InputError(
@@ -220,11 +237,7 @@ def _evaluate(
 
 def _vectorised(name: str, function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]) -> np.ndarray:
     def of_row(row: dict[str, object]) -> jax.Array:
-        value = function(row)
-        if value is None or isinstance(value, Mapping | str):
-            cure = "Several values are an array, or functions of their own."
-            raise InputTypeError("integrands", f"`{name}` to return numbers", type(value).__name__, cure)
-        array = jnp.asarray(value)
+        array = _as_numbers(name, function(row), jnp.asarray)
         if not array.size:
             raise InputError("integrands", f"`{name}` to return a number", f"shape {array.shape}", "Return one.")
         return array
@@ -234,10 +247,24 @@ def _vectorised(name: str, function: Callable[[dict[str, object]], object], draw
         return np.asarray(compiled(draws))
 
 
+def _as_numbers[A: (jax.Array, np.ndarray)](name: str, value: object, convert: Callable[[Any], A]) -> A:
+    """Return what a function returned as an array; refuse what is no number and ragged lists."""
+    wanted, cure = f"`{name}` to return numbers", "Several values are an array, or functions of their own."
+    if value is None or isinstance(value, Mapping | str | bytes):
+        raise InputTypeError("integrands", wanted, type(value).__name__, cure)
+    try:
+        return convert(value)
+    except _NOT_TRACEABLE:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputTypeError("integrands", wanted, repr(value), cure) from error
+
+
 def _one_by_one(name: str, function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]) -> np.ndarray:
     size = len(next(iter(draws.values())))
     with jax.enable_x64(True):
-        values = [np.asarray(function({key: array[i].copy() for key, array in draws.items()})) for i in range(size)]
+        rows = ({key: array[i].copy() for key, array in draws.items()} for i in range(size))
+        values = [_as_numbers(name, function(row), np.asarray) for row in rows]
     shapes = {value.shape for value in values}
     if len(shapes) > 1:
         raise InputError(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mcmcpost._core.arguments import check_kind, check_number
 from mcmcpost._core.errors import InputError, InputTypeError, fault
 from mcmcpost._core.warn import warn
 from mcmcpost.evidence import (
@@ -86,7 +87,7 @@ def ladder_from_traces(
     -----
     LadderWarning : stored log likelihoods carry an additive constant or differ otherwise, or stored gradients are off.
     """
-    rungs = sorted(((float(t), _load(trace)) for t, trace in _pairs(traces)), key=lambda pair: pair[0])
+    rungs = sorted(((_level(t), _load(trace)) for t, trace in _pairs(traces)), key=lambda pair: pair[0])
     if not rungs:
         raise InputError(_WHERE, "at least two traces", "none", "Pass {t: trace, ...}.")
     stored = [_read(t, tree) for t, tree in rungs]
@@ -125,10 +126,16 @@ def _pairs(traces: Any) -> list[tuple[float, Any]]:
                 _WHERE, f"a tree with a dim `{TEMPERATURE}`", "one without", "Pass {t: trace, ...} instead."
             )
         return [(float(t), traces.isel({TEMPERATURE: i}, missing_dims="ignore")) for i, t in enumerate(levels[0])]
+    check_kind(_WHERE, "traces", traces, (Mapping, list, tuple), "Pass {t: trace, ...}.")
     pairs = list(traces.items() if isinstance(traces, Mapping) else traces)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise InputTypeError(_WHERE, "pairs (temperature, trace)", type(pairs[0]).__name__, "Or {t: trace, ...}.")
     return pairs
+
+
+def _level(temperature: Any) -> float:
+    check_number(_WHERE, "temperature", temperature, "It is inverse: 0 is the prior.", inside="[0, 1]")
+    return float(temperature)
 
 
 def _load(trace: Any) -> "xarray.DataTree":

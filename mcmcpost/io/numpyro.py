@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from mcmcpost._core.arguments import check_flags, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.convention import GROUP, element_names, with_trace
 from mcmcpost.io.diagnostics import gate, gate_attrs
@@ -47,6 +48,8 @@ def from_numpyro(mcmc: "numpyro.infer.MCMC", *, allow_bad_scores: bool = False) 
     import arviz_base
     import numpyro
 
+    check_flags("from_numpyro", allow_bad_scores=allow_bad_scores)
+    check_kind("from_numpyro", "mcmc", mcmc, numpyro.infer.MCMC, "Pass what was run, not its samples.")
     if mcmc.last_state is None:
         raise InputError("from_numpyro", "a finished MCMC run", "one without draws", "Call mcmc.run first.")
     _attach_submodules("numpyro")

@@ -1,5 +1,6 @@
 """A NumPyro program as a density on the unconstrained space: its latent sites, transformation and log density."""
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost._core.arguments import check_function
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.convention import element_names
@@ -107,6 +109,12 @@ def probe_model(
     from numpyro.distributions import biject_to
     from numpyro.infer import init_to_sample
 
+    check_function(where, "model", model, None, "Pass a NumPyro program.")
+    try:
+        inspect.signature(model).bind(*args, **kwargs)
+    except TypeError as error:
+        got = f"{len(args)} and {', '.join(kwargs) or 'no keywords'}: {error}"
+        raise InputError(where, f"the arguments of `model{inspect.signature(model)}`", got, "Pass its data.") from error
     seeded = handlers.seed(model, rng_seed=0)
     sites: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}

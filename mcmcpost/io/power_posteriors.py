@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from mcmcpost._core.arguments import as_labels, as_real, check_function, check_key, check_kind
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost.evidence import (
     HamiltonianKernel,
@@ -21,6 +22,7 @@ from mcmcpost.evidence import (
 from mcmcpost.io.convention import GROUP, TEMPERATURE
 from mcmcpost.io.ladder_trees import ladder_to_datatree, read_ladder
 from mcmcpost.io.numpyro_model import ProbedModel, probe_model
+from mcmcpost.scores import check_scalar
 
 if TYPE_CHECKING:
     import xarray
@@ -210,6 +212,7 @@ def sample_power_posteriors(
         checkpoint of another run.
     """
     where = "sample_power_posteriors"
+    check_key(where, key)
     target, probed = resolve_target(where, model, args, kwargs, log_likelihood, log_prior, sample_prior, names)
     sampled = sample_ladder(
         target,
@@ -255,6 +258,7 @@ def add_rungs(
     """
     import xarray
 
+    check_key("add_rungs", key)
     ladder = read_ladder(tree)
     target, probed = resolve_target(
         "add_rungs", model, args, kwargs, log_likelihood, log_prior, sample_prior, ladder.names
@@ -312,24 +316,28 @@ def resolve_target(
     functions = {"log_likelihood": log_likelihood, "log_prior": log_prior, "sample_prior": sample_prior}
     given = [name for name, function in functions.items() if function is not None]
     if model is not None and not given:
-        if not isinstance(args, tuple):
-            raise InputTypeError(where, "`args` to be a tuple", type(args).__name__, "Write (y,) for one argument.")
+        check_kind(where, "args", args, tuple, "Write (y,) for one argument.")
+        check_kind(where, "kwargs", kwargs, (Mapping, None), "Pass a dict of arguments by name.")
         return tempered_target(where, model, args, dict(kwargs or {}))
     if model is not None or log_likelihood is None or log_prior is None or sample_prior is None:
         got = ", ".join(([] if model is None else ["a model"]) + given) or "neither"
         raise InputError(where, f"a NumPyro model, or all of {', '.join(functions)}", got, "Pass one or the other.")
+    check_function(where, "log_likelihood", log_likelihood, 1, "Its argument is one draw (d,).")
+    check_function(where, "log_prior", log_prior, 1, "Its argument is one draw (d,).")
+    check_function(where, "sample_prior", sample_prior, 1, "Its argument is a key.")
+
+    def prior_draw(key: jax.Array) -> Array:
+        draw = sample_prior(key)
+        if not isinstance(draw, jax.Array | np.ndarray) or draw.ndim != 1 or not draw.size:
+            got = getattr(draw, "shape", type(draw).__name__)
+            raise InputError(where, "`sample_prior` to return one draw (d,)", got, "Flatten it.")
+        return jnp.asarray(draw)
+
     with jax.enable_x64(True):
-        draw = jax.eval_shape(sample_prior, jax.random.key(0))
-        if len(draw.shape) != 1 or 0 in draw.shape:
-            raise InputError(where, "`sample_prior` to return one draw (d,)", draw.shape, "Flatten it.")
-        for name, function in (("log_likelihood", log_likelihood), ("log_prior", log_prior)):
-            value = jax.eval_shape(function, jax.ShapeDtypeStruct(draw.shape, np.float64))
-            if value.shape != ():
-                raise InputError(where, f"`{name}` to return a scalar", value.shape, "Sum its terms.")
-    labels = tuple(f"x[{i}]" for i in range(draw.shape[0])) if names is None else tuple(names)
-    if len(labels) != draw.shape[0]:
-        raise InputError(where, f"{draw.shape[0]} coordinate names", labels, "Name every coordinate once.")
-    return TemperedTarget(log_likelihood, log_prior, sample_prior, labels), None
+        (d,) = jax.eval_shape(prior_draw, jax.random.key(0)).shape
+    for name, function in (("log_likelihood", log_likelihood), ("log_prior", log_prior)):
+        check_scalar(where, function, d, name)
+    return TemperedTarget(log_likelihood, log_prior, sample_prior, as_labels(where, names, d)), None
 
 
 def _unconstrained_init(where: str, probed: ProbedModel | None, init: object) -> object:
@@ -337,7 +345,7 @@ def _unconstrained_init(where: str, probed: ProbedModel | None, init: object) ->
         return init
     if probed is None:
         raise InputTypeError(where, "`init` to be an array (d,)", "a mapping", "Sites belong to a model.")
-    sites = {name: np.asarray(value, np.float64)[None, None] for name, value in init.items()}
+    sites = {name: as_real(where, f"init[{name!r}]", value).astype(float)[None, None] for name, value in init.items()}
     return probed.unconstrain(sites)[0][0, 0]
 
 

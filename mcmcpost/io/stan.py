@@ -1,13 +1,15 @@
 """Stan: scores through the models of PyStan 3 and BridgeStan, and CmdStan's files."""
 
+import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mcmcpost._core.arguments import as_path, check_flags, check_kind
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.versions import version_of
 from mcmcpost.io.convention import GROUP, posterior_sites, sample_dataset, with_trace
@@ -154,13 +156,14 @@ def from_cmdstan(
     Raises
     ------
     FileNotFoundError : there is no such file.
-    ValueError : a file is not such a CSV, chains differ in length, parameters or their order, or outputs are those of
-        other draws.
+    ValueError : a file is not such a CSV, a chain is given twice, chains differ in length, parameters or their order,
+        or outputs are those of other draws.
     ScoreError : the scores fail the gate.
 
     Source: CmdStan User's Guide, “Stan CSV file format”; stan/mcmc/hmc/hamiltonians/base_hamiltonian.hpp for the sign.
     """
-    chains = [_read(path) for path in _paths(diagnostics)]
+    check_flags(_WHERE, allow_bad_scores=allow_bad_scores)
+    chains = [_read(path) for path in _paths(diagnostics, "diagnostics")]
     names = [tuple(c.removeprefix("g_") for c in chain.table.columns if c.startswith("g_")) for chain in chains]
     for chain, own in zip(chains, names, strict=True):
         if not own or not set(own) <= set(chain.table.columns):
@@ -171,6 +174,7 @@ def from_cmdstan(
                 "Run CmdStan with `output diagnostic_file=…`, CmdStanPy with save_latent_dynamics=True.",
             )
     _check_chains(chains, names)
+    _refuse_repeats(chains)
     columns = _stack(chains)
     draws, scores = (
         np.stack([sign * columns[prefix + name] for name in names[0]], axis=-1)
@@ -188,10 +192,11 @@ def from_cmdstan(
     return with_trace(tree, trace, gate_attrs(check) | attrs)
 
 
-def _paths(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
-    paths = [Path(given)] if isinstance(given, str | os.PathLike) else [Path(path) for path in given]
+def _paths(given: Any, name: str) -> list[Path]:
+    check_kind(_WHERE, name, given, (str, os.PathLike, Iterable), "Give the file of each chain.")
+    paths = [as_path(_WHERE, path) for path in ([given] if isinstance(given, str | os.PathLike) else given)]
     if not paths:
-        raise InputError(_WHERE, "at least one file", "none", "Give the file of each chain.")
+        raise InputError(_WHERE, f"at least one file in `{name}`", "none", "Give the file of each chain.")
     return paths
 
 
@@ -202,7 +207,7 @@ def _read(path: Path) -> _File:
         raise FileNotFoundError(fault(_WHERE, "an existing file", str(path), "Check the path."))
     try:
         text = path.read_text(encoding="utf-8")
-        table = pandas.read_csv(path, comment="#")
+        table = pandas.read_csv(path, comment="#", compression=None)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InputError(_WHERE, f"a CSV of CmdStan at {path}", repr(error), "Give CmdStan's own file.") from error
     settings = dict(re.findall(r"^#\s*(\w+) = (.*?)(?: \(Default\))?\s*$", text, flags=re.MULTILINE))
@@ -212,8 +217,15 @@ def _read(path: Path) -> _File:
         raise InputError(
             _WHERE, f"complete rows of numbers in {path}", "some that are not", "The run was cut: run it again."
         )
+    if not np.array_equal(table.index, np.arange(len(table))):  # pandas takes what is left over for labels
+        got = f"one more than the {len(table.columns)} names"
+        raise InputError(_WHERE, f"as many values as columns in {path}", got, "Give CmdStan's own file.")
     if settings.get("save_warmup", "0") in ("1", "true"):
-        table = table.iloc[-(-int(settings["num_warmup"]) // int(settings.get("thin", "1"))) :]
+        warmup, thin = settings.get("num_warmup", ""), settings.get("thin", "1")
+        if not (warmup.isdigit() and thin.isdigit() and int(thin)):
+            got, cure = f"num_warmup = {warmup}, thin = {thin}", "Give CmdStan's own file."
+            raise InputError(_WHERE, f"settings num_warmup and thin in the comments of {path}", got, cure)
+        table = table.iloc[-(-int(warmup) // int(thin)) :]
     return _File(path, settings, table)
 
 
@@ -228,6 +240,14 @@ def _check_chains(chains: list[_File], names: list[tuple[str, ...]]) -> None:
             )
 
 
+def _refuse_repeats(chains: list[_File]) -> None:
+    """Refuse a chain that is given twice, under one path or as a copy."""
+    for one, other in itertools.combinations(chains, 2):
+        if one.table.equals(other.table):
+            got = f"the same draws in {one.path} and {other.path}"
+            raise InputError(_WHERE, "every chain once in `diagnostics`", got, "Leave one out.")
+
+
 def _stack(chains: list[_File]) -> dict[str, np.ndarray]:
     """Return the columns (c, n) that all chains have."""
     shared = [name for name in chains[0].table.columns if all(name in chain.table for chain in chains)]
@@ -237,7 +257,7 @@ def _stack(chains: list[_File]) -> dict[str, np.ndarray]:
 def _values(
     outputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], diagnostics: list[_File]
 ) -> dict[str, np.ndarray]:
-    chains = [_read(path) for path in _paths(outputs)]
+    chains = [_read(path) for path in _paths(outputs, "outputs")]
     if len(chains) != len(diagnostics):
         raise InputError(
             _WHERE, f"{len(diagnostics)} outputs, one for each chain", len(chains), "Give them in the same order."

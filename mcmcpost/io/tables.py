@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.mcse import mcse_mean
+from mcmcpost._core.warn import warn
 from mcmcpost.io.convention import sample_dataset, with_trace
-from mcmcpost.trace import make_trace
+from mcmcpost.trace import Trace, make_trace
 
 if TYPE_CHECKING:
     import pandas
@@ -34,12 +36,20 @@ def variables(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         name, index = (
             (column, ()) if match is None else (match["name"], tuple(map(int, re.split(r"\.|, ?", match["index"]))))
         )
-        groups.setdefault(name, {})[index] = column
+        same = groups.setdefault(name, {}).setdefault(index, column)
+        if same != column:
+            raise InputError("Tables", f"each element of {name} once", f"{same} and {column}", "Leave one out.")
     found: dict[str, np.ndarray] = {}
     for name, elements in groups.items():
         array = _array({index: columns[column] for index, column in elements.items()})
         found |= {column: columns[column] for column in elements.values()} if array is None else {name: array}
     return found
+
+
+def _parent(column: str) -> str:
+    """Return the name of the array that a column is an element of, or the column's own name."""
+    match = _STAN.fullmatch(column) or _BRACKETS.fullmatch(column)
+    return column if match is None else match["name"]
 
 
 def _array(elements: dict[tuple[int, ...], np.ndarray]) -> np.ndarray | None:
@@ -94,11 +104,10 @@ def read_csv(path: Path) -> "xarray.DataTree":
     ValueError : a value is not a number, a gradient has no parameter, a draw occurs twice, or chains differ in length.
     """
     table = _numbers(path)
-    place = {
-        name: column for name, names in (("chain", _CHAIN), ("draw", _DRAW)) for column in names if column in table
-    }
+    known = {str(column).lower(): str(column) for column in table}
+    place = {name: known[own] for name, names in (("chain", _CHAIN), ("draw", _DRAW)) for own in names if own in known}
     chains = _chains(path, table, place)
-    kept = [name for name in table.columns if name not in (*_CHAIN, *_DRAW)]
+    kept = [name for name in table.columns if name.lower() not in (*_CHAIN, *_DRAW)]
     columns = {name: np.stack([chain[name].to_numpy(np.float64) for chain in chains]) for name in kept}
     gradients = [name for name in kept if name.startswith(PREFIX)]
     names = [name.removeprefix(PREFIX) for name in gradients]
@@ -114,7 +123,43 @@ def read_csv(path: Path) -> "xarray.DataTree":
     if not gradients:
         return tree
     draws, scores = (np.stack([columns[name] for name in group], axis=-1) for group in (names, gradients))
-    return with_trace(tree, make_trace(draws, scores, tuple(names)), {})
+    trace = make_trace(draws, scores, tuple(names))
+    _refuse_parts(path, names, columns)
+    _tell_of_parameters(path, {name: columns[name] for name in kept if name not in (*names, *gradients)}, trace)
+    return with_trace(tree, trace, {})
+
+
+def _refuse_parts(path: Path, names: Sequence[str], columns: Mapping[str, np.ndarray]) -> None:
+    """Refuse an array of which some elements have a gradient and others have none."""
+    parents = {_parent(name) for name in names}
+    bare = [name for name in columns if not name.startswith(PREFIX) and name not in names and _parent(name) in parents]
+    if bare:
+        cure = "Write the gradient of every element, or of none."
+        raise InputError(_WHERE, f"a column {PREFIX}{bare[0]} in {path}", f"none for {', '.join(bare)}", cure)
+
+
+ENOUGH = 100
+"""Draws from which a column is suspected."""
+
+APART = 4.0
+"""|z| of E[(b − b̄)s] up to which a column b may be a parameter of its own: of a function g of the others the mean is
+−E[∇g]."""
+
+
+def _tell_of_parameters(path: Path, alone: Mapping[str, np.ndarray], trace: Trace) -> None:
+    """Warn of columns without a gradient that look like parameters: what varies and is no function of the others."""
+    found = []
+    for name, values in alone.items() if trace.draws[..., 0].size >= ENOUGH else ():
+        products = (values - values.mean())[..., None] * trace.scores
+        with np.errstate(all="ignore"):
+            z = np.abs(products.mean(axis=(0, 1)) / mcse_mean(products))
+        if (z < APART).all():
+            found.append(name)
+    if found:
+        warn(
+            f"{_WHERE}: {', '.join(found)} in {path} without a column {PREFIX}NAME: taken for a quantity, but it looks"
+            " like a parameter. Add the gradients of all parameters: gains are smaller without."
+        )
 
 
 def _numbers(path: Path) -> "pandas.DataFrame":
@@ -122,10 +167,11 @@ def _numbers(path: Path) -> "pandas.DataFrame":
 
     try:
         table = pandas.read_csv(path, comment="#", skipinitialspace=True)
-    except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError, IsADirectoryError) as error:
         raise InputError(
             _WHERE, f"a table with a header in {path}", repr(error), "Write one row for each draw."
         ) from error
+    _check_header(path, table)
     if len(table.columns) and str(table.columns[0]).startswith("Unnamed"):
         table = table.drop(columns=table.columns[0])  # row numbers, as pandas and R write them
     if "lp__" in table and any(str(name).startswith(("g_", "accept_stat__")) for name in table):
@@ -146,7 +192,30 @@ def _numbers(path: Path) -> "pandas.DataFrame":
     return table
 
 
+def _check_header(path: Path, table: "pandas.DataFrame") -> None:
+    """Refuse a table whose columns are not each named once, or whose rows are longer than its header.
+
+    pandas takes the first values of longer rows for labels: they are where they number the rows, as R writes them.
+    """
+    import pandas
+
+    rows = np.arange(len(table))
+    if not any(np.array_equal(table.index, rows + first) for first in (0, 1)):
+        got = f"rows of {len(table.columns) + table.index.nlevels} values under {len(table.columns)} names"
+        raise InputError(_WHERE, f"as many values as columns in {path}", got, "Name every column.")
+    names = pandas.read_csv(path, comment="#", skipinitialspace=True, header=None, nrows=1, dtype=str).iloc[0]
+    twice = sorted({str(name) for name in names[names.duplicated() & names.notna()]})
+    if twice:
+        raise InputError(_WHERE, f"every column once in {path}", f"{', '.join(twice)} twice", "Leave one out.")
+    if names[1:].isna().any():
+        got = f"none for number {int(np.argmax(names[1:].isna())) + 2}"
+        raise InputError(_WHERE, f"a name for every column in {path}", got, "Name it, or leave it out.")
+
+
 def _chains(path: Path, table: "pandas.DataFrame", place: dict[str, str]) -> "list[pandas.DataFrame]":
+    for name, column in place.items():
+        if not np.equal(np.mod(table[column], 1), 0).all():
+            raise InputError(_WHERE, f"whole numbers in `{name}` of {path}", "others", "Number chains and draws.")
     if place and table.duplicated(list(place.values())).any() and "draw" in place:
         twice = table.loc[table.duplicated(list(place.values())), list(place.values())].iloc[0].to_dict()
         raise InputError(_WHERE, f"every draw once in {path}", f"{twice} twice", "Number the draws of each chain.")

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost._core.arguments import HUGE, check_kind
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import as_points
 from mcmcpost.kernels.jet import Field, Jet, Term, contract, multiply, product, scale
@@ -30,17 +31,26 @@ type Profile = Callable[[Array, int], tuple[Array, ...]]
 """The scalar r and an order ↦ the function κ(r) of a kernel and its derivatives up to that order."""
 
 
-def parameter(value: object) -> Array | np.ndarray:
-    """Return `value` unchanged if JAX owns it (it may be traced or differentiated), else as a float64 NumPy array."""
+def parameter(value: Any) -> Any:
+    """Return `value` unchanged if JAX owns it (it may be traced or differentiated), else as a float64 NumPy array.
+
+    What is no number is returned as it is, for `check_parameter` to refuse under its name.
+    """
     if isinstance(value, jax.Array):
         return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(jnp.result_type(float))
-    return np.asarray(value, dtype=np.float64)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # a ragged list
+        return value
+    return array.astype(np.float64) if array.dtype.kind in "fiu" else value
 
 
 def check_parameter(
     where: str, name: str, value: Parameter, *, positive: bool = True, lower: float = 0.0, scalar: bool = False
 ) -> None:
-    """Refuse a parameter of the wrong rank, not finite, or out of range; a traced value is checked for rank only.
+    """Refuse a parameter of the wrong kind or rank, or out of range; a traced value is checked for rank only.
+
+    The fourth powers of all numbers, and of their inverses, must be finite.
 
     positive : whether the value must exceed `lower`, instead of being at least `lower`.
 
@@ -49,18 +59,22 @@ def check_parameter(
     ValueError
         naming the kernel, the parameter and what was expected.
     """
+    if not isinstance(value, np.ndarray | jax.Array):
+        raise InputTypeError(where, f"`{name}` to be a number or an array of numbers", repr(value), "Such as 1.0.")
     rank = np.ndim(value)
     shape = "a scalar" if scalar else "a scalar or one value per coordinate (d,)"
     if rank > (0 if scalar else 1):
         raise InputError(where, f"`{name}` to be {shape}", f"shape {np.shape(value)}", "Pass fewer axes.")
     if isinstance(value, jax.core.Tracer):
         return
-    number = np.asarray(value)
+    number = np.asarray(value, np.float64)
     inside = number > lower if positive else number >= lower
-    if not (inside & np.isfinite(number)).all():
+    size = np.abs(number)
+    if not (number.size and (inside & (size < HUGE) & ((size > 1 / HUGE) | (size == 0))).all()):
         bound = f"greater than {lower:g}" if positive else f"at least {lower:g}"
+        cure = "Optimise its logarithm if it is free, and rescale the coordinates if it is extreme."
         raise InputError(
-            where, f"`{name}` to be finite and {bound}", number.tolist(), "Optimise its logarithm if it is free."
+            where, f"`{name}` to be finite, {bound}, and within {1 / HUGE:g} to {HUGE:g}", number.tolist(), cure
         )
 
 
@@ -101,12 +115,10 @@ class AbstractKernel(eqx.Module):
         return Scaled(other, self)
 
 
-def check_kernels(where: str, *kernels: object) -> None:
-    for kernel in kernels:
-        if not isinstance(kernel, AbstractKernel):
-            raise InputTypeError(
-                where, "kernels of mcmcpost.kernels", f"a {type(kernel).__name__}", "Use Scaled for a factor."
-            )
+def check_kernels(where: str, **kernels: object) -> None:
+    """Refuse what are no kernels, by their names."""
+    for name, kernel in kernels.items():
+        check_kind(where, name, kernel, AbstractKernel, "Such as Matern32(); use Scaled for a factor.")
 
 
 class Scaled(AbstractKernel):
@@ -119,7 +131,7 @@ class Scaled(AbstractKernel):
     kernel: AbstractKernel
 
     def __check_init__(self) -> None:
-        check_kernels("Scaled", self.kernel)
+        check_kernels("Scaled", kernel=self.kernel)
         check_parameter("Scaled", "amplitude", self.amplitude, scalar=True)
 
     def evaluate(self, x: Point, y: Point) -> Float[Array, ""]:
@@ -139,7 +151,7 @@ class Sum(AbstractKernel):
     second: AbstractKernel
 
     def __check_init__(self) -> None:
-        check_kernels("Sum", self.first, self.second)
+        check_kernels("Sum", first=self.first, second=self.second)
 
     def evaluate(self, x: Point, y: Point) -> Float[Array, ""]:
         return self.first.evaluate(x, y) + self.second.evaluate(x, y)
@@ -158,7 +170,7 @@ class Product(AbstractKernel):
     second: AbstractKernel
 
     def __check_init__(self) -> None:
-        check_kernels("Product", self.first, self.second)
+        check_kernels("Product", first=self.first, second=self.second)
 
     def evaluate(self, x: Point, y: Point) -> Float[Array, ""]:
         return self.first.evaluate(x, y) * self.second.evaluate(x, y)
@@ -182,7 +194,7 @@ class Weighted(AbstractKernel):
     alpha: Parameter = eqx.field(converter=parameter)
 
     def __check_init__(self) -> None:
-        check_kernels("Weighted", self.kernel)
+        check_kernels("Weighted", kernel=self.kernel)
         check_parameter("Weighted", "alpha", self.alpha, positive=False, scalar=True)
 
     def weight(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], Float[Array, "n d"]]:
@@ -226,6 +238,7 @@ def gram(kernel: AbstractKernel, X: object, Y: object = None) -> Float[Array, "n
     ------
     ValueError : points that are not rows, or of different dimensions.
     """
+    check_kind("gram", "kernel", kernel, AbstractKernel, "Such as Matern32().")
     points = as_points("gram", "X", X)
     if Y is not None:
         others = as_points("gram", "Y", Y)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.errors import InputError
+from mcmcpost._core.arguments import check_number
 from mcmcpost.linops import Regularised
 
 
@@ -102,12 +102,10 @@ class AbstractIterativeSolver(eqx.Module):
 
 
 def check_limits(solver: AbstractIterativeSolver) -> None:
-    """Refuse a tolerance or a budget that is not positive."""
+    """Refuse a tolerance outside (0, 1), or a budget that is not positive."""
     where = type(solver).__name__
-    if not 0 < solver.rtol < 1:
-        raise InputError(where, "`rtol` inside (0, 1)", solver.rtol, "It is relative: 1e-2 to 1e-10.")
-    if not solver.budget > 0:
-        raise InputError(where, "a positive `budget`", solver.budget, "It counts solver epochs.")
+    check_number(where, "rtol", solver.rtol, "It is relative: 1e-2 to 1e-10.", inside="(0, 1)")
+    check_number(where, "budget", solver.budget, "It counts solver epochs.", inside="(0, inf]")
 
 
 class _Run(NamedTuple):

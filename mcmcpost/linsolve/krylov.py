@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.arguments import check_count
+from mcmcpost._core.arguments import as_number, check_count, check_number
 from mcmcpost._core.errors import InputError
 from mcmcpost.linops import LowRankInverse, Regularised
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, check_limits
@@ -60,13 +60,14 @@ class ConjugateGradients(AbstractIterativeSolver):
     """
 
     rtol: float = 1e-3
-    budget: float = eqx.field(converter=float, default=100.0)
+    budget: float = eqx.field(converter=as_number, default=100.0)
     rank: int = 300
-    gain: float = eqx.field(converter=float, default=0.0)
+    gain: float = eqx.field(converter=as_number, default=0.0)
 
     def __check_init__(self) -> None:
         check_limits(self)
         check_count("ConjugateGradients", "rank", self.rank, "Use 300.", least=0)
+        check_number("ConjugateGradients", "gain", self.gain, "Use 0 for the residual only.", inside="[0, 1)")
 
     @override
     def prepare(self, system: Regularised) -> LowRankInverse:

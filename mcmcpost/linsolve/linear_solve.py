@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mcmcpost._core.arguments import check_kind
+from mcmcpost._core.arguments import as_real, check_count, check_key, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost.linops import Regularised
 from mcmcpost.linsolve.cholesky import Cholesky, solve_dense
@@ -50,7 +50,9 @@ def solve(
     """
     check_kind("solve", "system", system, Regularised, "Such as Regularised(kernel_operator(kernel, X), noise).")
     check_kind("solve", "solver", solver, (Cholesky, AbstractIterativeSolver), "Such as ConjugateGradients().")
-    columns = jnp.asarray(right)
+    check_count("solve", "probes", probes, "They are the last columns of B.", least=0)
+    check_key("solve", key, optional=True)
+    columns = right if isinstance(right, jax.Array) else jnp.asarray(as_real("solve", "right", right))
     if columns.ndim != 2:
         raise InputError("solve", "B of shape (n, k)", columns.shape, "One right-hand side is b[:, None].")
     return _solve(system, columns.astype(system.dtype), solver, initial, probes, key)

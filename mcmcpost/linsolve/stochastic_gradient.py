@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from mcmcpost._core.arguments import check_count
-from mcmcpost._core.errors import InputError
+from mcmcpost._core.arguments import as_number, check_count, check_number
 from mcmcpost.linops import Regularised
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, check_limits
 
@@ -45,7 +44,7 @@ class StochasticGradientDescent(AbstractIterativeSolver):
     """
 
     rtol: float = 1e-2
-    budget: float = eqx.field(converter=float, default=1_000.0)
+    budget: float = eqx.field(converter=as_number, default=1_000.0)
     batch_size: int = 500
     momentum: float = 0.9
     step_size: float | None = None
@@ -54,8 +53,8 @@ class StochasticGradientDescent(AbstractIterativeSolver):
         check_limits(self)
         where = "StochasticGradientDescent"
         check_count(where, "batch_size", self.batch_size, "Use 500.")
-        if not 0 <= self.momentum < 1:
-            raise InputError(where, "`momentum` inside [0, 1)", self.momentum, "Use 0.9.")
+        check_number(where, "momentum", self.momentum, "Use 0.9.", inside="[0, 1)")
+        check_number(where, "step_size", self.step_size, "Leave it out to have it found.", optional=True)
 
     @override
     def prepare(self, system: Regularised) -> Float[Array, ""]:

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from mcmcpost._core.arguments import check_count, check_flags, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost.gp import (
     DiagonalPlusLowRank,
@@ -139,9 +140,10 @@ class AbstractMethod(eqx.Module):
 
     def __check_init__(self) -> None:
         name = type(self).__name__
-        if self.memory < 1 or self.window < 1:
-            got = f"{self.memory} and {self.window}"
-            raise InputError(name, "`memory` and `window` of at least one pair", got, "Keep two or more.")
+        check_count(name, "memory", self.memory, "Keep two or more.", most=100_000)
+        check_count(name, "window", self.window, "Keep two or more.", most=100_000)
+        check_kind(name, "kernel", self.kernel, (AbstractKernel, None), "Such as Matern52(0.8).")
+        check_flags(name, quasi_newton=self.quasi_newton)
         if not self.profile().stationary:
             kind = type(self.kernel).__name__
             raise InputError(name, "a stationary `kernel`", kind, "Use `solve_linear` for quadratics.")

@@ -8,7 +8,15 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.arguments import as_float64
+from mcmcpost._core.arguments import (
+    as_float64,
+    check_count,
+    check_flags,
+    check_function,
+    check_kind,
+    check_number,
+    check_size,
+)
 from mcmcpost._core.errors import InputError
 from mcmcpost.gp import DiagonalPlusLowRank
 
@@ -35,6 +43,9 @@ class AbstractBelief(eqx.Module):
     """
 
     own_metric: bool = True
+
+    def __check_init__(self) -> None:
+        check_flags(type(self).__name__, own_metric=self.own_metric)
 
     @abc.abstractmethod
     def estimate(self, S: Float[np.ndarray, "m d"], Y: Float[np.ndarray, "m d"]) -> DiagonalPlusLowRank:
@@ -95,16 +106,26 @@ def solve_linear(
     ------
     TypeError, ValueError : shapes that do not agree, b that is not finite.
     """
-    right = as_float64("solve_linear", "b", b, "d")
-    if not np.isfinite(right).all():
-        raise InputError("solve_linear", "`b` finite", "NaN or infinite entries", "Check how it was made.")
+    where = "solve_linear"
+    right = as_float64(where, "b", b, "d")
+    if not len(right) or not np.isfinite(right).all():
+        got = "NaN or infinite entries" if len(right) else "no entry"
+        raise InputError(where, "`b` finite, of at least one entry", got, "Check how it was made.")
+    check_size(where, "b", right[:, None])
     d = len(right)
-    product = A if callable(A) else as_float64("solve_linear", "A", A, "d, d").__matmul__
+    check_kind(where, "method", method, (AbstractBelief, None), "Such as SolutionBased().")
+    check_number(where, "rtol", rtol, "Use 1e-5.", inside="[0, 1)")
+    check_count(where, "max_steps", max_steps, "Leave it out.", least=0, optional=True)
+    if callable(A):
+        check_function(where, "A", A, 1, "It is the function v ↦ Av.")
+    product = _checked_product(A, d) if callable(A) else as_float64(where, "A", A, "d, d").__matmul__
     belief = SolutionBased() if method is None else method
-    x = np.zeros_like(right) if x0 is None else as_float64("solve_linear", "x0", x0, "d")
+    x = np.zeros_like(right) if x0 is None else as_float64(where, "x0", x0, "d")
+    if not np.isfinite(x).all():
+        raise InputError(where, "`x0` finite", x0, "Start elsewhere.")
     if x.shape != (d,) or not (callable(A) or np.shape(A) == (d, d)):
         got = f"{'a function' if callable(A) else np.shape(A)} and {x.shape}"
-        raise InputError("solve_linear", f"A ({d}, {d}) and x0 ({d},) for b ({d},)", got, "Match them.")
+        raise InputError(where, f"A ({d}, {d}) and x0 ({d},) for b ({d},)", got, "Match them.")
     g = product(x) - right
     goal = rtol * np.linalg.norm(right)
     steps: list[np.ndarray] = []
@@ -126,6 +147,16 @@ def solve_linear(
         x, g = x + steps[-1], g + changes[-1]
         estimate = belief.estimate(np.stack(steps), np.stack(changes))
     return LinearSolution(x, g, bool(np.linalg.norm(g) <= goal), len(steps), estimate)
+
+
+def _checked_product(A: Callable[[np.ndarray], np.ndarray], d: int) -> Callable[[np.ndarray], np.ndarray]:
+    def product(v: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
+        image = as_float64("solve_linear", "A(v)", A(v), "d")
+        if image.shape != (d,):
+            raise InputError("solve_linear", f"`A(v)` of shape ({d},)", image.shape, "It is the function v ↦ Av.")
+        return image
+
+    return product
 
 
 def _symmetric_update(

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 from scipy.optimize import OptimizeResult, line_search
 
-from mcmcpost._core.arguments import as_float64, check_kind
+from mcmcpost._core.arguments import as_float64, check_count, check_function, check_kind, check_number
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.optimize.directions import GPX, AbstractMethod, Memory, empty_memory, remember
@@ -58,9 +58,16 @@ def minimize(
     TypeError, ValueError : a start or a gradient of the wrong shape, no gradient, a method that is none.
     """
     check_kind("minimize", "method", method, (AbstractMethod, type(None)), "Such as GPX().")
+    check_number("minimize", "gtol", gtol, "Use 1e-5.", inside="[0, inf)")
+    check_count("minimize", "max_iter", max_iter, "Use 1,000.", least=0)
+    check_kind("minimize", "args", args, tuple, "Write (y,) for one argument.")
+    check_function("minimize", "fun", fun, 1 + len(args), "Its first argument is the point (d,).")
+    if not isinstance(jac, bool):
+        check_function("minimize", "jac", jac, 1 + len(args), "Pass the gradient, or True.")
+    check_function("minimize", "callback", callback, 1, "It is given the result so far.", optional=True)
     start = as_float64("minimize", "x0", x0, "d")
-    if not np.isfinite(start).all():
-        raise InputError("minimize", "`x0` finite", start, "Start elsewhere.")
+    if not len(start) or not np.isfinite(start).all():
+        raise InputError("minimize", "`x0` finite, of at least one entry", start, "Start elsewhere.")
     solver = GPX() if method is None else method
     evaluate = _Evaluations(fun, jac, args)
     x = start
@@ -107,7 +114,8 @@ class _Evaluations:
             elif not (isinstance(both, tuple) and len(both) == 2):
                 cure = "Pass jac=, or a function such as jax.value_and_grad(f)."
                 raise InputTypeError("minimize", "`fun` to return (value, gradient)", type(both).__name__, cure)
-            value, gradient = float(both[0]), np.asarray(both[1], dtype=np.float64)
+            value = float(as_float64("minimize", "fun(x)", both[0], ""))
+            gradient = as_float64("minimize", "gradient", both[1], "d")
             if gradient.shape != x.shape:
                 raise InputError("minimize", f"a gradient of shape {x.shape}", gradient.shape, "Return it flat.")
             self.known[name] = (value if np.isfinite(value) else np.inf, gradient)
@@ -172,6 +180,8 @@ def scale_by_gp(method: AbstractMethod) -> optax.GradientTransformationExtraArgs
     initial_guess_strategy="one"))``. `update` needs the parameters. Parameters are any pytree of one dtype.
     """
 
+    check_kind("scale_by_gp", "method", method, AbstractMethod, "Such as GPX().")
+
     def init(params: Any) -> Memory:
         return empty_memory(method.memory, ravel_pytree(params)[0])
 
@@ -189,5 +199,6 @@ def scale_by_gp(method: AbstractMethod) -> optax.GradientTransformationExtraArgs
 
 def gp_optimizer(method: AbstractMethod, *, max_linesearch_steps: int = 20) -> optax.GradientTransformationExtraArgs:
     """Return the method with optax's zoom line search (strong Wolfe); `update` takes value, grad and value_fn."""
+    check_count("gp_optimizer", "max_linesearch_steps", max_linesearch_steps, "Use 20.")
     search = optax.scale_by_zoom_linesearch(max_linesearch_steps, initial_guess_strategy="one")
     return optax.chain(scale_by_gp(method), search)

@@ -446,7 +446,7 @@ def _dialect(where: str, ax: Any, backend: str | None) -> AbstractDialect:
 
 
 def _named(where: str, backend: str) -> AbstractDialect:
-    if backend not in DIALECTS:
+    if not isinstance(backend, str) or backend not in DIALECTS:
         known = f"`backend` to be one of {', '.join(DIALECTS)}"
         raise InputError(where, known, repr(backend), "Name one of these, or leave it out.")
     return DIALECTS[backend]

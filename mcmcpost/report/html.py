@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from mcmcpost._core.arguments import check_writable
+from mcmcpost._core.arguments import as_path, check_writable
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.control import Estimate, JointEstimate
@@ -256,7 +256,7 @@ def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> 
     FileExistsError : it exists and may not be overwritten, or is a folder.
     FileNotFoundError, PermissionError : its folder does not exist, or cannot be written to.
     """
-    place = Path(path)
+    place = as_path("report", path)
     if place.suffix.lower() not in (".html", ".htm"):
         raise InputError("report", "an output ending in .html", str(place), "Rename it.")
     if place.is_dir():

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from mcmcpost._core.arguments import as_float64, as_labels, check_count, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import REPRODUCED, Status
 from mcmcpost._core.text import digits_of, significant
@@ -58,6 +59,7 @@ def plot_controlled_forest(estimate: Estimate, ax: Any = None, *, backend: str |
     -------
     The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
     """
+    check_kind("plot_controlled_forest", "estimate", estimate, Estimate, "Pass what expectation returned.")
     canvas = canvas_for("plot_controlled_forest", ax, backend, (7.0, rows_height(len(estimate.names))))
     unit = np.where(estimate.sd > 0, estimate.sd, 1.0)
     rows = np.arange(len(estimate.names))
@@ -99,6 +101,7 @@ def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None)
     -------
     The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
     """
+    check_kind("plot_gain", "estimate", estimate, Estimate, "Pass what expectation returned.")
     canvas = canvas_for("plot_gain", ax, backend, (7.0, rows_height(len(estimate.names))))
     exact = np.array([status in REPRODUCED for status in estimate.status])
     known = np.isfinite(estimate.gain) & (estimate.gain > 0) & ~exact
@@ -157,6 +160,12 @@ def plot_residual_autocorrelation(
     -------
     The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
     """
+    where = "plot_residual_autocorrelation"
+    check_kind(where, "estimate", estimate, Estimate, "Pass what expectation returned.")
+    check_count(where, "max_lag", max_lag, f"Use {MAX_LAG}.")
+    values, shape = as_float64(where, "values", values, "chain, draw, p"), estimate.residuals.shape
+    if values.shape != shape:
+        raise InputError(where, f"`values` of shape {shape}", values.shape, "Pass the integrands of the estimate.")
     canvas = canvas_for("plot_residual_autocorrelation", ax, backend, (7.0, 3.2))
     shown = [j for j, status in enumerate(estimate.status) if status not in (*REPRODUCED, Status.UNDEFINED)]
     canvas.horizontal_line(0.0, FAINT)
@@ -210,10 +219,13 @@ def plot_score_check(
     -------
     The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
     """
+    check_kind("plot_score_check", "check", check, ScoreCheck, "Pass what check_tree returned.")
     d = len(check.z_mean)
+    known = as_labels("plot_score_check", names, d)
+    check_count("plot_score_check", "rows", rows, "Leave it out for all.", optional=True)
     shown = d if rows is None else min(rows, d)
     canvas = canvas_for("plot_score_check", ax, backend, (7.0, rows_height(shown)))
-    labels = [f"x[{j}]" for j in range(shown)] if names is None else list(names[:shown])
+    labels = list(known[:shown])
     product = np.abs(check.z_product)
     off = np.where(np.eye(d, dtype=bool) | np.isnan(product), -np.inf, product).max(axis=0)
     tests = (
@@ -259,6 +271,7 @@ def plot_evidence_path(evidence: Evidence, ax: Any = None, *, backend: str | Non
     ------
     ValueError : the evidence is that of a posterior trace, which has no path.
     """
+    check_kind("plot_evidence_path", "evidence", evidence, Evidence, "Pass what log_evidence returned.")
     if not len(evidence.temperatures):
         raise InputError(
             "plot_evidence_path", "the evidence of a ladder", "that of a trace, without a path", "Use log_evidence."
@@ -323,6 +336,7 @@ def plot_task_correlation(joint: JointEstimate, ax: Any = None, *, backend: str 
     ------
     ValueError : no task was fitted.
     """
+    check_kind("plot_task_correlation", "joint", joint, JointEstimate, "Pass what joint_expectation returned.")
     names = task_names(joint)
     if not names:
         raise InputError("plot_task_correlation", "a joint estimate with fitted tasks", "none", "See the statuses.")

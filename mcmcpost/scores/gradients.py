@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from mcmcpost._core.arguments import as_float64
 from mcmcpost._core.devices import BATCH_SIZE, map_rows
-from mcmcpost._core.errors import InputError
+from mcmcpost._core.errors import InputError, InputTypeError
 
 
 def batch_scores(
@@ -55,17 +55,32 @@ def batch_scores(
     return scores.reshape(points.shape)
 
 
-def check_scalar(where: str, logdensity_fn: Callable[[Array], Array], d: int) -> None:
-    """Refuse a log density that does not map one draw (d,) to a scalar."""
-    with jax.enable_x64(True):
-        value = jax.eval_shape(logdensity_fn, jax.ShapeDtypeStruct((d,), np.float64))
-    if getattr(value, "shape", None) != ():
-        raise InputError(
-            where,
-            "`logdensity_fn` to map one draw (d,) to a scalar",
-            getattr(value, "shape", value),
-            "Sum the terms of the log density.",
-        )
+_NOT_TRACEABLE = (
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+def check_scalar(where: str, logdensity_fn: Callable[[Array], Array], d: int, name: str = "logdensity_fn") -> None:
+    """Refuse a log density that does not map one draw (d,) to a real scalar, or that JAX cannot trace."""
+    expected, cure = f"`{name}` to map one draw (d,) to a scalar", "Sum its terms."
+
+    def checked(draw: Array) -> Array:
+        value = logdensity_fn(draw)
+        if not isinstance(value, jax.Array | np.ndarray | np.generic | float):
+            raise InputTypeError(where, expected, type(value).__name__, cure)
+        if np.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            raise InputError(where, expected, f"shape {np.shape(value)} of {jnp.result_type(value)}", cure)
+        return jnp.asarray(value)
+
+    try:
+        with jax.enable_x64(True):
+            jax.eval_shape(checked, jax.ShapeDtypeStruct((d,), np.float64))
+    except _NOT_TRACEABLE as error:
+        got = str(error).partition("\n")[0]
+        raise InputTypeError(where, f"`{name}` written in JAX", got, "Use jax.numpy in place of NumPy.") from error
 
 
 class ValueAndScore(NamedTuple):

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from mcmcpost._core.arguments import check_count, check_kind
+from mcmcpost._core.arguments import check_count
+from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linops import TileOperator
-from mcmcpost.stein.first_order import Points, stein_operator
+from mcmcpost.stein.first_order import Points, check_states, stein_operator
 
 
 def kernel_stein_discrepancy(
@@ -26,7 +27,11 @@ def kernel_stein_discrepancy(
 
     Source: Gorham and Mackey, Measuring Sample Quality with Kernels (ICML 2017), section 3.
     """
+    where = "kernel_stein_discrepancy"
+    check_states(where, kernel, ("X", "SX"), X, SX)
     points = jnp.asarray(X)
+    if weights is not None and np.shape(weights) != points.shape[:1]:
+        raise InputError(where, f"`weights` of shape {points.shape[:1]}", np.shape(weights), "One weight a point.")
     w = jnp.full(points.shape[0], 1 / points.shape[0], points.dtype) if weights is None else jnp.asarray(weights)
     square = jnp.vdot(w, stein_operator(kernel, X, SX).matmul(w[:, None])[:, 0])
     return jnp.sqrt(jnp.maximum(square, 0))
@@ -49,7 +54,7 @@ def stein_thin(kernel: AbstractKernel, X: Points, SX: Points, size: int) -> Thin
     kernel per choice. Riabiz et al. (2022, doi:10.1111/rssb.12503), Algorithm 1.
     """
     check_count("stein_thinning", "size", size, "Choose some draws.")
-    check_kind("stein_thinning", "kernel", kernel, AbstractKernel, "Such as InverseMultiquadric().")
+    check_states("stein_thinning", kernel, ("X", "SX"), X, SX)
     return _choose(stein_operator(kernel, X, SX), size)
 
 

@@ -1,6 +1,7 @@
 """First-order Langevin Stein kernels by matrix products."""
 
 import functools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -8,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost._core.arguments import check_count, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel, Field, Scaled, SquaredExponential, Sum, Weighted, contract, product, spread
-from mcmcpost.linops import Tile, TileOperator, device_mesh, tile_diagonal, tile_gram
+from mcmcpost.linops import TileOperator, device_mesh, tile_diagonal, tile_gram
 
 FLUSH = -80.0
 """Logarithm of the kernel value below which it is set to zero: subnormal numbers would slow factorisations a
@@ -83,11 +85,25 @@ class SteinTile(eqx.Module):
         return stein_block(self.kernel, X, SX, Y, SY)
 
 
+def check_states(where: str, kernel: object, names: tuple[str, str], points: Any, scores: Any) -> None:
+    """Refuse what is no kernel, and points and scores that are no two floating arrays (n, d) of one shape."""
+    check_kind(where, "kernel", kernel, AbstractKernel, "Such as SquaredExponential(2.0).")
+    for name, array in zip(names, (points, scores), strict=True):
+        check_kind(where, name, array, (np.ndarray, jax.Array), "Pass an array (n, d).")
+        if array.ndim != 2 or not jnp.issubdtype(array.dtype, jnp.floating) or not array.size:
+            got = f"shape {array.shape} of {array.dtype}"
+            raise InputError(where, f"`{name}`, floating numbers of shape (n, d)", got, "One row is one point.")
+    if points.shape != scores.shape:
+        got = f"{points.shape} and {scores.shape}"
+        raise InputError(where, f"`{names[0]}` and `{names[1]}` of one shape", got, "A point needs its score.")
+
+
 def stein_diagonal(kernel: AbstractKernel, X: Points, SX: Points) -> Float[Array, " n"]:
     """Return k₀(x_i, x_i), shape (n,), exact at coincidence (δ is formed as an exact zero).
 
     X, SX : (n, d) points and scores.
     """
+    check_states("stein_diagonal", kernel, ("X", "SX"), X, SX)
     return tile_diagonal(SteinTile(kernel), (X, SX))
 
 
@@ -116,20 +132,27 @@ def stein_gram(
 
     Source: Sun, Barp and Briol, Vector-Valued Control Variates (ICML 2023), equation 3.
     """
+    check_states("stein_gram", kernel, ("X", "SX"), X, SX)
     return gram_of_tile("stein_gram", SteinTile(kernel), (X, SX), Y, SY)
 
 
 def gram_of_tile(
-    where: str, tile: Tile, rows: tuple[Points, Points], Y: OtherPoints | None, SY: OtherPoints | None
+    where: str, tile: Any, rows: tuple[Points, Points], Y: OtherPoints | None, SY: OtherPoints | None
 ) -> Float[Array, "n m"]:
     """Return a Stein kernel between two sets of points, or of one with itself where `Y` and `SY` are both None."""
     if (Y is None) != (SY is None):
         missing = "Y" if Y is None else "SY"
         raise InputError(where, "`Y` and `SY` together", f"no `{missing}`", "A point needs its score.")
+    if Y is not None:
+        check_states(where, tile.kernel, ("Y", "SY"), Y, SY)
+        if Y.shape[1] != rows[0].shape[1]:
+            got = f"{rows[0].shape} and {Y.shape}"
+            raise InputError(where, "`X` and `Y` of one dimension", got, "Give both the same coordinates.")
     return tile_gram(tile, rows) if Y is None else tile(rows, (Y, SY))
 
 
 def stein_operator(kernel: AbstractKernel, X: Points, SX: Points, *, block: int | None = None) -> TileOperator:
     """Return the Stein Gram matrix of X, SX (n, d) as an operator that multiplies in tiles and is never formed."""
+    check_count("stein_operator", "block", block, "Leave it out.", optional=True)
     tile, diagonal = SteinTile(kernel), stein_diagonal(kernel, X, SX)
     return TileOperator(tile, (X, SX), diagonal, block=block, mesh=device_mesh())

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost._core.arguments import as_float64, as_real, check_count, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.stein.first_order import SteinTile
@@ -37,18 +38,22 @@ class Coregionalisation(eqx.Module):
     """
 
     kernels: tuple[AbstractKernel, ...]
-    covariances: Float[Array | np.ndarray, "q t t"] = eqx.field(converter=lambda b: np.asarray(b, float))
+    covariances: Float[Array | np.ndarray, "q t t"] = eqx.field(
+        converter=lambda b: as_real("Coregionalisation", "covariances", b).astype(float)
+    )
     order: int = eqx.field(static=True, default=1)
 
     def __check_init__(self) -> None:
         where, b = "Coregionalisation", np.asarray(self.covariances)
+        check_kind(where, "kernels", self.kernels, tuple, "Such as (SquaredExponential(2.0),).")
+        for kernel in self.kernels:
+            check_kind(where, "kernels", kernel, AbstractKernel, "Such as (SquaredExponential(2.0),).")
+        check_count(where, "order", self.order, "It is that of the Langevin operator.", most=2)
         if b.ndim != 3 or b.shape[0] != len(self.kernels) or b.shape[1] != b.shape[2] or not b.size:
-            expected = f"`covariances` of shape ({len(self.kernels)}, tasks, tasks)"
+            expected = f"`covariances` of shape ({len(self.kernels)}, tasks, tasks), as many as `kernels`"
             raise InputError(where, expected, b.shape, "Give one covariance of the tasks for each kernel.")
         for matrix in b:
             check_covariance(where, matrix)
-        if self.order not in (1, 2):
-            raise InputError(where, "`order` 1 or 2", self.order, "It is that of the Langevin operator.")
 
     @property
     def num_tasks(self) -> int:
@@ -78,11 +83,12 @@ def matrix_stein_tile(kernel: Coregionalisation) -> MatrixSteinTile:
     return MatrixSteinTile(kernel.kernels, jnp.asarray(kernel.covariances), kernel.order)
 
 
-def check_covariance(where: str, matrix: np.ndarray) -> None:
-    """Raise a `ValueError` unless `matrix` is a finite symmetric positive definite covariance of tasks."""
+def check_covariance(where: str, covariance: object) -> None:
+    """Raise an error unless `covariance` is a finite symmetric positive definite covariance (t, t) of tasks."""
+    matrix = as_float64(where, "covariance", covariance, "task, task")
     cure = "A covariance of tasks is B = LLᵀ with a positive diagonal of L; add a little to its diagonal."
-    expected = "a symmetric positive definite covariance of the tasks"
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not np.isfinite(matrix).all():
+    expected = "`covariance`, a symmetric positive definite matrix of the tasks"
+    if matrix.shape[0] != matrix.shape[1] or not matrix.size or not np.isfinite(matrix).all():
         raise InputError(where, expected, f"shape {matrix.shape}, finite {np.isfinite(matrix).all()}", cure)
     size = np.abs(matrix).max()
     if np.abs(matrix - matrix.T).max() > SYMMETRY * size:

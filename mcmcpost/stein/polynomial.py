@@ -3,21 +3,28 @@
 import functools
 import itertools
 import math
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from mcmcpost._core.arguments import as_real, check_count, check_kind
 from mcmcpost._core.errors import InputError
 
 type Points = Float[Array | np.ndarray, "n d"]
+
+MAX_ENTRIES = 1 << 27
+"""Exponents, a gigabyte, that are built at most."""
 
 _BLOCK_ENTRIES = 1 << 18  # entries of one block of rows: a few such blocks stay in cache
 
 
 def num_polynomial_features(d: int, degree: int) -> int:
     """Return the number of monomials of total degree 1..degree in d variables, C(d + degree, degree) − 1."""
+    for name, value in (("d", d), ("degree", degree)):
+        check_count("num_polynomial_features", name, value, "Use a positive integer.", least=0)
     return math.comb(d + degree, degree) - 1
 
 
@@ -33,22 +40,34 @@ def polynomial_exponents(d: int, degree: int, *, max_interaction: int | None = N
     Raises
     ------
     ValueError
-        if `d`, `degree` or `max_interaction` is below 1.
+        if `d`, `degree` or `max_interaction` is below 1, or the exponents would take more than a gigabyte.
     """
-    for name, value in (("d", d), ("degree", degree), ("max_interaction", max_interaction)):
-        if value is not None and value < 1:
-            raise InputError("polynomial_exponents", f"`{name}` of at least 1", value, "Use a positive integer.")
-    limit = degree if max_interaction is None else max_interaction
-    monomials = [
-        m
-        for total in range(1, degree + 1)
-        for m in itertools.combinations_with_replacement(range(d), total)
-        if len(set(m)) <= limit
-    ]
+    where, cure = "polynomial_exponents", "Use a positive integer."
+    check_count(where, "d", d, cure)
+    check_count(where, "degree", degree, cure)
+    check_count(where, "max_interaction", max_interaction, cure, optional=True)
+    limit = min(d, degree if max_interaction is None else min(max_interaction, degree))
+    # of all monomials, C(d, k) C(degree, k) have exactly k distinct variables
+    number = sum(math.comb(d, k) * math.comb(degree, k) for k in range(1, min(limit, MAX_ENTRIES) + 1))
+    if number * d > MAX_ENTRIES:
+        got = f"degree {degree} in {d} variables, {number:.3g} monomials" if number < 10**300 else f"degree {degree}"
+        cure = "Use a lower `degree`, or max_interaction=1."
+        raise InputError(where, f"at most {MAX_ENTRIES / d:.3g} monomials of {d} variables", got, cure)
+    monomials = sorted(
+        (m for k in range(1, limit + 1) for own in itertools.combinations(range(d), k) for m in _spread(own, degree)),
+        key=lambda m: (len(m), m),
+    )
     exponents = np.zeros((len(monomials), d), dtype=int)
     rows = np.repeat(np.arange(len(monomials)), [len(m) for m in monomials])
     np.add.at(exponents, (rows, np.fromiter(itertools.chain(*monomials), int)), 1)
     return exponents
+
+
+def _spread(variables: tuple[int, ...], degree: int) -> Iterator[tuple[int, ...]]:
+    """Yield the monomials, as sorted variables with repeats, that have each of these variables, up to a degree."""
+    for total in range(degree - len(variables) + 1):
+        for more in itertools.combinations_with_replacement(variables, total):
+            yield tuple(sorted(variables + more))
 
 
 def polynomial_features(Z: Points, T: Points, exponents: Int[np.ndarray, "q _"]) -> Float[Array, "n q"]:
@@ -71,11 +90,16 @@ def polynomial_features(Z: Points, T: Points, exponents: Int[np.ndarray, "q _"])
     Source: Mira, Solgi and Imparato, Zero variance Markov chain Monte Carlo (Statistics and Computing 2013); Sun, Barp
     and Briol (ICML 2023), appendix C.2.
     """
-    powers = np.asarray(exponents)
-    if powers.shape[1] != Z.shape[1] or powers.shape[0] == 0 or (powers < 0).any():
+    powers = as_real("polynomial_features", "exponents", exponents)
+    for name, points in (("Z", Z), ("T", T)):
+        check_kind("polynomial_features", name, points, (np.ndarray, jax.Array), "Pass an array (n, d).")
+        if points.ndim != 2 or points.shape != Z.shape:
+            raise InputError("polynomial_features", "`Z` and `T` (n, d)", f"{Z.shape}, {T.shape}", "Match them.")
+    whole = powers.ndim == 2 and powers.dtype.kind in "iu"
+    if not whole or powers.shape[1] != Z.shape[1] or powers.shape[0] == 0 or (powers < 0).any():
         raise InputError(
             "polynomial_features",
-            f"`exponents` of shape (q ≥ 1, {Z.shape[1]}), not negative",
+            f"`exponents`, integers of shape (q ≥ 1, {Z.shape[1]}), not negative",
             f"shape {powers.shape} with minimum {powers.min(initial=0)}",
             "Build them with polynomial_exponents.",
         )

@@ -25,7 +25,7 @@ from mcmcpost.kernels import (
     spread,
 )
 from mcmcpost.linops import tile_diagonal
-from mcmcpost.stein.first_order import FLUSH, OtherPoints, Points, gram_of_tile
+from mcmcpost.stein.first_order import FLUSH, OtherPoints, Points, check_states, gram_of_tile
 
 
 @functools.singledispatch
@@ -143,6 +143,7 @@ def second_order_stein_diagonal(kernel: AbstractKernel, X: Points, SX: Points) -
 
     X, SX : (n, d) points and scores.
     """
+    check_states("second_order_stein_diagonal", kernel, ("X", "SX"), X, SX)
     return tile_diagonal(SecondOrderSteinTile(kernel), (X, SX))
 
 
@@ -177,4 +178,5 @@ def second_order_stein_gram(
 
     Source: Sun, Barp and Briol, Vector-Valued Control Variates (ICML 2023), Theorem C.1 with T = 1.
     """
+    check_states("second_order_stein_gram", kernel, ("X", "SX"), X, SX)
     return gram_of_tile("second_order_stein_gram", SecondOrderSteinTile(kernel), (X, SX), Y, SY)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.errors import InputError
+from mcmcpost._core.arguments import check_count, check_kind
 from mcmcpost.gp import (
     ProjectedCholesky,
     ScalarProfile,
@@ -282,10 +282,8 @@ class SubspaceSurrogate(AbstractSurrogate):
 
     def __check_init__(self) -> None:
         for name in ("num_training", "dimension", "num_tuning", "tuning_steps"):
-            if getattr(self, name) < 1:
-                raise InputError(
-                    "SubspaceSurrogate", f"`{name}` of at least 1", getattr(self, name), "Use a positive integer."
-                )
+            check_count("SubspaceSurrogate", name, getattr(self, name), "Use a positive integer.")
+        check_kind("SubspaceSurrogate", "kernel", self.kernel, (AbstractKernel, None), "Such as Matern52().")
 
     def min_gradients(self, d: int) -> int:
         del d

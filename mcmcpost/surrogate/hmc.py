@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
+from mcmcpost._core.arguments import check_flags, check_function, check_number
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.warn import warn
 from mcmcpost.surrogate.designs import HELD_OUT, AbstractSurrogate, SubspaceSurrogate, empty_history
@@ -109,9 +110,17 @@ class SurrogateHMC:
         from numpyro.infer.mcmc import MCMCKernel
 
         MCMCKernel.register(type(self))  # a subclass to NumPyro, without which importing this module stays light
+        where = "SurrogateHMC"
         if (model is None) == (potential_fn is None):
             got = "neither" if model is None else "both"
-            raise InputError("SurrogateHMC", "either `model` or `potential_fn`", got, "Pass one of them.")
+            raise InputError(where, "either `model` or `potential_fn`", got, "Pass one of them.")
+        check_function(where, "model", model, None, "Pass a NumPyro program.", optional=True)
+        check_function(where, "potential_fn", potential_fn, 1, "Its argument is the parameters.", optional=True)
+        cure = "Such as numpyro.infer.init_to_median."
+        check_function(where, "init_strategy", init_strategy, None, cure, optional=True)
+        check_number(where, "step_size", step_size, "Use 1.")
+        check_number(where, "target_accept_prob", target_accept_prob, "Use 0.8.", inside="(0, 1)")
+        check_flags(where, dense_mass=dense_mass)
         self._model = model
         self._potential_fn = potential_fn
         self.settings = Settings(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
+from mcmcpost._core.arguments import check_count, check_kind, check_number
 from mcmcpost._core.errors import InputError
 from mcmcpost.surrogate.designs import (
     AbstractSurrogate,
@@ -43,14 +44,11 @@ def check_settings(settings: Settings) -> None:
     """
     where = "SurrogateHMC"
     for name in ("num_steps", "refinement", "delayed_acceptance", "history_size"):
-        value = getattr(settings, name)
-        if value < 1:
-            raise InputError(where, f"`{name}` of at least 1", value, "Use a positive integer.")
+        check_count(where, name, getattr(settings, name), "Use a positive integer.")
     chance, error = settings.true_gradient_probability, settings.max_gradient_error
-    if not 0 <= chance <= 1:
-        raise InputError(where, "`true_gradient_probability` in [0, 1]", chance, "Use 0.1.")
-    if not error >= 0:
-        raise InputError(where, "`max_gradient_error` not negative", error, "Use 0.2.")
+    check_number(where, "true_gradient_probability", chance, "Use 0.1.", inside="[0, 1]")
+    check_number(where, "max_gradient_error", error, "Use 0.2.", inside="[0, inf]")
+    check_kind(where, "surrogate", settings.surrogate, AbstractSurrogate, "Such as SubspaceSurrogate().")
 
 
 class SurrogateState(NamedTuple):

@@ -214,7 +214,7 @@ def test_known_moments_and_folds_are_used(tasks):
     known = mp.joint_expectation(tasks, METHOD, standardize=(np.zeros(2), 1.0), folds=4)
     assert known["low"].info["num_folds"] == known["high"].info["num_folds"] == 4
     assert known["low"].mean != default["low"].mean
-    with pytest.raises(ValueError, match="at least two folds"):
+    with pytest.raises(ValueError, match="`folds` of at least 2"):
         mp.joint_expectation(tasks, METHOD, folds=1)
     with pytest.raises(ValueError, match="positive sd"):
         mp.joint_expectation(tasks, METHOD, standardize=(0.0, 0.0))
@@ -232,7 +232,7 @@ def test_tasks_of_other_dimensions_are_named(tasks, rng):
 @pytest.mark.parametrize(
     ("change", "method", "kind", "words"),
     [
-        (lambda _: {}, METHOD, ValueError, "at least one task"),
+        (lambda _: {}, METHOD, ValueError, "`tasks`, at least one"),
         (lambda t: {"a": t["high"][0]}, METHOD, TypeError, r"task 'a' to be a pair \(tree, integrands\)"),
         (lambda t: {"a": (*t["high"], 1)}, METHOD, TypeError, "pair"),
         (lambda _: {"a": ("no tree", None)}, METHOD, TypeError, "DataTree"),

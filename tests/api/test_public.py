@@ -112,7 +112,7 @@ def test_a_wrong_sign_is_an_error_unless_overridden(draws):
     [
         (lambda t: mp.expectation(t, method="zv9"), "one of auto, plain"),
         (lambda t: mp.expectation(t, ["nope"]), "a variable of the posterior group"),
-        (lambda t: mp.expectation(t, folds=1), "at least two folds"),
+        (lambda t: mp.expectation(t, folds=1), "`folds` of at least 2"),
         (lambda t: mp.quantile(t, 1.5), r"probabilities inside \(0, 1\)"),
         (lambda t: mp.quantile(t, []), r"probabilities inside \(0, 1\)"),
         (lambda t: mp.expectation(t, np.ones((4, 99))), "integrands"),

@@ -175,11 +175,6 @@ def test_folds_are_contiguous_blocks_of_several_autocorrelation_times_within_cha
     assert sizes.max() <= 2 * sizes.min() + draws % expected
 
 
-def test_one_fold_is_refused():
-    with pytest.raises(ValueError, match="at least two folds"):
-        draw_folds(np.zeros((2, 100, 1)), 1)
-
-
 def test_full_whitening_needs_five_draws_a_coordinate(rng):
     mixing = np.tril(rng.normal(size=(4, 4))) + 2 * np.eye(4)
     many = rng.normal(size=(2, 500, 4)) @ mixing.T + 3.0

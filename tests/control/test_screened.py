@@ -137,5 +137,5 @@ def test_auto_takes_it_where_a_quadratic_has_too_many_features(wide):
 
 def test_parameters_are_checked():
     for bad in ({"rounds": 0}, {"per_round": True}, {"per_round": -1}):
-        with pytest.raises(InputError, match="positive integer"):
+        with pytest.raises(InputError, match="of at least 1, an integer"):
             Screened(**bad)

@@ -97,9 +97,9 @@ def test_bad_requests_are_refused(trace):
         solve_stein_weights(trace, trace.draws, features, initial=weights)
     with pytest.raises(ValueError, match=r"SteinWeights.model_error.*leading shape"):
         weights.model_error(np.ones((1, 5)))
-    with pytest.raises(ValueError, match="positive `budget`"):
+    with pytest.raises(ValueError, match="`budget` of at least 1"):
         method(budget=0)
-    with pytest.raises(ValueError, match="no Cholesky"):
+    with pytest.raises(ValueError, match="no `budget` with Cholesky"):
         method(budget=10, solver=mp.Cholesky())
     with pytest.raises(ValueError, match="no `max_states` with ConjugateGradients"):
         method(budget=10, max_states=100)

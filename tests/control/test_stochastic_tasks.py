@@ -364,9 +364,9 @@ def test_blocks_of_a_crossfitted_method_straddle_no_chain_and_no_held_out_draws(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"penalty": -1.0}, "`penalty` finite and not negative"),
+        ({"penalty": -1.0}, "`penalty`, a number in \\[0"),
         ({"penalty": float("nan")}, "`penalty`"),
-        ({"learning_rate": 0.0}, "`learning_rate` above 0"),
+        ({"learning_rate": 0.0}, "`learning_rate`, a number in"),
         ({"num_epochs": 0}, "`num_epochs` of at least 1"),
         ({"batch_size": 1}, "`batch_size` of at least 2 tasks"),
         ({"objective": ChainVariance(block=50)}, "`block` of at most 10"),

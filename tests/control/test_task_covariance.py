@@ -136,10 +136,10 @@ def test_a_budget_that_is_spent_is_not_convergence(rng):
 
 def test_bad_input_is_refused(rng):
     gram, tasks, f = data(rng)
-    with pytest.raises(ValueError, match="`penalty` above 0"):
+    with pytest.raises(ValueError, match="`penalty`, a number in"):
         alternating_task_covariance(gram, tasks, f, penalty=0.0)
     for deltas in ([], [0.1, 0.2], [0.1, 0.0]):
-        with pytest.raises(ValueError, match="`deltas` positive and decreasing"):
+        with pytest.raises(ValueError, match="`deltas`"):
             alternating_task_covariance(gram, tasks, f, penalty=1.0, deltas=deltas)
     with pytest.raises(ValueError, match="`start` positive definite"):
         alternating_task_covariance(gram, tasks, f, penalty=1.0, start=np.ones((2, 2)))

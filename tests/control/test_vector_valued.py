@@ -285,10 +285,10 @@ def test_a_task_alone_has_its_nugget_tuned_where_the_tasks_together_have(rng):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"degree": -1}, "`degree` to be an integer"),
-        ({"order": 3}, "`order` 1 or 2"),
-        ({"nugget": 0.0}, "a positive `nugget`"),
-        ({"nugget": np.nan}, "a positive `nugget`"),
+        ({"degree": -1}, "`degree` of at least 0"),
+        ({"order": 3}, "`order` of at most 2"),
+        ({"nugget": 0.0}, "`nugget`, a number in"),
+        ({"nugget": np.nan}, "`nugget`, a number in"),
         ({"covariance": np.array([[1.0, 2.0], [2.0, 1.0]])}, "positive definite"),
         ({"kernel": Coregionalisation((KERNEL,), np.eye(2)[None]), "covariance": np.eye(2)}, "no `covariance` beside"),
     ],

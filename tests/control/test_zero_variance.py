@@ -135,7 +135,7 @@ def test_dependent_columns_are_dropped_and_the_constant_stays(rng):
 
 @pytest.mark.parametrize("degree", [0, -1])
 def test_a_degree_that_is_not_a_positive_integer_is_refused(degree):
-    with pytest.raises(ValueError, match="positive integer"):
+    with pytest.raises(ValueError, match="`degree` of at least 1"):
         ZeroVariance(degree)
 
 

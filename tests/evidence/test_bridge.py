@@ -404,7 +404,7 @@ def test_a_model_that_is_nan_somewhere_says_so(rng, key):
         (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, logdensity_fn=standard, key=k), ValueError, "both"),
         (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, method="warp3"), ValueError, "method"),
         (lambda t, k: mp.bridge_evidence(t, positive, 0.0, key=k), ValueError, "latent sites"),
-        (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, degree=-1), ValueError, "at least 0"),
+        (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, degree=-1), ValueError, "`degree` of at least 0"),
         (lambda t, k: mp.laplace_evidence(t["posterior"].to_dataset(), conjugate, 0.0, key=k), TypeError, "DataTree"),
         (lambda _, k: mp.bridge_evidence(xarray.DataTree(), conjugate, 0.0, key=k), ValueError, "posterior group"),
     ],

@@ -19,6 +19,7 @@ from mcmcpost.evidence import (
     EvidenceEstimate,
     Ladder,
     check_ladder,
+    check_options,
     check_temperatures,
     compare_models,
     corrected_rule,
@@ -273,7 +274,7 @@ def test_comparison_of_models() -> None:
     [
         ({"a": -1.0}, None, "at least two models"),
         ({"a": -1.0, "b": np.nan}, None, "finite log evidence"),
-        ({"a": -1.0, "b": -2.0}, {"a": 1.0}, "positive prior probability"),
+        ({"a": -1.0, "b": -2.0}, {"a": 1.0}, "`prior` for each of"),
     ],
 )
 def test_comparison_refuses(models: dict, prior: dict | None, words: str) -> None:
@@ -349,4 +350,4 @@ def test_a_prior_whose_mean_log_likelihood_is_minus_infinity(rng: np.random.Gene
 )
 def test_options_that_are_refused(options: dict, words: str, rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match=words):
-        evidence(PATH.ladder(rng, 10, RUNGS), **options)
+        check_options(PATH.ladder(rng, 10, RUNGS), **options)

@@ -170,7 +170,7 @@ def test_zero_and_dependent_actions_are_counted(rng):
     ("arguments", "match"),
     [
         ({"num_actions": 0}, "`num_actions` of at least 1"),
-        ({"noise": 0.0}, "`noise` from 1e-06 to 100"),
+        ({"noise": 0.0}, "`noise`, a number in \\[1e-06, 100"),
         ({"noise": float("nan")}, "`noise`"),
     ],
 )

@@ -335,7 +335,7 @@ def test_bad_input_says_where_and_how(data):
         gp.fit(X, y).predict(X[:, :1])
     with pytest.raises(TypeError, match="real numeric"):
         gp.fit(X, np.array(["a"] * N))
-    with pytest.raises(ValueError, match="positive `noise`"):
+    with pytest.raises(ValueError, match="`noise`, a number in"):
         IterativeGP(noise=0)
     with pytest.raises(ValueError, match="`num_steps` of at least 1"):
         IterativeGP(num_steps=0)

@@ -83,7 +83,7 @@ def test_values_become_scalar_variables(draws):
         ({"scores": np.zeros((2, 100, 2))}, "shape of `draws`"),
         ({"scores": np.zeros((2, 100))}, "chain, draw, d"),
         ({"values": np.zeros((2, 99, 1))}, "chains and draws of `draws`"),
-        ({"values": np.zeros((2, 100, 2)), "value_names": ("a", "a")}, "distinct value names"),
+        ({"values": np.zeros((2, 100, 2)), "value_names": ("a", "a")}, "`value_names`, 2 distinct"),
         ({"names": ("a", "b")}, "3 distinct coordinate names"),
         ({"names": ("a", "draw", "c")}, r"other than chain, draw, got \['draw'\]"),
         ({"names": ("a", "b/c", "c")}, r"names without '/'.*got \['b/c'\]"),

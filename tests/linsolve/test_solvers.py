@@ -247,15 +247,15 @@ def test_bilinear_gradient_is_that_of_the_dense_form(data, rng):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rtol": 0.0}, r"`rtol` inside \(0, 1\)"),
-        ({"budget": 0}, "positive `budget`"),
+        ({"rtol": 0.0}, r"`rtol`, a number in \(0, 1\)"),
+        ({"budget": 0}, "`budget`, a number in"),
         ({"block_size": 0}, "`block_size` of at least 1"),
     ],
 )
 def test_settings_that_cannot_run_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         AlternatingProjections(**change)
-    with pytest.raises(ValueError, match="`momentum` inside"):
+    with pytest.raises(ValueError, match="`momentum`, a number in"):
         StochasticGradientDescent(momentum=1.0)
     with pytest.raises(ValueError, match="`rank` of at least 0, an integer"):
         ConjugateGradients(rank=-1)

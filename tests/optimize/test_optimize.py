@@ -172,7 +172,7 @@ def test_bad_starts_and_functions_have_a_status(rng):
     assert uphill.status == 2
     with pytest.raises(ValueError, match="`x0` finite"):
         minimize(with_gradient, [np.nan, 1.0])
-    with pytest.raises(ValueError, match="`memory` and `window`"):
+    with pytest.raises(ValueError, match="`memory` of at least 1"):
         GPH(0)
     with pytest.raises(ValueError, match="stationary"):
         GPX(2, kernel=Polynomial(2))

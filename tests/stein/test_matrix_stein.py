@@ -183,7 +183,7 @@ def test_the_dense_fit_is_the_minimiser_of_the_ridge_objective_with_balanced_tas
         (np.ones((2, 2)), "positive definite"),
         (np.zeros((2, 2)), "positive definite"),
         (np.ones((2, 3)), r"positive definite.*\(2, 3\)"),
-        (np.ones(2), "positive definite"),
+        (np.ones(2), r"shape \(task, task\)"),
         (np.array([[1.0, np.nan], [np.nan, 1.0]]), "positive definite.*finite False"),
         (np.array([[np.inf, 0.0], [0.0, 1.0]]), "positive definite"),
     ],
@@ -200,7 +200,7 @@ def test_a_covariance_that_is_none_is_refused(matrix, words):
         (np.stack([np.eye(2)] * 2), 1, r"\(1, tasks, tasks\)"),
         (np.zeros((1, 0, 0)), 1, "covariances"),
         (np.array([[[1.0, 2.0], [2.0, 1.0]]]), 1, "positive definite"),
-        (np.eye(2)[None], 3, "`order` 1 or 2"),
+        (np.eye(2)[None], 3, "`order` of at most 2"),
     ],
 )
 def test_a_kernel_needs_one_covariance_for_each_term(covariances, order, words):

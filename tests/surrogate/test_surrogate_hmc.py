@@ -336,8 +336,11 @@ def test_chains_may_be_vectorised_by_jax():
         ({}, "either `model` or `potential_fn`"),
         ({"potential_fn": banana_potential, "num_steps": 0}, "`num_steps` of at least 1"),
         ({"potential_fn": banana_potential, "delayed_acceptance": 0}, "`delayed_acceptance` of at least 1"),
-        ({"potential_fn": banana_potential, "true_gradient_probability": 1.5}, "`true_gradient_probability` in"),
-        ({"potential_fn": banana_potential, "max_gradient_error": float("nan")}, "`max_gradient_error` not negative"),
+        (
+            {"potential_fn": banana_potential, "true_gradient_probability": 1.5},
+            "`true_gradient_probability`, a number in",
+        ),
+        ({"potential_fn": banana_potential, "max_gradient_error": float("nan")}, "`max_gradient_error`, a number in"),
     ],
 )
 def test_settings_that_cannot_run_are_refused(settings, words):

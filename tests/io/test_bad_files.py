@@ -1,0 +1,244 @@
+"""Files that are not what they should be: every one is refused in a message of ours, none is read wrongly."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray
+
+import mcmcpost as mp
+
+DATA = Path(__file__).parents[1] / "data"
+DIAGNOSTICS = sorted(DATA.glob("cmdstan_diagnostic*"))
+
+OK = "chain,draw,a,gradient_a\n0,0,1,-1\n0,1,2,-2\n1,0,3,-3\n1,1,-1,1\n"
+
+TABLES = [
+    # label, text of the table, words of the message
+    ("empty", "", "a table with a header"),
+    ("white", " \n\n", "a table with a header|rows of numbers"),
+    ("header only", "chain,draw,a\n", "no row|other values"),
+    ("longer row", "a,b\n1,2\n1,2,3,4\n", "a table with a header"),
+    ("every row longer", "a,b\n1,2,3\n4,5,6\n", "as many values as columns"),
+    ("every row longer by a comma", "a,b\n1,2,\n4,5,\n", "as many values as columns"),
+    ("words", "a,b\nx,y\n", "other values in a, b"),
+    ("one word", "a\n1\nNaN?\n", "other values in a"),
+    ("decimal commas", 'a\n"1,5"\n"2,5"\n', "other values in a"),
+    ("semicolons", "a;b\n1;2\n3;4\n", "other values in a;b"),
+    ("tabs", "a\tb\n1\t2\n3\t4\n", "other values in a"),
+    ("complex", "a\n1+2j\n3+4j\n", "other values in a"),
+    ("dates", "a\n2020-01-01\n2020-01-02\n", "other values in a"),
+    ("json", '{"a": [1, 2]}\n', "rows of numbers|no row"),
+    ("html", "<html>\n<b>1</b>\n", "other values"),
+    ("open quote", 'a,b\n"1,2\n3,4\n', "a table with a header|other values"),
+    ("a column twice", "a,a\n1,2\n3,4\n", "every column once"),
+    ("a gradient twice", "a,gradient_a,gradient_a\n1,-1,1\n2,-2,2\n", "every column once"),
+    ("no name", "a,\n1,2\n3,4\n", "a name for every column"),
+    ("name with a slash", "a/b\n1\n2\n", "names without '/'"),
+    ("only places", "chain,draw\n0,0\n0,1\n", "a column of draws"),
+    ("only gradients", "gradient_a\n1\n2\n", "none for a"),
+    ("gradient of another", "a,gradient_b\n1,2\n3,4\n", "none for b"),
+    ("gradient without name", "a,gradient_\n1,2\n3,4\n", "a column of draws"),
+    ("part of an array", "t[0],t[1],gradient_t[0]\n1,2,3\n4,5,6\n", "gradient_t\\[1\\]"),
+    ("part of Stan's array", "t.1,t.2,gradient_t.2\n1,2,3\n4,5,6\n", "gradient_t\\.1"),
+    ("a draw twice", OK + "1,1,0,0\n", "twice"),
+    ("chains of two lengths", OK + "1,2,0,0\n", "chains of one length"),
+    ("chains that are words", OK.replace("\n1,", "\nb,"), "other values in chain"),
+    ("chains that are no integers", OK.replace("\n1,", "\n0.5,"), "whole numbers in `chain`"),
+    ("a chain that is missing", OK.replace("\n1,0", "\n,0"), "whole numbers in `chain`"),
+    ("chains under a capital", OK.replace("chain", "Chain") + "1,2,0,0\n", "chains of one length"),
+    ("an element under two names", "t[1],t.1\n1,2\n3,4\n", "each element of t once"),
+    ("infinite draws", OK.replace("3,-3", "inf,-3"), "finite draws"),
+    ("draws beyond range", OK.replace("3,-3", "1e400,-3"), "finite draws"),
+    ("draws too large to square", OK.replace("3,-3", "1e200,-3"), "1e-75 to 1e\\+75"),
+    ("draws too small to square", "a,gradient_a\n1e-200,1\n2e-200,1\n", "1e-75 to 1e\\+75"),
+    ("CmdStan's output", "lp__,accept_stat__,a\n1,1,1\n", "from_cmdstan"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), [pytest.param(*case, id=label) for label, *case in TABLES])
+def test_tables(tmp_path, text, words):
+    path = tmp_path / "draws.csv"
+    path.write_text(text)
+    with pytest.raises(mp.InputError, match=words):
+        mp.load_tree(path)
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n3\n", "a,b\n1,2\n3,\n", "a,b\n1,2\n3,nan\n"])
+def test_a_gap_is_no_number(tmp_path, text):
+    path = tmp_path / "draws.csv"
+    path.write_text(text)
+    assert np.isnan(mp.load_tree(path)["posterior"]["b"].values).tolist() == [[False, True]]
+
+
+def test_the_table_that_they_change_is_read(tmp_path):
+    path = tmp_path / "draws.csv"
+    path.write_text(OK)
+    assert mp.load_tree(path)["sample_stats"]["gradient"].shape == (2, 2, 1)
+
+
+def test_a_column_that_looks_like_a_parameter_is_told(tmp_path, rng):
+    import pandas
+
+    a, b = rng.normal(size=(2, 400))
+    columns = {"chain": np.repeat(range(4), 100), "a": a, "b": b, "square": np.exp(a), "gradient_a": -a}
+    path = tmp_path / "draws.csv"
+    pandas.DataFrame(columns).to_csv(path, index=False)
+    with pytest.warns(UserWarning, match=r"load_tree: b in .* looks like a parameter"):
+        mp.load_tree(path)
+    pandas.DataFrame(columns).drop(columns="b").to_csv(path, index=False)
+    mp.load_tree(path)
+
+
+BYTES = [
+    # label, name, content (None for a folder), words of the message
+    ("binary table", "x.csv", b"\xff\xfe\x00\x01,\x80\n", "a table with a header|rows of numbers"),
+    ("UTF-16 table", "x.csv", "a,b\n1,2\n".encode("utf-16"), "a table with a header"),
+    ("folder named as a table", "x.csv", None, "a table with a header"),
+    ("empty netCDF", "x.nc", b"", "netCDF-4"),
+    ("text as netCDF", "x.nc", b"a,b\n1,2\n", "netCDF-4"),
+    ("netCDF-3", "x.nc", b"CDF\x01" + bytes(100), "netCDF-4"),
+    ("HDF5 signature only", "x.nc", b"\x89HDF\r\n\x1a\n", "netCDF-4"),
+    ("folder named as netCDF", "x.nc", None, "netCDF-4"),
+    ("folder without suffix", "x", None, "netCDF-4"),
+    ("zip as netCDF", "x.nc", b"PK\x03\x04" + bytes(50), "netCDF-4"),
+    ("pickle", "x.pkl", b"\x80\x04N.", "netCDF-4"),
+    ("empty Zarr", "x.zarr", None, "Zarr"),
+    ("file named as Zarr", "x.zarr", b"zarr", "Zarr"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), [pytest.param(*case, id=label) for label, *case in BYTES])
+def test_bytes(tmp_path, name, content, words):
+    path = tmp_path / name
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(mp.InputError, match=words):
+        mp.load_tree(path)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file(tmp_path, share):
+    whole = mp.save_tree(
+        mp.from_arrays(*[np.random.default_rng(3).normal(size=(2, 40, 1))] * 2, allow_bad_scores=True),
+        tmp_path / "x.nc",
+    )
+    content = whole.read_bytes()
+    whole.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(mp.InputError, match="netCDF-4"):
+        mp.load_tree(whole)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("missing.nc", "existing file"),
+        ("missing.csv", "existing file"),
+        ("no/folder/x.zarr", "existing file"),
+        ("x\n.nc", "x"),
+    ],
+)
+def test_missing_files(path, words):
+    for read in (mp.load_tree, mp.from_cmdstan):
+        with pytest.raises(FileNotFoundError, match=words):
+            read(path)
+
+
+DIMS = ("chain", "draw", "unconstrained_parameter")
+
+
+def of(array, dims=DIMS, **coords):
+    return xarray.DataArray(array, dims=dims, coords=coords)
+
+
+ONES = np.random.default_rng(4).normal(size=(2, 40, 3))
+
+TREES = [
+    # label, variables of sample_stats or changes of the tree, words of the message
+    ("no statistics", {}, "sample_stats"),
+    ("no gradient", {"unconstrained_draw": of(ONES)}, "gradient"),
+    ("no draws", {"gradient": of(ONES)}, "unconstrained_draw"),
+    (
+        "two dims",
+        {"unconstrained_draw": of(ONES[..., 0], DIMS[:2]), "gradient": of(ONES[..., 0], DIMS[:2])},
+        "with dims",
+    ),
+    (
+        "other dims",
+        {"unconstrained_draw": of(ONES, ("a", "b", "c")), "gradient": of(ONES, ("a", "b", "c"))},
+        "with dims",
+    ),
+    ("four dims", {"unconstrained_draw": of(ONES[..., None], (*DIMS, "k")), "gradient": of(ONES)}, "with dims"),
+    ("fewer scores", {"unconstrained_draw": of(ONES), "gradient": of(ONES[..., :2], (*DIMS[:2], "other"))}, "shape"),
+    ("words", {"unconstrained_draw": of(ONES.astype(str)), "gradient": of(ONES)}, "real numeric"),
+    ("complex", {"unconstrained_draw": of(ONES * 1j), "gradient": of(ONES)}, "real numeric"),
+    ("objects", {"unconstrained_draw": of(ONES.astype(object)), "gradient": of(ONES)}, "real numeric"),
+    ("NaN", {"unconstrained_draw": of(ONES * np.nan), "gradient": of(ONES)}, "finite draws"),
+    ("empty", {"unconstrained_draw": of(ONES[:, :0]), "gradient": of(ONES[:, :0])}, "the same draws"),
+    ("NaN scores", {"unconstrained_draw": of(ONES), "gradient": of(ONES * np.nan)}, "not finite"),
+    ("wrong sign", {"unconstrained_draw": of(ONES), "gradient": of(ONES)}, "sign"),
+    (
+        "names twice",
+        {"unconstrained_draw": of(ONES, unconstrained_parameter=list("aab")), "gradient": of(-ONES)},
+        "distinct",
+    ),
+    ("too large", {"unconstrained_draw": of(ONES * 1e200), "gradient": of(-ONES)}, "1e-75"),
+]
+
+
+@pytest.mark.parametrize(("variables", "words"), [pytest.param(*case, id=label) for label, *case in TREES])
+def test_trees(variables, words):
+    posterior = xarray.Dataset({"q": of(ONES[..., 0], DIMS[:2])})
+    groups = {"sample_stats": xarray.Dataset(variables)} if variables else {}
+    tree = xarray.DataTree.from_dict({"posterior": posterior} | groups)
+    for use in (mp.check_tree, mp.expectation, mp.html_report, mp.stein_weights):
+        with pytest.raises((mp.InputError, mp.InputTypeError, mp.ScoreError), match=words):
+            use(tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("score_sign", "-"), ("score_jacobian", "left out"), ("score_space", "constrained"), ("score_sign", 1)],
+)
+def test_declared_conventions(name, value):
+    tree = mp.from_arrays(ONES, -ONES)
+    tree["sample_stats"].attrs[name] = value
+    with pytest.raises(mp.InputError, match=name):
+        mp.check_tree(tree)
+
+
+@pytest.mark.parametrize("files", [[0, 0], [0, 1, 0], ["copy", 0]])
+def test_a_chain_of_cmdstan_that_is_given_twice(tmp_path, files):
+    copy = tmp_path / "copy.csv"
+    copy.write_text(DIAGNOSTICS[0].read_text())
+    with pytest.raises(mp.InputError, match="every chain once"):
+        mp.from_cmdstan([copy if file == "copy" else DIAGNOSTICS[file] for file in files])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "a CSV of CmdStan"),
+        (b"\xff\xfe\x00", "a CSV of CmdStan"),
+        (b"# only comments\n", "a CSV of CmdStan"),
+        (b"lp__,a,g_a\n", "complete rows|at least one"),
+        (b"lp__,a,g_a\n1,2,x\n", "complete rows"),
+        (b"lp__,a,g_a\n1,2\n", "complete rows"),
+        (b"lp__,a,g_a\n1,2,3,4\n", "as many values as columns|CSV of CmdStan"),
+        (b"lp__,a\n1,2\n", "g_NAME"),
+        (b"a,g_a\n1,2\n", "lp__"),
+        (b"lp__,g_a\n1,2\n", "g_NAME"),
+        (b"lp__,a,g_a\n1,inf,3\n2,1,3\n", "finite draws"),
+        (b"# save_warmup = 1\nlp__,a,g_a\n1,2,3\n", "num_warmup|at least one"),
+    ],
+)
+def test_diagnostic_files(tmp_path, content, words):
+    path = tmp_path / "diagnostic.csv"
+    path.write_bytes(content)
+    with pytest.raises(mp.InputError, match=words):
+        mp.from_cmdstan(path)
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x", "x.csv", "x.nc.gz", ".nc"])
+def test_names_that_no_tree_is_saved_under(tmp_path, name):
+    with pytest.raises(mp.InputError, match=r"ending in \.nc or \.zarr"):
+        mp.save_tree(mp.from_arrays(ONES, -ONES), tmp_path / name)
