@@ -209,7 +209,7 @@ class ControlFunctional(AbstractControlVariate):
 
     Parameters
     ----------
-    kernel : on standardised coordinates, used as it is. By default a squared exponential whose lengthscale is tuned.
+    kernel : on standardised coordinates, used as it is. By default a squared exponential whose lengthscales are tuned.
     nugget : relative η. By default tuned with the kernel, or 1e-8 with a kernel that is given.
     tuning : `GridREML(...)`, the default without a kernel, or `REML(...)`, which starts at the kernel that is given.
     solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 6,000 distinct states.
