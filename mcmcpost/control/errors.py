@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float
 from mcmcpost._core.large_arrays import in_blocks
 from mcmcpost._core.mcse import pareto_khat, tail_draws
 from mcmcpost.control.method import ControlFit
-from mcmcpost.control.problem import Problem, Subsets, participants
+from mcmcpost.control.problem import Problem, Subsets, are_few, participants
 
 SAFETY = 1.1
 """Factor on the variance that refits show, which has about seven degrees of freedom."""
@@ -52,9 +52,12 @@ def refit_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]
     features, have a = ½: these are then the jackknife and balanced half samples. Kernels converge faster. Their
     quarters deviate, in squares, 4^a + 1 times as much as their halves, which gives a, between ½ and 1¼. It is kept
     closer to ½ the fewer draws participate: on integrands that grow, halves and quarters differ by chance.
+
+    Where draws are few (`are_few`) halves and quarters say nothing: only single folds are left out, at the rate ½.
     """
     share = problem.participants / problem.counts.sum()
     size = np.array([problem.counts[rows].sum() for rows, _ in problem.folds.rows()])
+    few = are_few(size.sum(), problem.draws.shape[1])
     size /= size.sum()
     halves, quarters = Subsets.of(len(size))
     without_fold = ~np.eye(len(size), dtype=bool)
@@ -69,6 +72,8 @@ def refit_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]
 
     low, high = GROWING
     slow = np.full(len(fit.mean), 0.5)
+    if few:
+        return variance(fit.refits.without_fold, without_fold, slow)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = 3 * variance(fit.refits.quarters, quarters, slow) / variance(fit.refits.halves, halves, slow)
         rate = 0.5 * np.log2(np.maximum(ratio - 1, 2.0))

@@ -1,6 +1,7 @@
 """Kernel control variates: control functionals, their semi-exact form, and the choice of their kernel."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,17 +14,28 @@ from mcmcpost._core.arguments import check_count, check_flags, check_kind, check
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import pad_columns, zeros
 from mcmcpost._core.status import Status
+from mcmcpost.control.errors import judged_variance, residual_variance
 from mcmcpost.control.kernel_systems import KernelFit, crossfit_dense, crossfit_iterative, kernel_data
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, exponents_of_degree, polynomial_basis
-from mcmcpost.control.method import AbstractControlVariate, ControlFit, Refits, mean_of_residuals, no_control
+from mcmcpost.control.method import (
+    AbstractControlVariate,
+    ControlFit,
+    Refits,
+    mean_of_residuals,
+    merge_fits,
+    no_control,
+)
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
-from mcmcpost.hyper import GRID_NUGGETS, maximise_restricted_likelihood, search_grid
+from mcmcpost.hyper import GRID_NUGGETS, RESTRICTED_RANGE, maximise_restricted_likelihood, search_grid
 from mcmcpost.kernels import AbstractKernel, SquaredExponential
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
 from mcmcpost.stein import SteinTile
 
 DEFAULT_NUGGET = 1e-8
+
+REAL_RIDGE = 1.0
+"""The grid's largest nugget, tried where a fit gains nothing."""
 
 MIN_ITERATIVE_NUGGET = 1e-4
 """Smallest tuned nugget for conjugate gradients, which converge slowly below it. A nugget that is given is used."""
@@ -54,28 +66,40 @@ class REML(eqx.Module):
         check_flags("REML", free_nugget=self.free_nugget)
 
 
+POLISH_STATES = 1_000
+"""Fitted states up to which `GridREML` polishes by default: every integrand then has factorisations of its own."""
+
+POLISH_DRAWS = 160
+"""States in the likelihood of the polish, or three for each unpenalised feature: a step takes a millisecond."""
+
+SHORTEST = 0.5
+"""Smallest lengthscale of the polish relative to the grid's. Shorter ones fit noise and steps; long ones are free."""
+
+
 class GridREML(eqx.Module):
-    """Restricted maximum likelihood over a fixed grid of isotropic lengthscales and nuggets, each integrand by itself.
+    """Restricted maximum likelihood, each integrand by itself: a grid of isotropic kernels, then L-BFGS.
 
-    An integrand's kernel does not depend on what else is asked for. Integrands with the same point of the grid share
-    its factorisations: of the 25 points two or three dozen integrands use six to ten.
+    An integrand's kernel does not depend on what else is asked for. L-BFGS starts at the best lengthscale of the grid,
+    moves one for each coordinate, and keeps the nugget; its kernel is used where it gains more than one nat for each of
+    them. Integrands with the same kernel share its factorisations: of the grid's 25 two or three dozen integrands use
+    six to ten.
 
-    max_draws : largest number of states in the likelihood, evenly spaced.
-    polish : whether L-BFGS then moves one lengthscale per coordinate and the nugget, for at most `max_steps`, for each
-        integrand by itself. It gains most in ten and more dimensions for integrands of few coordinates, but every
-        integrand then has factorisations of its own.
+    max_draws : largest number of states in the likelihood of the grid, evenly spaced.
+    polish : whether L-BFGS follows the grid; by default, with more than one coordinate and at most 1,000 fitted states.
+    max_steps : of L-BFGS.
     shared : whether all integrands get the one setting that is best for them together, as Stein weights need.
     """
 
     max_draws: int = 256
-    polish: bool = False
-    max_steps: int = 20
+    polish: bool | None = None
+    max_steps: int = 12
     shared: bool = False
 
     def __check_init__(self) -> None:
         check_count("GridREML", "max_draws", self.max_draws, "Use 256.")
-        check_count("GridREML", "max_steps", self.max_steps, "Use 20.")
-        check_flags("GridREML", polish=self.polish, shared=self.shared)
+        check_count("GridREML", "max_steps", self.max_steps, "Use 12.")
+        check_kind("GridREML", "polish", self.polish, (bool, None), "Pass True or False, or leave it out.")
+        check_flags("GridREML", shared=self.shared)
 
 
 class Setting(NamedTuple):
@@ -113,39 +137,70 @@ def tune(
     if tuning is None:
         assert kernel is not None
         return (Setting(kernel, DEFAULT_NUGGET if nugget is None else nugget, everyone),)
-    rows = _subset(problem, max(tuning.max_draws, 3 * basis.shape[1]))
-    draws, scores, values, design = (a[rows] for a in (problem.draws, problem.scores, problem.values, basis))
-    spread = values.std(axis=0)
-    values = values / np.where(spread > 0, spread, 1.0)
     floor = MIN_ITERATIVE_NUGGET if isinstance(solver, ConjugateGradients) and nugget is None else 0.0
-    ones = np.ones(draws.shape[1])
-
-    def polish(starts: tuple[AbstractKernel, ...], level: float, free: bool, members: tuple[int, ...]) -> Setting:
+    ones = np.ones(problem.draws.shape[1])
+    arrays = _some_rows(problem, basis, tuning.max_draws)
+    if isinstance(tuning, REML):
+        starts = tuple(SquaredExponential(np.sqrt(start) * ones) for start in tuning.squared_lengthscales)
         tuned = maximise_restricted_likelihood(
-            starts,
+            starts if kernel is None else (kernel,),
+            *arrays,
+            nugget=DEFAULT_NUGGET if nugget is None else nugget,
+            free_nugget=tuning.free_nugget and nugget is None,
+            max_steps=tuning.max_steps,
+        )
+        return (Setting(tuned.kernel, max(tuned.nugget, floor) if nugget is None else nugget, everyone),)
+    nuggets = tuple(level for level in GRID_NUGGETS if level >= floor) if nugget is None else (nugget,)
+    groups = search_grid(*arrays, shared=tuning.shared, nuggets=nuggets)
+    settings = [Setting(SquaredExponential(g.lengthscale * ones), g.nugget, g.members) for g in groups]
+    few = problem.folds.num_everyone <= POLISH_STATES
+    if len(ones) == 1 or not (few if tuning.polish is None else tuning.polish):
+        return tuple(settings)
+    return tuple(part for setting in settings for part in _polish(problem, basis, setting, nuggets, tuning))
+
+
+def _polish(
+    problem: Problem,
+    basis: Float[np.ndarray, "m q"],
+    setting: Setting,
+    nuggets: tuple[float, ...],
+    tuning: GridREML,
+) -> Iterator[Setting]:
+    """Yield the settings of those integrands to which lengthscales of their own are worth it, and that of the rest.
+
+    One kernel for all integrands is sought more widely, with the nugget free where several `nuggets` are allowed.
+    """
+    free = tuning.shared and len(nuggets) > 1
+    size, shortest = (tuning.max_draws, 1 / RESTRICTED_RANGE) if tuning.shared else (POLISH_DRAWS, SHORTEST)
+    draws, scores, design, values = _some_rows(problem, basis, size)
+    left = setting.members
+    for members in [left] if tuning.shared else [(member,) for member in left]:
+        tuned = maximise_restricted_likelihood(
+            (setting.kernel,),
             draws,
             scores,
             design,
             values[:, members],
-            nugget=level if nugget is None else nugget,
-            free_nugget=free and nugget is None,
+            nugget=setting.nugget,
+            free_nugget=free,
+            shortest=shortest,
             max_steps=tuning.max_steps,
         )
-        return Setting(tuned.kernel, max(tuned.nugget, floor) if nugget is None else nugget, members)
+        if tuning.shared or tuned.gain > problem.draws.shape[1]:
+            yield Setting(tuned.kernel, max(tuned.nugget, nuggets[0]) if free else setting.nugget, members)
+            left = tuple(member for member in left if member not in members)
+    if left:
+        yield setting._replace(members=left)
 
-    if isinstance(tuning, REML):
-        starts = tuple(SquaredExponential(np.sqrt(start) * ones) for start in tuning.squared_lengthscales)
-        return (polish(starts if kernel is None else (kernel,), DEFAULT_NUGGET, tuning.free_nugget, everyone),)
-    settings = []
-    nuggets = tuple(level for level in GRID_NUGGETS if level >= floor) if nugget is None else (nugget,)
-    for group in search_grid(draws, scores, design, values, shared=tuning.shared, nuggets=nuggets):
-        isotropic = SquaredExponential(group.lengthscale * ones)
-        if tuning.polish:
-            parts = [group.members] if tuning.shared else [(member,) for member in group.members]
-            settings += [polish((isotropic,), group.nugget, True, members) for members in parts]
-        else:
-            settings.append(Setting(isotropic, group.nugget, group.members))
-    return tuple(settings)
+
+def _some_rows(
+    problem: Problem, basis: Float[np.ndarray, "m q"], size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return draws, scores, basis and values of unit scale at evenly spaced states, at least three for each feature."""
+    rows = _subset(problem, max(size, 3 * basis.shape[1]))
+    values = problem.values[rows]
+    spread = values.std(axis=0)
+    return problem.draws[rows], problem.scores[rows], basis[rows], values / np.where(spread > 0, spread, 1.0)
 
 
 def _subset(problem: Problem, size: int) -> np.ndarray:
@@ -167,7 +222,7 @@ class ControlFunctional(AbstractControlVariate):
 
     Parameters
     ----------
-    kernel : on standardised coordinates, used as it is. By default a squared exponential whose lengthscale is tuned.
+    kernel : on standardised coordinates, used as it is. By default a squared exponential whose lengthscales are tuned.
     nugget : relative η. By default tuned with the kernel, or 1e-8 with a kernel that is given.
     tuning : `GridREML(...)`, the default without a kernel, or `REML(...)`, which starts at the kernel that is given.
     solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 6,000 distinct states.
@@ -258,17 +313,27 @@ def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: i
     solver = choose_solver(choice, 0 if thinned else fitted, ConjugateGradients())
     settings = tune(problem, basis, choice.kernel, choice.nugget, tuning, solver)
 
+    fit = _fit(problem, basis, settings, solver, choice)
+    if isinstance(tuning, GridREML) and choice.nugget is None:
+        fit = _or_with_ridge(problem, basis, settings, solver, choice, fit)
+    facts = {"degree": degree, "num_features": size - 1, "num_fitted": fitted, "solver": type(solver).__name__}
+    return fit._replace(info=facts | fit.info)
+
+
+def _fit(
+    problem: Problem,
+    basis: Float[np.ndarray, "m q"],
+    settings: Sequence[Setting],
+    solver: Cholesky | ConjugateGradients,
+    choice: ControlFunctional | SemiExact,
+) -> ControlFit:
+    """Return the fit of the integrands that have a setting; NaN for others."""
     p = problem.values.shape[1]
-    mean, control = np.empty(p), zeros(problem.values.shape)
+    thinned = problem.folds.num_everyone < problem.num_states
+    mean, control = np.full(p, np.nan), zeros(problem.values.shape)
     refits = Refits.none(problem)
     status = [Status.CONTROLLED] * p
-    info: dict[str, Any] = {
-        "degree": degree,
-        "num_features": size - 1,
-        "num_fitted": fitted,
-        "solver": type(solver).__name__,
-        "fits": [],
-    }
+    facts = []
     for setting in settings:
         columns = np.array(setting.members)
         part = problem.select(columns)
@@ -287,8 +352,36 @@ def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: i
                 status[j] = Status.NUGGET_RAISED
             if not bool(fit.converged):
                 status[j] = Status.NOT_CONVERGED
-        info["fits"].append(setting.describe() | {"nugget_used": reached, "num_products": int(fit.num_steps)})
-    return ControlFit(mean, control, refits, np.zeros(p), tuple(status), (choice.label,) * p, info)
+        facts.append(setting.describe() | {"nugget_used": reached, "num_products": int(fit.num_steps)})
+    return ControlFit(mean, control, refits, np.zeros(p), tuple(status), (choice.label,) * p, {"fits": facts})
+
+
+def _or_with_ridge(
+    problem: Problem,
+    basis: Float[np.ndarray, "m q"],
+    settings: Sequence[Setting],
+    solver: Cholesky | ConjugateGradients,
+    choice: ControlFunctional | SemiExact,
+    fit: ControlFit,
+) -> ControlFit:
+    """Return the fit with a ridge of `REAL_RIDGE` for integrands whose error gains nothing, if that has a smaller one.
+
+    The likelihood of a step or a corner is highest for a kernel that passes through it at a short lengthscale. Where
+    draws are correlated, such a fit has gaps between them.
+    """
+    error = judged_variance(problem, fit)
+    lost = ~(error < residual_variance(problem, np.zeros_like(fit.control)))
+    ridged = []
+    for setting in settings:
+        members = tuple(j for j in setting.members if lost[j] and setting.nugget < REAL_RIDGE)
+        if members:
+            ridged.append(setting._replace(nugget=REAL_RIDGE, members=members))
+    if not ridged:
+        return fit
+    other = _fit(problem, basis, ridged, solver, choice)
+    with np.errstate(invalid="ignore"):
+        better = judged_variance(problem, other) < error
+    return merge_fits(fit, other, better)._replace(info={"fits": fit.info["fits"] + other.info["fits"]})
 
 
 def choose_solver(

@@ -257,7 +257,7 @@ class VectorValued(AbstractControlVariate):
             fit = self._each_alone().crossfit(problem)
             return fit._replace(method=tuple(f"{label} alone" for label in fit.method))
         given = self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
-        tuning = GridREML(polish=True, shared=True) if given is None else None
+        tuning = GridREML(polish=True, max_steps=20, shared=True) if given is None else None
         (setting,) = tune(problem, basis, given, self.nugget, tuning, Cholesky())
         tile = SteinTile(setting.kernel) if self._order == 1 else SecondOrderSteinTile(setting.kernel)
         data = kernel_data((problem.draws, problem.scores), basis, problem.values, problem)

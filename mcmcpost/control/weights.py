@@ -168,7 +168,7 @@ def solve_stein_weights(
     start = None if initial is None else _start(initial, problem, basis.shape[1], trace)
     tuning: REML | GridREML | None = method.tuning
     if tuning is None and method.kernel is None:
-        tuning = GridREML(polish=True, shared=True)
+        tuning = GridREML(polish=True, max_steps=20, shared=True)
     elif isinstance(tuning, GridREML):
         tuning = dataclasses.replace(tuning, shared=True)
     setting = tune(problem, basis, method.kernel, method.nugget, tuning, solver)[0]

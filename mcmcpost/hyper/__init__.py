@@ -26,6 +26,7 @@ from mcmcpost.hyper.parameters import AbstractScale, Hyperparameters, Log, Packi
 from mcmcpost.hyper.random_features import has_random_features, sample_prior
 from mcmcpost.hyper.restricted_likelihood import (
     GRID_NUGGETS,
+    RESTRICTED_RANGE,
     GridChoice,
     RestrictedLikelihood,
     Tuned,
@@ -40,6 +41,7 @@ __all__ = [
     "GRID_NUGGETS",
     "KERNEL_MEMORY",
     "LBFGS",
+    "RESTRICTED_RANGE",
     "AbstractEstimator",
     "AbstractOptimiser",
     "AbstractScale",

@@ -108,11 +108,15 @@ class AbstractOptimiser(eqx.Module):
 
 
 class Minimum(NamedTuple):
-    """The lowest point found: `value` at `x` (h,), from which of the starts, after how many evaluations of all."""
+    """The lowest point found: `value` at `x` (h,), from which of the starts, after how many evaluations of all.
+
+    gain : how much lower the value is than at that start.
+    """
 
     value: float
     x: Float[np.ndarray, " h"]
     start: int
+    gain: float
     num_evaluations: int
 
 
@@ -153,7 +157,8 @@ class LBFGS(AbstractOptimiser):
         if not found:
             return None
         index, x, record = min(found, key=lambda run: run[2].objective)
-        return Minimum(record.objective, x, index, sum(len(watch.history) for watch in watches))
+        gain = watches[index].history[0] - record.objective
+        return Minimum(record.objective, x, index, gain, sum(len(watch.history) for watch in watches))
 
     def _minimise(self, watch: "_Watch", problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
         if not problem.start.size:

@@ -58,18 +58,27 @@ def negative_restricted_likelihood(
     """
     size, rank = basis.shape
     lower = jnp.linalg.cholesky(covariance)
-    precision = cho_solve((lower, True), jnp.eye(size, dtype=covariance.dtype))
-    q, r = jnp.linalg.qr(solve_triangular(lower, basis, lower=True))
+    losses, white, q, energy = _losses(lower, basis, values)
     along = solve_triangular(lower, q, lower=True, trans=1)
-    projected = precision - along @ along.T
-    image = projected @ values
-    floor = size * jnp.finfo(covariance.dtype).eps
-    energy = jnp.maximum(jnp.sum(values * image, axis=0), floor)
+    image = solve_triangular(lower, white, lower=True, trans=1)
+    projected = cho_solve((lower, True), jnp.eye(size, dtype=covariance.dtype)) - along @ along.T
+    real = jnp.sum(jnp.any(values != 0, axis=0))
+    slope = 0.5 * (real * projected - (size - rank) * (image / energy[None, :]) @ image.T)
+    return RestrictedLikelihood(losses, slope)
+
+
+def _losses(
+    lower: Float[Array, "m m"], basis: Float[Array, "m q"], values: Float[Array, "m p"]
+) -> tuple[Float[Array, " p"], Float[Array, "m p"], Float[Array, "m q"], Float[Array, " p"]]:
+    """Return the losses, the white residuals w = (1 − QQᵀ)L⁻¹f with the orthonormal Q of L⁻¹H, and wᵀw = fᵀPf."""
+    size, rank = basis.shape
+    q, r = jnp.linalg.qr(solve_triangular(lower, basis, lower=True))
+    white = solve_triangular(lower, values, lower=True)
+    white = white - q @ (q.T @ white)
+    energy = jnp.maximum(jnp.sum(white**2, axis=0), size * jnp.finfo(lower.dtype).eps)
     half_logdet = jnp.sum(jnp.log(jnp.diagonal(lower))) + jnp.sum(jnp.log(jnp.abs(jnp.diagonal(r))))
     real = jnp.any(values != 0, axis=0)
-    losses = jnp.where(real, 0.5 * (size - rank) * jnp.log(energy) + half_logdet, 0.0)
-    slope = 0.5 * (jnp.sum(real) * projected - (size - rank) * (image / energy[None, :]) @ image.T)
-    return RestrictedLikelihood(losses, slope)
+    return jnp.where(real, 0.5 * (size - rank) * jnp.log(energy) + half_logdet, 0.0), white, q, energy
 
 
 PRIOR_SD = 1.5
@@ -89,12 +98,14 @@ class Tuned(NamedTuple):
 
     kernel, nugget : the maximiser.
     loss : negative log restricted likelihood there, nats, summed over integrands, prior included.
+    gain : how much lower that is than at the start.
     num_evaluations : likelihood evaluations over all starts.
     """
 
     kernel: AbstractKernel
     nugget: float
     loss: float
+    gain: float
     num_evaluations: int
 
 
@@ -107,6 +118,7 @@ def maximise_restricted_likelihood(
     *,
     nugget: float,
     free_nugget: bool,
+    shortest: float = 1 / RESTRICTED_RANGE,
     max_steps: int = 50,
 ) -> Tuned:
     """Tune every positive parameter of the kernel, and the nugget if it is free, for all integrands jointly.
@@ -122,6 +134,7 @@ def maximise_restricted_likelihood(
     draws, scores : (m, d), distinct states.
     basis : (m, q), unpenalised part. values : (m, p), integrands of unit scale.
     nugget : relative η, fixed or starting point.
+    shortest : smallest parameter of the kernel, relative to its start.
 
     Raises
     ------
@@ -136,13 +149,14 @@ def maximise_restricted_likelihood(
         packing = Packing(tree, free=Hyperparameters(is_positive, free_nugget))
         initial = packing.pack(tree)
         bounds = packing.box(initial, RESTRICTED_RANGE)
+        bounds[:, 0] = initial + np.log(shortest)
         bounds[packing.where(Hyperparameters(False, True))] = np.log(NUGGET_BOUNDS)
         packings.append(packing)
         problems.append(TrainingProblem(functools.partial(_restricted_loss, centre, packing, data), initial, bounds))
     best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from(problems)
     if best is not None:
         kernel, level = jax.tree.map(np.asarray, packings[best.start].unpack(jnp.asarray(best.x)))
-        return Tuned(kernel, float(level), best.value, best.num_evaluations)
+        return Tuned(kernel, float(level), best.value, best.gain, best.num_evaluations)
     if nugget >= NUGGET_BOUNDS[1]:
         raise InputError(
             "maximise_restricted_likelihood: expected a positive definite Stein kernel matrix at one start, got none "
@@ -156,6 +170,7 @@ def maximise_restricted_likelihood(
         values,
         nugget=10.0 * nugget,
         free_nugget=free_nugget,
+        shortest=shortest,
         max_steps=max_steps,
     )
 
@@ -221,9 +236,7 @@ def _grid_losses(
         gram = stein_gram(SquaredExponential(lengthscale), draws, scores)
         gram = gram / jnp.mean(jnp.diagonal(gram))
         eye = jnp.eye(gram.shape[0], dtype=gram.dtype)
-        return jax.lax.map(
-            lambda nugget: negative_restricted_likelihood(gram + nugget * eye, basis, values)[0], nuggets
-        )
+        return jax.lax.map(lambda nugget: _losses(jnp.linalg.cholesky(gram + nugget * eye), basis, values)[0], nuggets)
 
     return jax.lax.map(of_lengthscale, lengthscales)
 

@@ -52,7 +52,7 @@ CONSTRUCTORS = [
     (mp.Screened, {}, {"rounds": (*COUNT, None), "per_round": COUNT, "kernel": FLAG}),
     (mp.REML, {}, {"squared_lengthscales": ((), 3.0, "a", (0.0,), (-1.0,), (NAN,), ("a",)), "free_nugget": FLAG}),
     (mp.REML, {}, {"max_draws": (*COUNT, None), "max_steps": (*COUNT, None)}),
-    (mp.GridREML, {}, {"max_draws": (*COUNT, None), "max_steps": COUNT, "polish": FLAG, "shared": FLAG}),
+    (mp.GridREML, {}, {"max_draws": (*COUNT, None), "max_steps": COUNT, "polish": ("yes", 1), "shared": FLAG}),
     (mp.ControlFunctional, {}, {"kernel": (*KIND, kernels.Matern32), "nugget": (0, -1.0, NAN, INF, "a", True)}),
     (mp.ControlFunctional, {}, {"tuning": KIND, "solver": KIND, "budget": COUNT, "max_states": (*COUNT, 9)}),
     (mp.SemiExact, {}, {"degree": (*COUNT, None), "kernel": KIND, "nugget": (0, "a"), "tuning": KIND, "solver": KIND}),

@@ -170,3 +170,20 @@ def test_an_integrand_without_a_variance_says_so_and_others_do_not(rng):
     assert found.status == (Status.PLAIN, Status.PLAIN, Status.HEAVY_TAIL, Status.PLAIN)
     controlled = estimate(trace, np.exp(3 * x[..., :1]), ZeroVariance(2))
     assert controlled.status == (Status.HEAVY_TAIL,)
+
+
+@pytest.mark.parametrize(("draws", "few"), [(24, True), (40, False)])
+def test_halves_of_few_draws_say_nothing(draws, few, rng):
+    x = rng.normal(size=(1, draws, 8))
+    problem = make_problem(make_trace(x, -x), x[..., :1], num_folds=4)
+    plain = PlainMean().crossfit(problem)
+    _, refits = mean_of_residuals(problem, plain.control)
+    wide = refits._replace(halves=refits.halves + 1.0)
+    found, alone = (refit_variance(problem, plain._replace(refits=own)) for own in (wide, refits))
+    assert (found == alone).all() if few else (found > 10 * alone).all()
+
+
+@pytest.mark.parametrize(("draws", "folds"), [(10, 4), (20, 4), (100, 8)])
+def test_few_draws_have_four_folds(draws, folds):
+    x = np.random.default_rng(1).normal(size=(1, draws, 8))
+    assert make_problem(make_trace(x, -x), x).folds.num_folds == folds
