@@ -10,7 +10,15 @@ from mcmcpost._core.status import Status
 from mcmcpost.control.errors import judged_variance, residual_variance
 from mcmcpost.control.functional import SemiExact
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, LeastSquares, Ridge
-from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean, merge_fits, no_control
+from mcmcpost.control.method import (
+    ROUNDING,
+    AbstractControlVariate,
+    ControlFit,
+    PlainMean,
+    mean_of_residuals,
+    merge_fits,
+    no_control,
+)
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.screened import Screened
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN, ZeroVariance
@@ -32,7 +40,7 @@ NEED = 1.05
 
 
 class Auto(AbstractControlVariate):
-    """Choose per integrand among the plain mean, polynomials and a kernel, by `judged_variance`.
+    """Choose per integrand among the plain mean, polynomials and a kernel, by `judged_variance`, refits included.
 
     The candidates are zero variance of every degree for which there are at least three distinct training draws per
     feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
@@ -62,7 +70,9 @@ class Auto(AbstractControlVariate):
         if problem.folds.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, PlainMean().label)
         best = PlainMean().crossfit(problem)
-        plain = lowest = residual_variance(problem, best.control)
+        plain = residual_variance(problem, best.control)
+        moved = best._replace(refits=mean_of_residuals(problem, best.control)[1])  # sees autocorrelation, as theirs do
+        lowest = judged_variance(problem, moved)
         tried: dict[str, Any] = {}
         for method in self.candidates(problem):
             fit = method.crossfit(problem)
