@@ -12,6 +12,7 @@ import numpy as np
 import mcmcpost
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.text import digits_of, significant
+from mcmcpost.cli.edge import say
 from mcmcpost.cli.model_file import load_model_file, parse_options
 from mcmcpost.cli.options import LADDER, POSTERIOR, is_model_file, refuse_sampling, settings_of
 from mcmcpost.io import is_ladder, posterior_rung
@@ -95,9 +96,14 @@ def source_evidence(
 
     if source.model is not None:
         return bridge(source.tree)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mcmcpost.EvidenceWarning)  # a cross-check that is not sound is not used
-        last = bridge(posterior_rung(source.tree))
+    last = None
+    try:
+        with warnings.catch_warnings():  # a cross-check that is not sound is not used
+            warnings.simplefilter("ignore", mcmcpost.EvidenceWarning)
+            warnings.simplefilter("ignore", mcmcpost.ScoreWarning)
+            last = bridge(posterior_rung(source.tree))
+    except InputError as error:
+        say("warning", f"no bridge beside the ladder: {error}")
     return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores, bridge=last)
 
 

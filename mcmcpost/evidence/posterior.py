@@ -128,13 +128,17 @@ def estimate_from_posterior(
 
 
 def _best_first(estimates: list[EvidenceEstimate]) -> list[EvidenceEstimate]:
-    """Return the estimates with the answer first, the others in their order from simple to rich."""
-    best = 0
-    for i, candidate in enumerate(estimates):
-        usable = candidate.status is not Status.NOT_CONVERGED or estimates[best].status is Status.NOT_CONVERGED
-        if usable and (candidate.error * NEED < estimates[best].error or not np.isfinite(estimates[best].error)):
-            best = i
-    return [estimates[best], *estimates[:best], *estimates[best + 1 :]]
+    """Return the estimates with the answer first, the others in their order from simple to rich.
+
+    The answer converged if any did, and a richer one has an error smaller by `NEED`.
+    """
+    best = estimates[0]
+    for candidate in estimates[1:]:
+        sound, sound_best = (e.status is not Status.NOT_CONVERGED for e in (candidate, best))
+        smaller = candidate.error * NEED < best.error or not np.isfinite(best.error)
+        if sound > sound_best or (sound == sound_best and smaller):
+            best = candidate
+    return [best, *(e for e in estimates if e is not best)]
 
 
 def _complaints(best: EvidenceEstimate) -> tuple[str, ...]:

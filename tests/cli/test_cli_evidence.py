@@ -9,6 +9,7 @@ from ladder_cases import short_ladder
 from scipy.stats import norm
 
 import mcmcpost
+from mcmcpost.cli.evidence import Source, source_evidence
 
 CONJUGATE = """
 import numpyro
@@ -81,6 +82,14 @@ def test_a_trace_without_its_model_says_what_to_do(run, trace, ladder):
     done = run("evidence", path, "--model", model, "--option", "y=9.0", "--method", "zv2")
     assert "bad_scores" in done.out
     assert "Score gate" in done.err
+
+
+@pytest.mark.slow
+def test_a_ladder_whose_bridge_cannot_be_had_is_reported_alone(trace, ladder, capsys):
+    source = Source(trace[1], mcmcpost.load_tree(ladder[0]), None)  # of other sites than the model
+    found = source_evidence(source, None, path="auto", method="zv2", seed=None, allow_bad_scores=False)
+    assert found.method == "pooled"
+    assert "no bridge beside the ladder" in capsys.readouterr().err
 
 
 @pytest.mark.slow

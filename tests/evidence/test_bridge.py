@@ -14,6 +14,7 @@ import mcmcpost as mp
 from mcmcpost.control import Auto, PlainMean
 from mcmcpost.evidence import bridge_sampling, estimate_from_posterior, evaluate_draws, laplace_importance, with_bridge
 from mcmcpost.evidence.bridge import evaluate_halves, plain_bridge
+from mcmcpost.evidence.posterior import _best_first
 
 REPLICATIONS = 200
 
@@ -168,6 +169,22 @@ def test_a_posterior_that_its_normal_does_not_cover_is_said_to_be_so(rng, key):
     found = estimate_from_posterior(far, PlainMean(), key=key)
     assert found.status is mp.Status.NOT_CONVERGED or any("overlap" in text for text in found.complaints)
     assert found.info["pareto_khat"] > 0.7
+
+
+def test_the_answer_of_a_trace_converged_if_any_did():
+    found = [
+        mp.EvidenceEstimate(name, 0.0, mcse, status, {"discretisation_error": missed})
+        for name, mcse, missed, status in (
+            ("no overlap", 0.1, 0.0, mp.Status.NOT_CONVERGED),
+            ("plain", 1.0, 0.0, mp.Status.PLAIN),
+            ("hardly better", 0.98, 0.0, mp.Status.CONTROLLED),
+            ("better", 0.5, 0.0, mp.Status.CONTROLLED),
+            ("coarse", 0.1, 0.6, mp.Status.CONTROLLED),
+            ("undefined", np.nan, 0.0, mp.Status.PLAIN),
+        )
+    ]
+    assert [e.method for e in _best_first(found)][:2] == ["better", "no overlap"]
+    assert [e.method for e in _best_first(found[:3])] == ["plain", "no overlap", "hardly better"]
 
 
 @pytest.mark.parametrize(
