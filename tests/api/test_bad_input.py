@@ -708,7 +708,8 @@ def test_integrands_of_any_size_have_the_same_gains(given, ask):
     for unit in (1e-200, 1e200):
         with np.errstate(all="raise", under="ignore"):
             found = ask(given, values * unit)
-        np.testing.assert_allclose(numbers(found), unit * numbers(own), rtol=1e-9)
+        # The lengthscales of a kernel come from a search, which rounding moves a little.
+        np.testing.assert_allclose(numbers(found), unit * numbers(own), rtol=1e-6)
         np.testing.assert_allclose(found.gain, own.gain, rtol=1e-6)
         assert found.status == own.status
     np.testing.assert_allclose(ask(given, values * 1e-80).covariance, 1e-160 * own.covariance, rtol=1e-6)
