@@ -1,4 +1,4 @@
-"""Model evidence from power posteriors: sampling the ladder, integrating it, and cross-checks on the same draws."""
+"""Model evidence: from posterior draws by bridges, from power posteriors by integration, and how models compare."""
 
 from mcmcpost.evidence.bridge import MAX_PROPOSALS, bridge_sampling
 from mcmcpost.evidence.compare import EvidenceComparison, compare_models, disagreements
