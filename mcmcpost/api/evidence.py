@@ -220,7 +220,7 @@ def bridge_evidence(
     A normal fitted to the earlier half of each chain is the bridge for the later half, and conversely. The warp-III and
     the normal bridge, the latter with control variates, and the controlled path from the normal to the posterior share
     draws and densities; the value is that of the smallest honest error, and the others are beside it. It works well
-    where the posterior is not far from a normal, or symmetric; the effective draws in the overlap and Pareto k̂ tell.
+    where the posterior is not far from a normal, or symmetric; the effective draws in the overlap tell.
     docs/methods/bridge.md; see `mcmcpost.evidence.estimate_from_posterior`.
 
     Parameters

@@ -310,15 +310,13 @@ def combine(found: list[Bridge], num_fitted: int) -> EvidenceEstimate:
 
     They share no draw and no proposal, yet near a normal posterior their errors are not independent: to first order in
     the error of the fit, half A fitted and half B bridged err by s₁·T̄ₐᵀ(Var T)⁻¹T̄_b, T̄ the errors of the fitted
-    moments, and so do B fitted and A bridged. Its variance, s₁²·num_fitted/(ess_a·ess_b), is the covariance. A control
-    variate removes the errors of the moments, which are among its features.
+    moments, and so do B fitted and A bridged. Its variance, s₁²·num_fitted/(ess_a·ess_b), is the covariance, and at most
+    the product of the errors. Quadratic control variates remove what the moments err by; which part others leave is not
+    known, so that the bound stands for all.
     """
     values, errors = np.array([b.value for b in found]), np.array([b.mcse for b in found])
     a, b = found
     covariance = min(a.share * b.share * num_fitted / (a.ess * b.ess), a.drawn_error * b.drawn_error)
-    plain = PlainMean().label
-    if any(bridge.controls[0] != plain for bridge in found):
-        covariance = 0.0
     variance = (errors**2).sum() / 4 + covariance / 2
     fewest = min(b.participants for b in found)
     info: dict[str, Any] = {
@@ -327,7 +325,7 @@ def combine(found: list[Bridge], num_fitted: int) -> EvidenceEstimate:
         "participants": fewest,
         "ess": [b.ess for b in found],
     }
-    controlled = any(label != plain for bridge in found for label in bridge.controls)
+    controlled = any(label != PlainMean().label for bridge in found for label in bridge.controls)
     if controlled:
         info["controls"] = [list(bridge.controls) for bridge in found]
     status = Status.CONTROLLED if controlled else Status.PLAIN
