@@ -110,7 +110,7 @@ MAX_PROPOSALS = 10_000_000
 class Half(NamedTuple):
     """Half of the draws, a normal fitted to the other half, and how their densities compare at both.
 
-    draws : (c, n, d). normal : the proposal g.
+    draws : (c, n, d). rows : which of each chain they are. normal : the proposal g.
     standard : (cn + m, d) the draws, then m draws of g, in the coordinates in which g is standard normal.
     log_ratio : (cn + m,) log q − log g there. mirrored : (cn + m,) the same for the density averaged over x and its
         mirror image 2μ − x (warp-III); None where it was not asked for.
@@ -118,6 +118,7 @@ class Half(NamedTuple):
     """
 
     draws: Float[np.ndarray, "c n d"]
+    rows: slice
     normal: Normal
     standard: Float[np.ndarray, " r d"]
     log_ratio: Float[np.ndarray, " r"]
@@ -234,7 +235,7 @@ def evaluate_halves(
         mirrored = None
         if symmetric:
             mirrored = np.logaddexp(values, density(normal.restore(-standard))) - np.log(2.0) - base
-        found.append(Half(points[:, use], normal, standard, values - base, mirrored, median_ess(points[:, use])))
+        found.append(Half(points[:, use], use, normal, standard, values - base, mirrored, median_ess(points[:, use])))
     return found
 
 
@@ -247,7 +248,7 @@ def plain_bridge(halves: list[Half], *, symmetric: bool) -> EvidenceEstimate:
 
 
 def controlled_bridge(
-    halves: list[Half], scores: list[Float[np.ndarray, "c n d"]], method: AbstractControlVariate
+    halves: list[Half], scores: Float[np.ndarray, "c n d"], method: AbstractControlVariate
 ) -> EvidenceEstimate:
     """Return the average of the bridges of both halves, both means of each with control variates.
 
@@ -256,10 +257,10 @@ def controlled_bridge(
 
     Parameters
     ----------
-    scores : ∇ log q at the draws of each half.
+    scores : ∇ log q at all the draws.
     """
     d = halves[0].draws.shape[-1]
-    found = [_control(half, _solve(half, symmetric=False), s, method) for half, s in zip(halves, scores, strict=True)]
+    found = [_control(half, _solve(half, symmetric=False), scores[:, half.rows], method) for half in halves]
     return combine(found, d * (d + 1) // 2 + d)._replace(method="bridge (controlled)")
 
 
@@ -310,9 +311,9 @@ def combine(found: list[Bridge], num_fitted: int) -> EvidenceEstimate:
 
     They share no draw and no proposal, yet near a normal posterior their errors are not independent: to first order in
     the error of the fit, half A fitted and half B bridged err by s₁·T̄ₐᵀ(Var T)⁻¹T̄_b, T̄ the errors of the fitted
-    moments, and so do B fitted and A bridged. Its variance, s₁²·num_fitted/(ess_a·ess_b), is the covariance, and at most
-    the product of the errors. Quadratic control variates remove what the moments err by; which part others leave is not
-    known, so that the bound stands for all.
+    moments, and so do B fitted and A bridged. Its variance, s₁²·num_fitted/(ess_a·ess_b), is the covariance, which is
+    at most the product of the errors. Quadratic control variates remove what the moments err by. Others leave a part
+    that is not known, so that the bound stands for all.
     """
     values, errors = np.array([b.value for b in found]), np.array([b.mcse for b in found])
     a, b = found

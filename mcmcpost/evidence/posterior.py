@@ -118,10 +118,9 @@ def estimate_from_posterior(
     halves = evaluate_halves(posterior.values, points, names, key, known=posterior.log_density)
     estimates = [plain_bridge(halves, symmetric=True), plain_bridge(halves, symmetric=False)]
     if posterior.scores is not None and not isinstance(method, PlainMean):
-        scores = [posterior.scores[:, n // 2 :], posterior.scores[:, : n // 2]]
-        estimates.append(controlled_bridge(halves, scores, method))
+        estimates.append(controlled_bridge(halves, posterior.scores, method))
         if degree != 0:
-            estimates.append(_path_bridge(halves, scores, posterior.slopes, degree))
+            estimates.append(_path_bridge(halves, posterior.scores, posterior.slopes, degree))
     khat = max(proposal_khat(half) for half in halves)
     ordered = _best_first([refuse_drift(e, points, names) for e in estimates])
     return _evidence(ordered, _complaints(ordered[0]), size | {"pareto_khat": khat})
@@ -178,7 +177,7 @@ def _evidence(estimates: list[EvidenceEstimate], complaints: tuple[str, ...], in
 
 def _path_bridge(
     halves: list[Half],
-    scores: list[Float[np.ndarray, "c n d"]],
+    scores: Float[np.ndarray, "c n d"],
     slopes: Callable[[np.ndarray], np.ndarray],
     degree: int | None,
 ) -> EvidenceEstimate:
@@ -188,7 +187,7 @@ def _path_bridge(
     likelihood, pooled (docs/mathematics.md section 3): every draw serves every t, at which its score is known. Where
     the posterior is near the normal, log q − log g is nearly a polynomial, whose expectation Stein features reproduce.
     """
-    found = [_path_half(half, s, slopes, degree) for half, s in zip(halves, scores, strict=True)]
+    found = [_path_half(half, scores[:, half.rows], slopes, degree) for half in halves]
     values, errors = np.array([path.value for path in found]), np.array([path.mcse for path in found])
     degrees = [path.degree for path in found]
     # Without the quadratic the halves share the errors of their fitted moments, see `combine`.
