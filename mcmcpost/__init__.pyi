@@ -21,6 +21,13 @@ from ._core.errors import (
     MissingPackageError as MissingPackageError,
 )
 from ._core.status import Status as Status
+from .api.derived import (
+    correlation as correlation,
+    covariance as covariance,
+    delta_method as delta_method,
+    standard_deviation as standard_deviation,
+    variance as variance,
+)
 from .api.evidence import (
     EvidenceWarning as EvidenceWarning,
     bridge_evidence as bridge_evidence,

@@ -61,7 +61,7 @@ class Question(NamedTuple):
 
     gated : the trace as it is stored, with the result of the score gate.
     trace : without fixed coordinates, whose features do not average to zero.
-    names, values, events : the integrands (c, n, p); see `mcmcpost.io.integrands.Integrands`.
+    names, values, events, shapes : the integrands (c, n, p); see `mcmcpost.io.integrands.Integrands`.
     method : the control variate, or the plain mean where the score gate failed.
     bad_scores : every status is ``bad_scores``.
     """
@@ -71,6 +71,7 @@ class Question(NamedTuple):
     names: tuple[str, ...]
     values: Float[np.ndarray, "c n p"]
     events: Bool[np.ndarray, " p"]
+    shapes: dict[str, tuple[int, ...]]
     method: AbstractControlVariate
     bad_scores: bool
 
@@ -86,11 +87,11 @@ def pose(
     if gated.check.pattern == "nonfinite":
         # Plain means do not use the scores, but they are transformed with the draws.
         trace = trace._replace(scores=np.zeros_like(trace.scores))
-    names, values, events = integrand_values(tree, integrands)
+    asked = integrand_values(tree, integrands)
     if gated.failed and not allow_bad_scores:
         choice = PlainMean()
     bad = gated.failed and not (gated.check.pattern in NO_GAIN and isinstance(choice, PlainMean))
-    return Question(gated, trace, names, values, events, choice, bad)
+    return Question(gated, trace, *asked, choice, bad)
 
 
 def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool, *, scores_needed: bool = True) -> GatedTrace:

@@ -99,7 +99,7 @@ def named_scalars(
     """
     draws, stored = variables.draws(), _stored(tree)
     scalars: dict[str, np.ndarray] = {}
-    for names, values, _ in variables.elements():
+    for names, values, *_ in variables.elements():
         _add(scalars, names, np.moveaxis(values, -1, 0))
     for arrays in (stored, evaluate_expressions({**draws, **stored}, expressions)):
         for name, array in arrays.items():

@@ -17,7 +17,6 @@ from mcmcpost.io.convention import (
     as_chain_draw,
     check_same_labels,
     check_tree_type,
-    coordinate_labels,
     element_names,
     oriented,
 )
@@ -43,11 +42,13 @@ class Integrands(NamedTuple):
     values : (c, n, p), read-only: they may be the arrays of the tree.
     events : (p,) whether a constant zero or one may be that of an event that was not seen: not under the name of a
         parameter, an element of a float variable.
+    shapes : of one draw of each variable, array or function, by name; their elements are the integrands, in order.
     """
 
     names: tuple[str, ...]
     values: Float[np.ndarray, "c n p"]
     events: Bool[np.ndarray, " p"]
+    shapes: dict[str, tuple[int, ...]]
 
 
 def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integrands:
@@ -62,8 +63,8 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
 
     Returns
     -------
-    Integrands : elements of an array are named ``theta[0]``, ``theta[0, 1]``, or by the coordinate labels where those
-        are strings; integers and booleans become floats.
+    Integrands : elements of an array are named ``theta[0]``, ``theta[0, 1]``, those of a variable by its coordinates,
+        as in ``az.summary``; integers and booleans become floats.
 
     Raises
     ------
@@ -91,7 +92,8 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     if not names:
         raise InputError("integrands", "at least one integrand", "arrays without values", "Give one value a draw.")
     values = parts[0].values if len(parts) == 1 else _side_by_side([part.values for part in parts])
-    return Integrands(names, values, np.concatenate([part.events for part in parts]))
+    shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
+    return Integrands(names, values, np.concatenate([part.events for part in parts]), shapes)
 
 
 def _side_by_side(parts: list[Float[np.ndarray, "c n _"]]) -> Float[np.ndarray, "c n p"]:
@@ -158,14 +160,20 @@ def _variable(tree: "xarray.DataTree", name: str) -> "xarray.DataArray":
 
 def _names_of(variable: "xarray.DataArray") -> tuple[str, ...]:
     dims = [str(dim) for dim in variable.dims[2:]]
-    labels = tuple(coordinate_labels(variable, dim) or tuple(map(str, range(variable.sizes[dim]))) for dim in dims)
+    labels = tuple(_labels_along(variable, dim) for dim in dims)
     return tuple(element_names(str(variable.name), variable.shape[2:], labels))
 
 
+def _labels_along(variable: "xarray.DataArray", dim: str) -> tuple[str, ...]:
+    """Return the coordinates along a dim, as ArviZ labels its tables; positions where they are none or repeat."""
+    labels = tuple(map(str, variable[dim].values))
+    return labels if len(set(labels)) == len(labels) else tuple(map(str, range(len(labels))))
+
+
 def _of_variable(variable: "xarray.DataArray") -> Integrands:
-    names = _names_of(variable)
-    values = _numeric(str(variable.name), variable.values, (variable.shape[0], variable.shape[1]))
-    return Integrands(names, values, np.full(len(names), variable.dtype.kind != "f"))
+    name, names = str(variable.name), _names_of(variable)
+    values = _numeric(name, variable.values, (variable.shape[0], variable.shape[1]))
+    return Integrands(names, values, np.full(len(names), variable.dtype.kind != "f"), {name: variable.shape[2:]})
 
 
 def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draws: tuple[int, int]) -> list[Integrands]:
@@ -209,7 +217,8 @@ def _of_array(tree: "xarray.DataTree", name: str, values: Any, chains_draws: tup
             "Give one value, or one array of values, for every draw.",
         )
     names = tuple(element_names(name, array.shape[2:]))
-    return Integrands(names, _numeric(name, array, chains_draws), np.ones(len(names), bool))
+    values = _numeric(name, array, chains_draws)
+    return Integrands(names, values, np.ones(len(names), bool), {name: array.shape[2:]})
 
 
 def _numeric(name: str, array: np.ndarray, chains_draws: tuple[int, int]) -> Float[np.ndarray, "c n p"]:
