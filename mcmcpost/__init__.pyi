@@ -42,6 +42,7 @@ from .api.expectation import (
     quantile as quantile,
     summary as summary,
 )
+from .api.predictive import elpd as elpd
 from .api.question import METHODS as METHODS
 from .api.report import html_report as html_report
 from .api.weights import (

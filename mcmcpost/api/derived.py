@@ -141,7 +141,7 @@ def delta_method(
         parts,
         question.method,
         events=question.events,
-        **_options(question, standardize, folds, fallback),
+        **estimate_options(question, standardize, folds, fallback),
     )
 
 
@@ -198,7 +198,7 @@ def answer_spread(
         question.names,
         question.values,
         question.method,
-        **_options(question, standardize, folds, fallback),
+        **estimate_options(question, standardize, folds, fallback),
     )
 
 
@@ -210,9 +210,10 @@ def _posed(
     return question
 
 
-def _options(
+def estimate_options(
     question: Question, standardize: tuple[Any, Any] | None, folds: int | None, fallback: bool
 ) -> dict[str, Any]:
+    """Return the options of `mcmcpost.control.estimate_derived` for a question."""
     return {
         "num_folds": folds,
         "moments": of_moving(question.gated.trace, standardize),

@@ -74,11 +74,11 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     check_tree_type("integrands", tree)
     chains_draws = _chains_draws(tree)
     if integrands is None:
-        parts = [_of_variable(_variable(tree, str(name))) for name in _posterior(tree).data_vars]
+        parts = [named_values(_variable(tree, str(name))) for name in _posterior(tree).data_vars]
     elif isinstance(integrands, str):
-        parts = [_of_variable(_variable(tree, integrands))]
+        parts = [named_values(_variable(tree, integrands))]
     elif isinstance(integrands, (list, tuple)) and all(isinstance(name, str) for name in integrands):
-        parts = [_of_variable(_variable(tree, name)) for name in integrands]
+        parts = [named_values(_variable(tree, name)) for name in integrands]
     elif isinstance(integrands, Mapping):
         parts = _of_entries(tree, integrands, chains_draws)
     else:
@@ -117,7 +117,7 @@ class PosteriorVariables(NamedTuple):
 
     def elements(self) -> Iterator[Integrands]:
         """Yield the named elements of each usable variable, of float64 variables without a copy."""
-        return map(_of_variable, self.usable.values())
+        return map(named_values, self.usable.values())
 
 
 def posterior_variables(tree: "xarray.DataTree") -> PosteriorVariables:
@@ -170,7 +170,8 @@ def _labels_along(variable: "xarray.DataArray", dim: str) -> tuple[str, ...]:
     return labels if len(set(labels)) == len(labels) else tuple(map(str, range(len(labels))))
 
 
-def _of_variable(variable: "xarray.DataArray") -> Integrands:
+def named_values(variable: "xarray.DataArray") -> Integrands:
+    """Return the elements of a variable of dims chain, draw, …, named by its coordinates."""
     name, names = str(variable.name), _names_of(variable)
     values = _numeric(name, variable.values, (variable.shape[0], variable.shape[1]))
     return Integrands(names, values, np.full(len(names), variable.dtype.kind != "f"), {name: variable.shape[2:]})
