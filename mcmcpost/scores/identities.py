@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtri
-from scipy.stats import f as f_distribution, rankdata
+from scipy.stats import f as f_distribution, rankdata, t as student_t
 
 from mcmcpost._core.large_arrays import in_blocks
 from mcmcpost._core.mcse import MANY_CHAINS, mcse_mean
@@ -140,6 +140,12 @@ def _root_mean_square(columns: Float[np.ndarray, "n d"], centre: Float[np.ndarra
 
 _RHAT = 1.05
 
+_HALVES = 400
+"""Half-chains whose effective sizes are computed: ArviZ takes a millisecond for each."""
+
+_SHORT_HALF = 25
+"""Draws of half a chain below which many chains are tested for a drift instead."""
+
 
 def disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.ndarray, " d"]:
     """Return the coordinates whose chains, or whose first and second halves, disagree.
@@ -148,6 +154,10 @@ def disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.ndar
     doi:10.1214/20-BA1221). A coordinate disagrees if its split R-hat exceeds 1.05 and the variance of the half-chain
     means exceeds the mean squared MCSE of a half-chain by an F test at `level`, Bonferroni over the coordinates. R-hat
     alone exceeds any fixed limit by chance in a short trace. A coordinate that never moves disagrees.
+
+    Chains of fewer than 50 draws may be shorter than their autocorrelation time and differ for that. Where there are at
+    least 32 of them they are tested for a drift: whether the mean, or the mean square, of the normal scores changes
+    from the first to the second halves by a t test over chains, at the same level.
 
     Parameters
     ----------
@@ -168,15 +178,22 @@ def _disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.nda
     c, n, d = draws.shape
     stuck = np.ptp(draws, axis=(0, 1)) == 0
     half = n // 2
-    if half < 4:
+    drift = c >= MANY_CHAINS and half < _SHORT_HALF
+    if half < (1 if drift else 4):
         return stuck
     ranks = np.apply_along_axis(rankdata, 0, draws.reshape(-1, d))
     normal = ndtri((ranks - 0.375) / (c * n + 0.25)).reshape(c, n, d)
+    if drift:
+        moments = np.stack([normal, normal**2])
+        change = moments[:, :, n - half :].mean(2) - moments[:, :, :half].mean(2)
+        error = change.std(1, ddof=1) / np.sqrt(c)
+        return stuck | (np.abs(change.mean(1)) > student_t.isf(level / 4, c - 1) * error).any(0)
     halves = np.concatenate([normal[:, :half], normal[:, n - half :]])
     means, sds = halves.mean(1), halves.std(1)
-    sizes = np.stack([effective_size(part[None], sd) for part, sd in zip(halves, sds, strict=True)])
+    few = np.linspace(0, len(halves) - 1, min(len(halves), _HALVES)).astype(int)
+    sizes = np.stack([effective_size(halves[i][None], sds[i]) for i in few])
     between = means.var(0, ddof=1)
-    within = np.maximum((sds**2 / sizes).mean(0), np.finfo(float).tiny)
+    within = np.maximum((sds[few] ** 2 / sizes).mean(0), np.finfo(float).tiny)
     degrees = np.maximum((sizes - 1).sum(0), 1)
     significant = between / within > f_distribution.isf(level, len(halves) - 1, degrees)
     r_hat = np.sqrt(1 + between / np.maximum((sds**2).mean(0), np.finfo(float).tiny))

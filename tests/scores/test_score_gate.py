@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit, logit
 from scipy.stats import kstest
 
-from mcmcpost.scores import check_scores
+from mcmcpost.scores import check_scores, disagreeing
 from mcmcpost.scores.identities import z_products, z_zero_mean
 from mcmcpost.trace import make_trace
 
@@ -203,3 +203,16 @@ def test_scores_that_are_all_zero_are_called_constant(rng):
     # An exact zero among the moments must not raise a warning of NumPy's on the way.
     check = check_scores(make_trace(rng.normal(size=(2, 40, 2)), np.zeros((2, 40, 2))))
     assert (check.verdict, check.pattern) == ("warn", "constant")
+
+
+@pytest.mark.parametrize("draws", [2, 10, 40])
+def test_many_chains_shorter_than_their_autocorrelation_pass_unless_they_drift(rng, draws):
+    noise = np.sqrt(1 - 0.9**2) * rng.normal(size=(2_000, draws, 3))
+    x = rng.normal(size=(2_000, draws, 3))
+    for i in range(1, draws):
+        x[:, i] = 0.9 * x[:, i - 1] + noise[:, i]
+    assert not disagreeing(x, 1e-4).any()
+    slope = np.linspace(0.0, 0.5, draws)[:, None]
+    moving = x + slope * [0.0, 1.0, 0.0]
+    moving[..., 2] *= np.linspace(1.0, 1.5, draws)
+    np.testing.assert_array_equal(disagreeing(moving, 1e-4), [False, True, True])

@@ -1,0 +1,89 @@
+"""Draw the figures of the README and of the gallery, from real posteriors: ``python docs/make_figures.py``.
+
+It samples the hare–lynx posterior and a ladder of the radiata pine regression and writes SVG files beside the other
+static files of the documentation; a few minutes on one core. Run it when a plot, an estimate or its error changes.
+"""
+
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from numpyro.infer import MCMC, NUTS
+
+import mcmcpost as mp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from models import borehole, lotka_volterra, radiata_pine
+
+FIGURES = Path(__file__).parent / "_static" / "figures"
+
+
+def save(name: str) -> None:
+    """Write the current figure; the same input gives the same file."""
+    FIGURES.mkdir(exist_ok=True)
+    plt.savefig(FIGURES / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
+    plt.close()
+
+
+def hare_lynx() -> None:
+    """Draw what `reduce` does to the means of the hare–lynx posterior, and what the gate and the residuals say."""
+    mcmc = MCMC(
+        NUTS(lotka_volterra.model),
+        num_warmup=1000,
+        num_samples=1000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    data = lotka_volterra.data(priors="stan")
+    mcmc.run(jax.random.key(1), **data, extra_fields=("z_grad",))
+    trace = mp.from_numpyro(mcmc)
+    estimate = mp.expectation(trace, ["theta", "z_init", "sigma"])
+    mp.plot_controlled_forest(estimate)
+    save("controlled_forest")
+    mp.plot_gain(estimate)
+    save("gain")
+    values = np.concatenate([trace.posterior[name].values for name in ("theta", "z_init", "sigma")], axis=-1)
+    mp.plot_residual_autocorrelation(estimate, values)
+    save("residual_autocorrelation")
+    mp.plot_score_check(mp.check_tree(trace), list(map(str, trace.sample_stats["unconstrained_parameter"].values)))
+    save("score_check")
+
+
+def evidence() -> None:
+    """Draw the path of a ladder of 16 rungs."""
+    ladder = mp.sample_power_posteriors(
+        radiata_pine.model,
+        kwargs=radiata_pine.data(),
+        temperatures=mp.power_ladder(16, 5),
+        key=jax.random.key(2),
+        progress=False,
+    )
+    mp.plot_evidence_path(mp.log_evidence(ladder))
+    save("evidence_path")
+
+
+def tasks() -> None:
+    """Draw the learnt relation of two fidelities of the borehole, twenty runs each."""
+
+    def runs(seed: int, flow) -> "mp.Trace":
+        draws, scores = borehole.sample(np.random.default_rng(seed), 20)
+        return mp.from_arrays(draws[None], scores[None], values=np.asarray(flow(draws))[None, :, None])
+
+    known = (borehole.MEAN, borehole.SD)
+    both = {"high": (runs(1, borehole.flow_high), None), "low": (runs(2, borehole.flow_low), None)}
+    mp.plot_task_correlation(mp.joint_expectation(both, standardize=known))
+    save("task_correlation")
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    warnings.simplefilter("ignore", mp.ScoreWarning)  # twenty draws are too few to test the scores
+    mpl.rcParams.update({"svg.hashsalt": "mcmcpost", "figure.dpi": 100})
+    hare_lynx()
+    evidence()
+    tasks()
