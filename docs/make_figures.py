@@ -1,17 +1,19 @@
 """Draw the figures of the README and of the gallery, from real posteriors: ``python docs/make_figures.py``.
 
-It samples the hare–lynx posterior and a ladder of the radiata pine regression and writes SVG files beside the other
+It samples the hare–lynx posterior and a ladder of the radiata pine regression and writes PNG files beside the other
 static files of the documentation; a few minutes on one core. Run it when a plot, an estimate or its error changes.
 """
 
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+import xarray
 from numpyro.infer import MCMC, NUTS
 
 import mcmcpost as mp
@@ -25,7 +27,7 @@ FIGURES = Path(__file__).parent / "_static" / "figures"
 def save(name: str) -> None:
     """Write the current figure; the same input gives the same file."""
     FIGURES.mkdir(exist_ok=True)
-    plt.savefig(FIGURES / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
+    plt.savefig(FIGURES / f"{name}.png", bbox_inches="tight", metadata={"Software": None})
     plt.close()
 
 
@@ -70,7 +72,7 @@ def evidence() -> None:
 def tasks() -> None:
     """Draw the learnt relation of two fidelities of the borehole, twenty runs each."""
 
-    def runs(seed: int, flow) -> "mp.Trace":
+    def runs(seed: int, flow: Callable[[np.ndarray], object]) -> xarray.DataTree:
         draws, scores = borehole.sample(np.random.default_rng(seed), 20)
         return mp.from_arrays(draws[None], scores[None], values=np.asarray(flow(draws))[None, :, None])
 
@@ -83,7 +85,7 @@ def tasks() -> None:
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
     warnings.simplefilter("ignore", mp.ScoreWarning)  # twenty draws are too few to test the scores
-    mpl.rcParams.update({"svg.hashsalt": "mcmcpost", "figure.dpi": 100})
+    mpl.rcParams["savefig.dpi"] = 130
     hare_lynx()
     evidence()
     tasks()

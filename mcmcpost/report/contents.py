@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._core.mcse import rank_rhat
-from mcmcpost._core.status import REPRODUCED, WITHOUT_GAIN
+from mcmcpost._core.status import REPRODUCED, WITHOUT_GAIN, Status
 from mcmcpost._core.text import digits_of, number_of_quantities, significant
 from mcmcpost.control import Estimate, JointEstimate
 from mcmcpost.evidence import Evidence
@@ -14,6 +14,10 @@ from mcmcpost.scores import ScoreCheck
 
 TAIL = (0.05, 0.95)
 """Quantiles of the effective sample size of the tail, as in ``az.summary``."""
+
+
+MANY_ROWS, FOLDED_ROWS = 30, 8
+"""Rows of a table above which it is grouped by variable, and rows of a variable above which they are folded."""
 
 
 class PosteriorPart(NamedTuple):
@@ -68,6 +72,50 @@ def estimate_rows(estimate: Estimate) -> list[dict[str, str]]:
         }
         for j, name in enumerate(estimate.names)
     ]
+
+
+class Group(NamedTuple):
+    """Rows of a table that are shown together; folded under `label` where that is not empty."""
+
+    label: str
+    rows: list[dict[str, str]]
+
+
+def groups_of(rows: list[dict[str, str]]) -> list[Group]:
+    """Return rows as one group where they are few; otherwise large variables are folded, after all other rows."""
+    if len(rows) <= MANY_ROWS:
+        return [Group("", rows)]
+    by_variable: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        by_variable.setdefault(row["name"].partition("[")[0], []).append(row)
+    large = {name: own for name, own in by_variable.items() if len(own) > FOLDED_ROWS}
+    others = [row for name, own in by_variable.items() if name not in large for row in own]
+    folded = [Group(f"{name}: {number_of_quantities(len(own))}", own) for name, own in large.items()]
+    return [*([Group("", others)] if others else []), *folded]
+
+
+WITHOUT_GAIN_BECAUSE = {
+    Status.PLAIN: "no control variate had a smaller error",
+    Status.UNSEEN: "no draw contradicts the event",
+    Status.TOO_FEW_DRAWS: "there are too few draws",
+    Status.HEAVY_TAIL: "a few draws decide the mean, and no error of it can be trusted",
+    Status.UNDEFINED: "the integrand is not finite at some draw",
+    Status.BAD_SCORES: "the scores, or the convergence of the chains, are in doubt",
+}
+
+NAMED = 8
+"""Quantities without a gain that are named."""
+
+
+def shortfalls(estimate: Estimate) -> list[str]:
+    """Return a sentence for each reason for which quantities did not gain."""
+    found = []
+    for status, reason in WITHOUT_GAIN_BECAUSE.items():
+        names = [name for name, own in zip(estimate.names, estimate.status, strict=True) if own is status]
+        if names:
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            found.append(f"Without a gain, because {reason}: {', '.join(names[:NAMED])}{more}.")
+    return found
 
 
 def gain_text(estimate: Estimate, j: int) -> str:

@@ -24,9 +24,11 @@ from mcmcpost.report.contents import (
     convergence_rows,
     estimate_rows,
     evidence_rows,
+    groups_of,
     headline,
     joint_rows,
     rung_rows,
+    shortfalls,
 )
 from mcmcpost.report.plots import (
     matrix_size,
@@ -228,12 +230,13 @@ def render(contents: Contents) -> str:
     environment.filters["drawn"] = lambda drawing: Markup(drawing.svg)
     template = environment.from_string(files("mcmcpost.report").joinpath(TEMPLATE).read_text(encoding="utf-8"))
     posterior, evidence, joint = contents.posterior, contents.evidence, contents.joint
-    facts: dict[str, object] = {"headline": "", "quantities": [], "convergence": [], "drawings": {}}
+    facts: dict[str, object] = {"headline": "", "shortfalls": [], "quantities": [], "convergence": [], "drawings": {}}
     if posterior is not None:
         facts |= {
             "headline": headline(posterior.estimate),
-            "quantities": estimate_rows(posterior.estimate),
-            "convergence": convergence_rows(posterior.estimate.names, posterior.values),
+            "shortfalls": shortfalls(posterior.estimate),
+            "quantities": groups_of(estimate_rows(posterior.estimate)),
+            "convergence": groups_of(convergence_rows(posterior.estimate.names, posterior.values)),
             "drawings": posterior_drawings(posterior),
         }
     if evidence is not None:
@@ -243,7 +246,10 @@ def render(contents: Contents) -> str:
             "rungs": rung_rows(evidence),
         }
     if joint is not None:
-        facts |= {"tasks": joint_rows(joint), "matrix": joint_drawing(joint) if len(joint.task_labels) else None}
+        facts |= {
+            "tasks": groups_of(joint_rows(joint)),
+            "matrix": joint_drawing(joint) if len(joint.task_labels) else None,
+        }
     return template.render(contents=contents, **facts)
 
 

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+import xarray as xr
 from html_cases import Reading
 from ladder_cases import short_ladder
 
@@ -390,3 +391,31 @@ def test_a_missing_package_is_named_with_its_cure(monkeypatch, estimate, tree):
     monkeypatch.setattr(canvas, "find_spec", lambda _: None)
     with pytest.raises(ImportError, match=r"no matplotlib.*mcmcpost\[report\]"):
         mp.plot_gain(estimate)
+
+
+def test_hundreds_of_quantities_are_folded_by_variable_and_all_there(rng):
+    x = rng.normal(size=(2, 60, 3))
+    tree = mp.from_arrays(x, -x, names=("a", "b", "c"))
+    posterior = xr.Dataset(
+        {
+            "mu": (("chain", "draw"), x[..., 0]),
+            "theta": (("chain", "draw", "school"), np.exp(x[..., :1]) + np.arange(300.0)),
+            "pair": (("chain", "draw", "side"), x[..., 1:]),
+        },
+        {"chain": [0, 1], "draw": range(60)},
+    )
+    tree["posterior"] = xr.DataTree(posterior)
+    reading = Reading(mp.html_report(tree, method="plain"))
+    assert not reading.problems
+    assert reading.texts("summary") == ["theta: 300 quantities"] * 2  # estimates, and convergence
+    headers = reading.texts("th")
+    for name in ("mu", "pair[1]", "theta[0]", "theta[299]"):
+        assert headers.count(name) == 2
+    text = " ".join(reading.texts("p"))
+    assert "Without a gain, because no control variate had a smaller error: mu, theta[0], " in text
+    assert " and 295 more." in text
+
+
+def test_few_quantities_are_not_folded(rng):
+    x = rng.normal(size=(2, 60, 2))
+    assert not Reading(mp.html_report(mp.from_arrays(x, -x), method="plain")).texts("summary")
