@@ -93,6 +93,8 @@ PAGES = {
             "kernel_product_devices",
             "device_products",
             "exact_likelihood",
+            "exact_likelihood_threads",
+            "exact_likelihood_fit",
             "iterative_gp_ranks_elevators",
             "iterative_gp_epochs",
             "iterative_gp_epochs_pol_sgd",
