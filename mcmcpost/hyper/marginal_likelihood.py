@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from tqdm import tqdm
 
 from mcmcpost._core.arguments import check_count
+from mcmcpost._core.devices import no_bar
 from mcmcpost.hyper.optimisers import AbstractOptimiser, Adam, TrainingProblem
 from mcmcpost.hyper.parameters import AbstractScale, Hyperparameters, Packing
 from mcmcpost.hyper.random_features import sample_prior
@@ -276,7 +277,7 @@ def maximise_likelihood_by_solves(
     # Zeros rather than no guess: one product more, and one program for all steps.
     last = jnp.zeros((len(y), 1 + estimator.num_probes), X.dtype) if warm_start else None
 
-    with tqdm(total=num_steps, desc="marginal likelihood", disable=None if progress else True, leave=False) as bar:
+    with tqdm(total=num_steps, desc="marginal likelihood", disable=no_bar(progress), leave=False) as bar:
 
         def slope(x: np.ndarray) -> Array:
             nonlocal last
