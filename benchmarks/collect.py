@@ -156,6 +156,11 @@ PAGES = {
         "How much memory and time do `mcmcpost reduce` and `mcmcpost report` need?",
         ("large_trace", "large_trace_auto", "large_trace_half_gb", "large_trace_2gb"),
     ),
+    "scale": Page(
+        "Several processes",
+        "Do several processes of `jax.distributed` give the numbers of one, and what do they save?",
+        ("scale_processes",),
+    ),
 }
 ABOUT = """Every measured table has a page: what was asked, the table, what it means, and the command that makes it.
 

@@ -16,7 +16,7 @@ from mcmcpost.hyper.optimisers import AbstractOptimiser, Adam, TrainingProblem
 from mcmcpost.hyper.parameters import AbstractScale, Hyperparameters, Packing
 from mcmcpost.hyper.random_features import sample_prior
 from mcmcpost.kernels import AbstractKernel, gram
-from mcmcpost.linops import Regularised, bilinear_gradient, kernel_operator
+from mcmcpost.linops import Regularised, bilinear_gradient, device_mesh, kernel_operator
 from mcmcpost.linsolve import Solver, invert, solve
 
 
@@ -236,7 +236,9 @@ def estimate_gradient(
         key=keys[1],
     )
     left, right = estimator.sides(solution.value, targets)
-    slope = Hyperparameters(bilinear_gradient(kernel, X, 0.5 * left, right), 0.5 * jnp.sum(left * right))
+    slope = Hyperparameters(
+        bilinear_gradient(kernel, X, 0.5 * left, right, mesh=device_mesh()), 0.5 * jnp.sum(left * right)
+    )
     gradient = pull_back(slope)[0]
     norms = solution.residual_norms
     return StepReport(gradient, solution.value, norms[0], jnp.mean(norms[1:]), solution.epochs, solution.outcome)

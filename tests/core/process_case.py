@@ -44,12 +44,25 @@ def scores(folder: Path) -> dict[str, Any]:
     return {"gradient": scored.sample_stats.gradient}
 
 
+def log_likelihood(x: jax.Array) -> jax.Array:
+    return dist.Normal(x.sum(), 1.0).log_prob(DATA).sum()
+
+
+def log_prior(x: jax.Array) -> jax.Array:
+    return dist.Normal(0.0, 1.0).log_prob(x).sum()
+
+
+def prior_draw(key: jax.Array) -> jax.Array:
+    return jax.random.normal(key, (3,))
+
+
 def ladder(checkpoint: Path, exchange: int | None) -> Any:
     import mcmcpost as mp
 
     return mp.sample_power_posteriors(
-        model,
-        (DATA,),
+        log_likelihood=log_likelihood,
+        log_prior=log_prior,
+        sample_prior=prior_draw,
         temperatures=mp.power_ladder(4, 3),
         key=jax.random.key(1),
         num_warmup=40,
@@ -64,7 +77,7 @@ def ladder(checkpoint: Path, exchange: int | None) -> Any:
 def facts(tree: Any) -> dict[str, Any]:
     stats = tree.sample_stats
     return {
-        "draws": tree.posterior.slope,
+        "draws": tree.sample_stats.unconstrained_draw,
         "likelihood": stats.gradient_log_likelihood,
         "step size": stats.step_size,
         "work": stats.attrs["lockstep_evaluations"],

@@ -17,6 +17,7 @@ def test_devices_and_processes_give_the_same_numbers():
     assert [case["devices"] for case in (alone, four, *two)] == [1, 4, 2, 2]
     assert [case["automatic"] for case in (alone, four, *two)] == [1, 1, 2, 2]
     for other in (four, *two):
+        np.testing.assert_allclose(other["gradient"], alone["gradient"], rtol=1e-10)
         for name in ("matern", "stein"):
             for got, wanted in zip(other[name], alone[name], strict=True):
                 np.testing.assert_allclose(got, wanted, rtol=1e-10)
