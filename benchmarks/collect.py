@@ -93,6 +93,8 @@ PAGES = {
             "kernel_product_devices",
             "device_products",
             "exact_likelihood",
+            "exact_likelihood_threads",
+            "exact_likelihood_fit",
             "iterative_gp_ranks_elevators",
             "iterative_gp_epochs",
             "iterative_gp_epochs_pol_sgd",
@@ -153,6 +155,11 @@ PAGES = {
         "Large traces",
         "How much memory and time do `mcmcpost reduce` and `mcmcpost report` need?",
         ("large_trace", "large_trace_auto", "large_trace_half_gb", "large_trace_2gb"),
+    ),
+    "scale": Page(
+        "Several processes",
+        "Do several processes of `jax.distributed` give the numbers of one, and what do they save?",
+        ("scale_processes",),
     ),
 }
 ABOUT = """Every measured table has a page: what was asked, the table, what it means, and the command that makes it.

@@ -5,7 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mcmcpost._core.errors import InputError
-from mcmcpost.cli.edge import cache_directory, is_user_error, model_file_fault, say
+from mcmcpost.cli.edge import cache_directory, is_user_error, join_processes, model_file_fault, say
 from mcmcpost.cli.options import LADDER, POSTERIOR, check_distinct, check_output, settings_of
 
 app = typer.Typer(
@@ -296,15 +296,26 @@ def doctor(as_json: AsJson = False) -> None:
 
 @contextmanager
 def _program() -> Iterator[None]:
-    """Switch to 64 bits, use the compilation cache of the user, and print each warning as one line on stderr."""
+    """Switch to 64 bits, use the compilation cache of the user, and print each warning as one line on stderr.
+
+    Of several processes only the first prints.
+    """
     import jax
 
+    from mcmcpost._core.devices import is_first_process
+
+    join_processes()
     jax.config.update("jax_enable_x64", True)
     directory = cache_directory()
     if directory is not None and jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(directory))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # by default those below a second are lost
-    with warnings.catch_warnings():
+    with ExitStack() as stack:
+        if not is_first_process():
+            nowhere = stack.enter_context(Path(os.devnull).open("w"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        stack.enter_context(warnings.catch_warnings())
         warnings.showwarning = _show_warning
         yield
 

@@ -52,6 +52,27 @@ def _is_raised_at(file: Path, line: int) -> bool:
     return any(isinstance(node, ast.Raise) and node.lineno <= line <= (node.end_lineno or line) for node in nodes)
 
 
+def join_processes() -> None:
+    """Join the other processes of this command, where ``JAX_COORDINATOR_ADDRESS`` says how.
+
+    JAX finds their number, and which this one is, where Slurm or Open MPI started them; elsewhere they are
+    ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID``.
+    """
+    if "JAX_COORDINATOR_ADDRESS" not in os.environ:
+        return
+    import jax
+
+    number, this = (_whole_number(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
+    jax.distributed.initialize(num_processes=number, process_id=this)
+
+
+def _whole_number(name: str) -> int | None:
+    text = os.environ.get(name)
+    if text is not None and not text.isdecimal():
+        raise InputError(name, "a whole number", repr(text), "Such as 0, or leave it out under Slurm.")
+    return None if text is None else int(text)
+
+
 def cache_directory() -> Path | None:
     """Return the user's folder for compiled programs, or None where the user has no home."""
     root = os.environ.get("XDG_CACHE_HOME")

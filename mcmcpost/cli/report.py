@@ -52,12 +52,13 @@ def report_facts(
         )
     for text in contents.notices:
         say("warning", text)
-    write_html(render(contents), place, overwrite)
+    text = render(contents)
+    write_html(text, place, overwrite)
     assert contents.posterior is not None  # a trace was given
     estimate, check = contents.posterior.estimate, contents.posterior.check
     facts = {
         "path": str(place),
-        "bytes": place.stat().st_size,
+        "bytes": len(text.encode()),
         "score_check": check.verdict,
         "divergences": contents.posterior.divergences,
         "notices": list(contents.notices),

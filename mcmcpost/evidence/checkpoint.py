@@ -1,84 +1,81 @@
 """Checkpoints: the state of the sampler and the draws so far in a file, from which an interrupted run continues."""
 
+import hashlib
+import io
 import json
 import os
-import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from mcmcpost._core.arguments import check_kind
+from mcmcpost._core.devices import is_first_process, read_everywhere
 from mcmcpost._core.errors import InputError
+
+DIGEST = hashlib.sha256().digest_size
+"""Bytes of the digest that a file begins with: one that is cut off, or changed, is known before it is read."""
+
+
+class Checkpoint(NamedTuple):
+    """What was stored: iterations done, leaves of the state of all lanes, and their records by name."""
+
+    step: int
+    state: list[np.ndarray]
+    records: dict[str, np.ndarray]
 
 
 def save_checkpoint(
-    path: Path, step: int, state: Any, records: dict[str, np.ndarray], settings: dict[str, Any]
+    path: Path, step: int, state: list[np.ndarray], records: dict[str, np.ndarray], settings: dict[str, Any]
 ) -> None:
     """Write the state after `step` iterations; a crash leaves the previous file intact."""
-    content: dict[str, Any] = {f"state_{i}": _data(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+    content: dict[str, Any] = {f"state_{i}": leaf for i, leaf in enumerate(state)}
     content |= {f"record_{name}": array for name, array in records.items()}
     content |= {"step": step, "settings": np.array(json.dumps(settings))}
-    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, **content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    buffer = io.BytesIO()
+    np.savez(buffer, **content)
+    temporary = path.with_name(f".{path.name}.part")  # the next one takes the place of what a crash leaves
+    temporary.write_bytes(hashlib.sha256(buffer.getbuffer()).digest() + buffer.getvalue())
+    temporary.replace(path)
 
 
-def load_checkpoint(path: Path, like: Any, settings: dict[str, Any]) -> tuple[int, Any, dict[str, np.ndarray]]:
-    """Return the iterations done, the state, shaped as `like`, and the records.
+def load_checkpoint(path: Path, settings: dict[str, Any]) -> Checkpoint | None:
+    """Return what is stored, read by process 0 for all, or None where there is no file.
 
     Raises
     ------
-    ValueError : the file is no checkpoint, or that of a run with other settings.
+    ValueError : the file is no checkpoint or a damaged one, or that of a run with other settings.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            content = dict(file)
-            stored = json.loads(str(content["settings"]))
-            step = int(content["step"])
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise InputError(
-            "checkpoint", f"a file of this function at {path}", repr(error), "Remove it to start again."
-        ) from error
+    content = read_everywhere(path)
+    if content is None:
+        return None
+    digest, archive = content[:DIGEST], content[DIGEST:]
+    if hashlib.sha256(archive).digest() != digest:
+        got = f"{len(content)} bytes that are not one, or not the whole"
+        cure = "Remove it to start again, or name another file."
+        raise InputError("checkpoint", f"a file of this function at {path}", got, cure)
+    with np.load(io.BytesIO(archive), allow_pickle=False) as file:
+        arrays = dict(file)
+    stored = json.loads(str(arrays["settings"]))
     wrong = [name for name in settings if not _same(stored.get(name), settings[name])]
     if wrong:
         got = ", ".join(f"{name}={_short(stored.get(name))}" for name in wrong)
         wanted = ", ".join(f"{name}={_short(settings[name])}" for name in wrong)
         raise InputError("checkpoint", f"the run that {path} belongs to", f"{wanted}; there {got}", "Use another file.")
-    leaves, structure = jax.tree.flatten(like)
-    state = [_leaf(leaf, content[f"state_{i}"]) for i, leaf in enumerate(leaves)]
-    records = {name.removeprefix("record_"): array for name, array in content.items() if name.startswith("record_")}
-    return step, jax.tree.unflatten(structure, state), records
+    state = [arrays[f"state_{i}"] for i in range(sum(name.startswith("state_") for name in arrays))]
+    records = {name.removeprefix("record_"): array for name, array in arrays.items() if name.startswith("record_")}
+    return Checkpoint(int(arrays["step"]), state, records)
 
 
 def checkpoint_path(where: str, checkpoint: str | os.PathLike[str] | None) -> Path | None:
-    """Return the path, whose folder must exist."""
+    """Return the path, whose folder must exist where process 0 runs."""
     if checkpoint is None:
         return None
     check_kind(where, "checkpoint", checkpoint, (str, os.PathLike), "Name a file.")
     path = Path(checkpoint)
-    if not path.parent.is_dir() or path.is_dir():
+    if is_first_process() and (not path.parent.is_dir() or path.is_dir()):
         raise InputError(where, "`checkpoint` to be a file in an existing folder", str(path), "Create it first.")
     return path
-
-
-def _data(leaf: Any) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-
-
-def _leaf(like: Any, stored: np.ndarray) -> Any:
-    if _is_key(like):
-        return jax.random.wrap_key_data(jax.numpy.asarray(stored), impl=jax.random.key_impl(like))
-    return jax.numpy.asarray(stored)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -181,11 +181,10 @@ def _evaluation(target: TemperedTarget, forward_mode: bool) -> Callable[[Array],
 
 
 class Record(NamedTuple):
-    """The record of one iteration; l lanes, c chains.
+    """The record of one iteration of l lanes, or of several, stacked.
 
-    draw (l, d), log_likelihood (l,), gradient_log_likelihood and gradient_log_prior (l, d) : after the exchange.
+    draw (l, d), log_likelihood (l,), gradient_log_likelihood and gradient_log_prior (l, d).
     num_steps, accept_prob, diverging : (l,) of the trajectory.
-    accepted, proposed : (pairs, c) swaps.
     """
 
     draw: Array
@@ -195,15 +194,12 @@ class Record(NamedTuple):
     num_steps: Array
     accept_prob: Array
     diverging: Array
-    accepted: Array
-    proposed: Array
 
 
 class Plan(NamedTuple):
     """The sizes that the program is compiled for.
 
-    rungs, chains : of the sampled lanes, which come first; padding follows them.
-    with_prior : whether there is a prior rung of iid draws below, which may be swapped in.
+    rungs, chains : of all lanes. A process computes some of them, its last ones repeated where its devices need more.
     num_warmup : iterations whose records are not kept.
     exchange : iterations between rounds of exchange, or None.
     capacity : iterations of one call at most.
@@ -211,87 +207,97 @@ class Plan(NamedTuple):
 
     rungs: int
     chains: int
-    with_prior: bool
     num_warmup: int
     exchange: int | None
     capacity: int
 
 
+class Position(NamedTuple):
+    """Where lanes are: draws (l, d), and both terms of the target there."""
+
+    draw: Any
+    values: Evaluation
+
+
+class Exchanged(NamedTuple):
+    """A round of exchange: what changes in the state of this process's lanes, their record, (pairs, c) decisions."""
+
+    moved: dict[str, Array]
+    record: Record
+    accepted: Array
+    proposed: Array
+
+
 class Program(NamedTuple):
-    """`init` of `KernelFunctions`, compiled, and `make_advance`."""
+    """Compiled functions of the lanes of one process; `lane` (l,) are their indices among all.
+
+    init : of `KernelFunctions`.
+    advance : (state, lane, temperatures, key, first, count) → state, position and `capacity` records. The number of
+        iterations is an argument, so that every call shares one compilation.
+    exchange : (state, lane, temperatures, levels, key, iteration, positions, partner) → `Exchanged`. `levels` (t,) are
+        the temperatures of the rungs, `positions` of all lanes, `partner` that of the prior rung (c, ...), or None.
+    """
 
     init: Callable[..., Any]
-    advance: Callable[..., tuple[Any, Record]]
+    advance: Callable[..., tuple[Any, Position, Record]]
+    exchange: Callable[..., Exchanged]
 
 
 @lru_cache(maxsize=4)
 def make_program(target: TemperedTarget, kernel: HamiltonianKernel, plan: Plan) -> Program:
-    """Return the compiled first state and iterations; kept for calls with the same functions and sizes."""
+    """Return the compiled functions; kept for calls with the same functions and sizes."""
     functions = make_kernel(target, kernel, plan.num_warmup)
-    return Program(jax.jit(functions.init), make_advance(target, kernel, functions, plan))
-
-
-def make_advance(
-    target: TemperedTarget, kernel: HamiltonianKernel, functions: KernelFunctions, plan: Plan
-) -> Callable[..., tuple[Any, Record]]:
-    """Return ``advance(state, temperatures, key, first, count, partners)`` → the state and `capacity` records.
-
-    The number of iterations is an argument, so that every call shares one compilation. `partners` are the prior draws
-    of this call, an `Evaluation` and draws (capacity, c, ...), or None.
-    """
-
-    pairs = 0 if plan.exchange is None else plan.rungs - 1 + plan.with_prior
 
     def advance(
-        state: Any, temperatures: Array, key: jax.Array, first: Array, count: Array, partners: Any
-    ) -> tuple[Any, Record]:
-        def body(j: Array, carry: tuple[Any, Record]) -> tuple[Any, Record]:
-            moved, records = carry
-            partner = jax.tree.map(lambda array: array[j], partners)
-            moved, record = iterate(moved, temperatures, jax.random.fold_in(key, first + j), first + j, partner)
-            return moved, jax.tree.map(lambda store, value: store.at[j].set(value), records, record)
+        state: Any, lane: Array, temperatures: Array, key: jax.Array, first: Array, count: Array
+    ) -> tuple[Any, Position, Record]:
+        def body(j: Array, carry: tuple[Any, Position, Record]) -> tuple[Any, Position, Record]:
+            iteration = first + j
+            jitter_key = jax.random.split(jax.random.fold_in(key, iteration))[1]
+            jitter = jax.random.uniform(jitter_key, (plan.rungs * plan.chains,), temperatures.dtype, -1.0, 1.0)
+            moved = functions.step(carry[0], temperatures, jitter[lane])
+            wanted = iteration >= plan.num_warmup
+            if plan.exchange is not None:
+                wanted |= iteration % plan.exchange == 0
+            position = Position(moved.z, _evaluate_if(wanted, target, kernel, moved.z))
+            records = jax.tree.map(lambda store, value: store.at[j].set(value), carry[2], _record(moved, position))
+            return moved, position, records
 
-        empty = _empty_record(state, pairs, plan.chains)
-        stores = jax.tree.map(lambda leaf: jnp.zeros((plan.capacity, *leaf.shape), leaf.dtype), empty)
-        return jax.lax.fori_loop(0, count, body, (state, stores))
+        empty = Position(state.z, _evaluate_if(jnp.zeros((), bool), target, kernel, state.z))
+        stores = jax.tree.map(lambda leaf: jnp.zeros((plan.capacity, *leaf.shape), leaf.dtype), _record(state, empty))
+        return jax.lax.fori_loop(0, count, body, (state, empty, stores))
 
-    def iterate(state: Any, temperatures: Array, key: jax.Array, iteration: Array, partner: Any) -> tuple[Any, Record]:
-        swap_key, jitter_key = jax.random.split(key)
-        jitter = jax.random.uniform(jitter_key, temperatures.shape, temperatures.dtype, -1.0, 1.0)
-        state = functions.step(state, temperatures, jitter)
-        swapping = jnp.zeros((), bool) if plan.exchange is None else iteration % plan.exchange == 0
-        values = _evaluate_if((iteration >= plan.num_warmup) | swapping, target, kernel, state.z)
-        nothing = jnp.zeros((pairs, plan.chains), bool)
-        accepted, proposed = nothing, nothing
-        moved = state.z, values
-        if plan.exchange is not None:
-            parity = iteration // plan.exchange % 2
-            moved, accepted, proposed = jax.lax.cond(
-                swapping,
-                lambda: _swap(plan, swap_key, parity, temperatures, moved, partner),
-                lambda: (moved, nothing, nothing),
-            )
-            state = _with_states(state, temperatures, moved, swapping)
-        record = Record(
-            moved[0],
-            moved[1].log_likelihood,
-            moved[1].gradient_log_likelihood,
-            moved[1].gradient_log_prior,
-            state.num_steps,
-            state.accept_prob,
-            state.diverging,
-            accepted,
-            proposed,
-        )
-        return state, record
+    def exchange(
+        state: Any,
+        lane: Array,
+        temperatures: Array,
+        levels: Array,
+        key: jax.Array,
+        iteration: Array,
+        positions: Position,
+        partner: Position | None,
+    ) -> Exchanged:
+        assert plan.exchange is not None
+        swap_key = jax.random.split(jax.random.fold_in(key, iteration))[0]
+        parity = iteration // plan.exchange % 2
+        moved, accepted, proposed = _swap(plan, swap_key, parity, levels, positions, partner)
+        own = jax.tree.map(lambda row: row[lane], moved)
+        return Exchanged(_at_position(state, temperatures, own), _record(state, own), accepted, proposed)
 
-    return jax.jit(advance)
+    return Program(jax.jit(functions.init), jax.jit(advance), jax.jit(exchange))
 
 
-def _empty_record(state: Any, pairs: int, chains: int) -> Record:
-    lane, row, pair = jnp.zeros_like(state.potential_energy), jnp.zeros_like(state.z), jnp.zeros((pairs, chains), bool)
-    steps, accept, diverging = map(jnp.zeros_like, (state.num_steps, state.accept_prob, state.diverging))
-    return Record(row, lane, row, row, steps, accept, diverging, pair, pair)
+def _record(state: Any, position: Position) -> Record:
+    values = position.values
+    return Record(
+        position.draw,
+        values.log_likelihood,
+        values.gradient_log_likelihood,
+        values.gradient_log_prior,
+        state.num_steps,
+        state.accept_prob,
+        state.diverging,
+    )
 
 
 def _evaluate_if(wanted: Array, target: TemperedTarget, kernel: HamiltonianKernel, draws: Array) -> Evaluation:
@@ -304,40 +310,36 @@ def _evaluate_if(wanted: Array, target: TemperedTarget, kernel: HamiltonianKerne
 
 
 def _swap(
-    plan: Plan, key: jax.Array, parity: Array, temperatures: Array, moved: Any, partner: Any
-) -> tuple[Any, Array, Array]:
+    plan: Plan, key: jax.Array, parity: Array, levels: Array, moved: Position, partner: Position | None
+) -> tuple[Position, Array, Array]:
     """Swap lanes between rungs. A state that moves to the prior rung is dropped: the next draw there is independent."""
-    lanes = plan.rungs * plan.chains
 
     def by_rung(lane: Array, prior: Array | None) -> Array:
-        rows = lane[:lanes].reshape(plan.rungs, plan.chains, *lane.shape[1:])
+        rows = lane.reshape(plan.rungs, plan.chains, *lane.shape[1:])
         return rows if prior is None else jnp.concatenate([prior[None], rows])
 
-    rows = (
-        jax.tree.map(by_rung, moved, partner)
-        if plan.with_prior
-        else jax.tree.map(lambda lane: by_rung(lane, None), moved)
-    )
-    levels = temperatures[:lanes].reshape(plan.rungs, plan.chains)[:, 0]
-    levels = jnp.concatenate([jnp.zeros(1, levels.dtype), levels]) if plan.with_prior else levels
-    swap = propose_swaps(key, parity, levels, rows[1].log_likelihood)
+    if partner is None:
+        rows = jax.tree.map(lambda lane: by_rung(lane, None), moved)
+    else:
+        rows = jax.tree.map(by_rung, moved, partner)
+        levels = jnp.concatenate([jnp.zeros(1, levels.dtype), levels])
+    swap = propose_swaps(key, parity, levels, rows.values.log_likelihood)
 
     def exchanged(row: Array, lane: Array) -> Array:
         index = swap.source.reshape(*swap.source.shape, *[1] * (row.ndim - 2))
-        new = jnp.take_along_axis(row, index, axis=0)[int(plan.with_prior) :]
-        return jnp.concatenate([new.reshape(lanes, *lane.shape[1:]), lane[lanes:]])
+        return jnp.take_along_axis(row, index, axis=0)[int(partner is not None) :].reshape(lane.shape)
 
     return jax.tree.map(exchanged, rows, moved), swap.accepted, swap.proposed
 
 
-def _with_states(state: Any, temperatures: Array, moved: Any, swapping: Array) -> Any:
-    """Return the kernel's state at the exchanged draws, with the potential and gradient of the rung they came to."""
-    draws, values = moved
+def _at_position(state: Any, temperatures: Array, position: Position) -> dict[str, Array]:
+    """Return the exchanged draws and the potential and gradient of their new rung, by the names of the kernel."""
+    draws, values = position
     energy = -(values.log_prior + temperatures * values.log_likelihood)
     slope = -(values.gradient_log_prior + temperatures[:, None] * values.gradient_log_likelihood)
-    usable = swapping & jnp.isfinite(energy)
-    return state._replace(
-        z=jnp.where(swapping, draws, state.z),
-        potential_energy=jnp.where(usable, energy, state.potential_energy),
-        z_grad=jnp.where(usable[:, None], slope, state.z_grad),
-    )
+    usable = jnp.isfinite(energy)
+    return {
+        "z": draws,
+        "potential_energy": jnp.where(usable, energy, state.potential_energy),
+        "z_grad": jnp.where(usable[:, None], slope, state.z_grad),
+    }

@@ -1,6 +1,7 @@
 """Draws of every power posterior of a ladder: the run, and more rungs for a finished one."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,15 +12,17 @@ from jaxtyping import Bool, Float, Int
 from tqdm import tqdm
 
 from mcmcpost._core.arguments import as_real, check_count, check_flags, check_key
-from mcmcpost._core.devices import map_rows, over_devices
+from mcmcpost._core.devices import gather_rows, is_first_process, map_rows, no_bar, over_devices, own_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.evidence.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from mcmcpost.evidence.ladder import Ladder, TemperedTarget, check_temperatures, new_temperatures
 from mcmcpost.evidence.lanes import (
     Evaluation,
+    Exchanged,
     HamiltonianKernel,
     Plan,
+    Position,
     Program,
     check_kernel,
     evaluate_at,
@@ -31,7 +34,7 @@ POOL = 256
 """Least number of prior draws from which the starts are chosen."""
 
 CHUNKS = 50
-"""Calls of the compiled program in one run: how often the progress bar moves and the checkpoint is written."""
+"""Parts of one run: how often the progress bar moves, processes meet and the checkpoint is written."""
 
 
 class LadderStats(NamedTuple):
@@ -99,8 +102,8 @@ def sample_ladder(
 ) -> SampledLadder:
     """Sample every power posterior p(x|y, t) ∝ p(y|x)ᵗ p(x) of a ladder in one program.
 
-    Rungs × chains are the lanes of one vectorised kernel over all devices; each adapts its own step size and mass
-    matrix. The prior rung is drawn iid. Work is in float64.
+    Rungs × chains are the lanes of one vectorised kernel over the devices of all processes; each adapts its own step
+    size and mass matrix. The prior rung is drawn iid. Work is in float64.
 
     Parameters
     ----------
@@ -193,8 +196,8 @@ def _sample(run: Run, key: jax.Array) -> SampledLadder:
         starts = choose_starts(pool, lanes, run.length.num_chains, start_key)
     else:
         starts = run.starts
-    state, records = _drive(run, lanes, starts, prior, (chain_key, swap_key), key)
-    return _assemble(run, prior, state, records)
+    step_size, records = _drive(run, lanes, starts, prior, (chain_key, swap_key), key)
+    return _assemble(run, prior, step_size, records)
 
 
 class _Prior(NamedTuple):
@@ -214,53 +217,134 @@ def _draw_prior(run: Run, key: jax.Array) -> _Prior:
     return _Prior(draws, evaluate_at(run.target, draws, forward_mode=run.kernel.forward_mode), before)
 
 
+class _Lanes(NamedTuple):
+    """What does not change while the lanes of this process move.
+
+    lane : (l,) indices among all lanes, equally many on each device. temperatures : (l,).
+    levels : (t,) of the sampled rungs. with_prior : whether there is a prior rung below. key : of steps and swaps.
+    """
+
+    program: Program
+    plan: Plan
+    lane: jax.Array
+    temperatures: jax.Array
+    levels: Float[np.ndarray, " t"]
+    with_prior: bool
+    key: jax.Array
+
+    def gather(self, own: Any, axis: int = 0) -> Any:
+        """Return what all processes have of their lanes, along an axis of arrays."""
+        number = self.plan.rungs * self.plan.chains
+        share = (slice(None),) * axis + (slice(len(own_rows(number))),)
+        return gather_rows(jax.tree.map(lambda leaf: np.asarray(leaf)[share], own), number, axis=axis)
+
+    def whole(self, state: Any) -> list[np.ndarray]:
+        """Return the leaves of the state of all lanes."""
+        return [self.gather(leaf) if leaf.ndim else np.asarray(leaf) for leaf in map(_data, jax.tree.leaves(state))]
+
+    def part(self, stored: list[np.ndarray], like: Any) -> Any:
+        """Return the state of this process's lanes from the leaves of all, shaped and placed as `like`."""
+        leaves, structure = jax.tree.flatten(like)
+        index = np.asarray(self.lane)
+        mine = [array[index] if array.ndim else array for array in stored]
+        return jax.tree.unflatten(structure, [_leaf(leaf, array) for leaf, array in zip(leaves, mine, strict=True)])
+
+
+def _data(leaf: jax.Array) -> jax.Array:
+    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def _leaf(like: jax.Array, stored: np.ndarray) -> jax.Array:
+    typed = jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key)
+    leaf = jax.random.wrap_key_data(jnp.asarray(stored), impl=jax.random.key_impl(like)) if typed else stored
+    return jax.device_put(leaf, like.sharding)
+
+
 def _drive(
     run: Run, levels: np.ndarray, starts: Starts, prior: _Prior, keys: tuple[jax.Array, jax.Array], key: jax.Array
-) -> tuple[Any, dict[str, np.ndarray]]:
-    """Run the chunks, resuming from the checkpoint where there is one, and return the last state and all records."""
+) -> tuple[Float[np.ndarray, " l"], dict[str, np.ndarray]]:
+    """Run the chunks, resuming from the checkpoint where there is one, and return step sizes and all records."""
     warmup, samples, chains = run.length
     total = warmup + samples
-    with_prior = len(levels) < len(run.temperatures)
-    plan = Plan(len(levels), chains, with_prior, warmup, run.exchange, -(-total // CHUNKS))
-    program = make_program(run.target, run.kernel, plan)
-    state, temperatures = _initial(program, levels, starts, keys[0])
+    chunk = -(-total // CHUNKS)
+    plan = Plan(len(levels), chains, warmup, run.exchange, min(chunk, run.exchange or chunk))
+    lanes, state = _initial(run, plan, levels, starts, keys)
     settings = _settings(run, key, prior)
     records: dict[str, np.ndarray] = {}
     done = 0
-    if run.checkpoint is not None and run.checkpoint.exists():
-        done, stored, records = load_checkpoint(run.checkpoint, state, settings)
-        state = jax.tree.map(lambda like, leaf: jax.device_put(leaf, like.sharding), state, stored)
-    with tqdm(total=total, initial=done, desc="ladder", disable=None if run.progress else True, leave=False) as bar:
+    if run.checkpoint is not None:
+        found = load_checkpoint(run.checkpoint, settings)
+        if found is not None:
+            done, records, state = found.step, found.records, lanes.part(found.state, state)
+    with tqdm(total=total, initial=done, desc="ladder", disable=no_bar(run.progress), leave=False) as bar:
         while done < total:
-            count = min(plan.capacity, (warmup if done < warmup else total) - done)
-            partners = _partners(prior, done, plan.capacity) if run.exchange is not None and with_prior else None
-            state, new = program.advance(state, temperatures, keys[1], done, count, partners)
-            records = _append(
-                records, {name: np.asarray(leaf)[:count] for name, leaf in new._asdict().items()}, done < warmup
-            )
+            count = min(chunk, (warmup if done < warmup else total) - done)
+            state, new = _advance(lanes, state, prior, done, count)
+            records = _append(records, new, done < warmup)
             done += count
             bar.update(count)
             if run.checkpoint is not None:
-                save_checkpoint(run.checkpoint, done, state, records, settings)
-    return state, records
+                whole = lanes.whole(state)
+                if is_first_process():
+                    save_checkpoint(run.checkpoint, done, whole, records, settings)
+    return lanes.gather(state.adapt_state.step_size), records
 
 
-def _initial(program: Program, levels: np.ndarray, starts: Starts, key: jax.Array) -> tuple[Any, jax.Array]:
-    """Return the kernel's first state and the temperature of every lane, padded to a multiple of the devices."""
+def _initial(
+    run: Run, plan: Plan, levels: np.ndarray, starts: Starts, keys: tuple[jax.Array, jax.Array]
+) -> tuple[_Lanes, Any]:
+    """Return the lanes of this process and their first state."""
     rungs, chains, d = starts.draws.shape
-    lanes = rungs * chains
-    padded = -(-lanes // jax.device_count()) * jax.device_count()
-    lane = np.minimum(np.arange(padded), lanes - 1)
-    temperatures = over_devices(jnp.asarray(np.repeat(levels, chains)[lane]))
-    draws = over_devices(jnp.asarray(starts.draws.reshape(lanes, d)[lane]))
-    mass = over_devices(jnp.asarray(np.repeat(starts.inverse_mass, chains, axis=0)[lane]))
-    state = program.init(over_devices(jax.random.split(key, padded)), draws, temperatures, mass)
-    return state, temperatures
+    own = own_rows(rungs * chains)
+    padded = -(-len(own) // jax.local_device_count()) * jax.local_device_count()
+    lane = own[np.minimum(np.arange(padded), len(own) - 1)]
+    program = make_program(run.target, run.kernel, plan)
+    temperatures = over_devices(np.repeat(levels, chains)[lane])
+    draws = over_devices(starts.draws.reshape(-1, d)[lane])
+    mass = over_devices(np.repeat(starts.inverse_mass, chains, axis=0)[lane])
+    state = program.init(over_devices(jax.random.split(keys[0], rungs * chains)[lane]), draws, temperatures, mass)
+    with_prior = len(levels) < len(run.temperatures)
+    return _Lanes(program, plan, over_devices(lane), temperatures, levels, with_prior, keys[1]), state
 
 
-def _partners(prior: _Prior, first: int, capacity: int) -> tuple[np.ndarray, Evaluation]:
-    rows = np.minimum(first + np.arange(capacity), len(prior.draws) - 1)
-    return prior.draws[rows], jax.tree.map(lambda array: array[rows], prior.values)
+def _advance(lanes: _Lanes, state: Any, prior: _Prior, first: int, count: int) -> tuple[Any, dict[str, np.ndarray]]:
+    """Return the state after `count` iterations, and the records of all lanes."""
+    exchange = lanes.plan.exchange
+    swapping = [i for i in range(first, first + count) if exchange is not None and i % exchange == 0]
+    pairs = 0 if exchange is None else lanes.plan.rungs - 1 + lanes.with_prior
+    parts, swaps = [], []
+    begin = first
+    for stop in sorted({*(i + 1 for i in swapping), first + count}):
+        state, position, records = lanes.program.advance(
+            state, lanes.lane, lanes.temperatures, lanes.key, begin, stop - begin
+        )
+        part = jax.tree.map(lambda leaf, length=stop - begin: np.asarray(leaf)[:length], records)
+        decisions = np.zeros((2, stop - begin, pairs, lanes.plan.chains), bool)
+        if stop - 1 in swapping:
+            found = _exchange(lanes, state, position, prior, stop - 1)
+            state = state._replace(
+                **{name: jax.device_put(leaf, getattr(state, name).sharding) for name, leaf in found.moved.items()}
+            )
+            part = jax.tree.map(lambda rows, last: np.concatenate([rows[:-1], [last]]), part, found.record)
+            decided = np.stack([found.accepted, found.proposed])
+            decisions = np.concatenate([decisions[:, :-1], decided[:, None]], axis=1)
+        parts.append(part)
+        swaps.append(decisions)
+        begin = stop
+    own = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
+    accepted, proposed = np.concatenate(swaps, axis=1)
+    return state, lanes.gather(own, axis=1)._asdict() | {"accepted": accepted, "proposed": proposed}
+
+
+def _exchange(lanes: _Lanes, state: Any, position: Position, prior: _Prior, iteration: int) -> Exchanged:
+    """Swap between the rungs of all processes, each of which decides by itself, with the same key."""
+    partner = None
+    if lanes.with_prior:
+        row = min(iteration, len(prior.draws) - 1)
+        partner = Position(prior.draws[row], jax.tree.map(lambda array: array[row], prior.values))
+    return lanes.program.exchange(
+        state, lanes.lane, lanes.temperatures, lanes.levels, lanes.key, iteration, lanes.gather(position), partner
+    )
 
 
 def _append(records: dict[str, np.ndarray], new: dict[str, np.ndarray], warmup: bool) -> dict[str, np.ndarray]:
@@ -275,6 +359,7 @@ def _append(records: dict[str, np.ndarray], new: dict[str, np.ndarray], warmup: 
 
 def _settings(run: Run, key: jax.Array, prior: _Prior) -> dict[str, Any]:
     return {
+        "numpyro": version("numpyro"),
         "temperatures": run.temperatures.tolist(),
         "length": list(map(int, run.length)),
         "kernel": repr(run.kernel),
@@ -286,14 +371,16 @@ def _settings(run: Run, key: jax.Array, prior: _Prior) -> dict[str, Any]:
     }
 
 
-def _assemble(run: Run, prior: _Prior, state: Any, records: dict[str, np.ndarray]) -> SampledLadder:
+def _assemble(
+    run: Run, prior: _Prior, step_sizes: Float[np.ndarray, " l"], records: dict[str, np.ndarray]
+) -> SampledLadder:
     _, samples, chains = run.length
     lower = int(run.temperatures[0] == 0)
     rungs = len(run.temperatures) - lower
 
     def lanes(array: np.ndarray) -> np.ndarray:
         """(n, l, ...) → (c, n, t, ...)"""
-        rows = array[:, : rungs * chains].reshape(len(array), rungs, chains, *array.shape[2:])
+        rows = array.reshape(len(array), rungs, chains, *array.shape[2:])
         return np.moveaxis(rows, 2, 0)
 
     def below(array: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -315,7 +402,7 @@ def _assemble(run: Run, prior: _Prior, state: Any, records: dict[str, np.ndarray
         rate = (records["accepted"].sum(axis=0) / records["proposed"].sum(axis=0)).T
     swap_rate = np.full((chains, len(run.temperatures)), np.nan)
     swap_rate[:, : rate.shape[1]] = rate
-    step_size = np.asarray(state.adapt_state.step_size)[: rungs * chains].reshape(rungs, chains).T
+    step_size = step_sizes.reshape(rungs, chains).T
     stats = LadderStats(
         below(records["accept_prob"], np.ones(shape)),
         below(records["num_steps"], np.zeros(shape, int)),

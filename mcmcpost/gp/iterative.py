@@ -1,9 +1,7 @@
-"""Gaussian-process regression by iterative solves, with pathwise posterior samples; exact where that is cheaper."""
+"""Gaussian-process regression by iterative solves, with pathwise posterior samples; exact up to 10,000 rows."""
 
 import dataclasses
-import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -42,66 +40,26 @@ from mcmcpost.linsolve import (
     Outcome,
     Solver,
     factorise,
-    invert,
     solve,
 )
 
-PILOT = 1_024
-"""Rows on which both costs are measured."""
-
 DENSE_LIMIT = 10_000
-"""Rows beyond which the six n×n matrices of an exact step need more than five gigabytes."""
+"""Rows up to which a fit is exact by default.
 
-RANK = 100
-"""Rank of the preconditioner of conjugate gradients up to the dense limit."""
+Its six n×n matrices then take five gigabytes. At 13,500 rows a step takes 2.3 times as long as one of conjugate
+gradients, but L-BFGS ends at the optimum, where a hundred steps of Adam need not (docs/results/gaussian_processes.md).
+"""
 
-LARGE_RANK = 500
-"""Rank beyond the dense limit: half the time of rank 100 at n = 15,000 (``benchmarks.gp.iterative_gp --ranks``)."""
+FACTOR_LIMIT = 12_500
+"""Rows up to which one factorisation, with its four n×n matrices, takes no more memory than that."""
 
-EXPECTED_EPOCHS = 15
-"""Solver epochs that a warm-started step is expected to take; its gradient takes one more."""
-
-
-class SolverChoice(NamedTuple):
-    """The solver, and why.
-
-    reason : ``few rows``, ``memory`` or ``measured cost``.
-    cholesky_seconds, iterative_seconds : predicted for one step of the marginal likelihood, None where not measured.
-    """
-
-    solver: Solver
-    reason: str
-    cholesky_seconds: float | None
-    iterative_seconds: float | None
+RANK = 500
+"""Rank of the preconditioner: half the time of rank 100 at n = 15,000 (``benchmarks.gp.iterative_gp --ranks``)."""
 
 
-def choose_solver(kernel: AbstractKernel, X: Float[np.ndarray, "m d"], columns: int) -> SolverChoice:
-    """Choose Cholesky up to 10,000 rows where a step of it is predicted to be cheaper, else conjugate gradients.
-
-    Up to 1,024 rows nothing is measured: compiling the measurement costs more than either. Otherwise the cost of a
-    factorisation with inverse grows with n³, that of kernel products with `columns` right-hand sides with n², both
-    timed on 1,024 rows. Call it under 64-bit JAX.
-    """
-    n = len(X)
-    iterative = ConjugateGradients(rtol=1e-2, budget=200, rank=LARGE_RANK if n > DENSE_LIMIT else RANK)
-    if n > DENSE_LIMIT:
-        return SolverChoice(iterative, "memory", None, None)
-    if n <= PILOT:
-        return SolverChoice(Cholesky(), "few rows", None, None)
-    rows = jnp.asarray(X[np.linspace(0, n - 1, PILOT).astype(int)])
-    operator, right = kernel_operator(kernel, rows), jnp.ones((PILOT, columns))
-    matrix = jnp.eye(PILOT) + 1.0 / PILOT
-    cholesky = _seconds(lambda: jnp.asarray(invert(matrix).matrix)) * (n / PILOT) ** 3
-    products = _seconds(lambda: operator.matmul(right)) * (n / PILOT) ** 2 * (EXPECTED_EPOCHS + 1)
-    solver = Cholesky() if cholesky <= products else iterative
-    return SolverChoice(solver, "measured cost", cholesky, products)
-
-
-def _seconds(call: Callable[[], jax.Array]) -> float:
-    call().block_until_ready()
-    start = time.perf_counter()
-    call().block_until_ready()
-    return time.perf_counter() - start
+def choose_solver(n: int) -> Solver:
+    """Return Cholesky up to 10,000 rows and conjugate gradients beyond, whatever the machine and its load."""
+    return Cholesky() if n <= DENSE_LIMIT else ConjugateGradients(rtol=1e-2, budget=200, rank=RANK)
 
 
 class SubsetStart(eqx.Module):
@@ -158,7 +116,8 @@ class FittedIterativeGP(eqx.Module):
     mean_weights : (m,) H⁻¹y. sample_weights : (m, s) H⁻¹(f_j(X) + ε_j), None without random features.
     factor : (m, m) Cholesky factor of H after an exact fit, else None.
     sampler, key_data : of the prior samples f_j.
-    info : JSON-able facts: solver and why it was chosen, outcome, residuals, epochs, parameters along the way.
+    info : JSON-able facts: solver, outcome, residuals, epochs, parameters along the way; `fallback`, what conjugate
+        gradients reached before Cholesky took their place.
     """
 
     training: Training
@@ -259,7 +218,7 @@ class FittedIterativeGP(eqx.Module):
 class IterativeGP(eqx.Module):
     """y = f(x) + ε, f ~ GP(c, k), ε ~ N(0, noise), with hyper-parameters by marginal likelihood.
 
-    Small data are fitted by Cholesky, the analytic gradient and L-BFGS; large data by Adam on gradients from budgeted,
+    Up to 10,000 rows are fitted by Cholesky, the analytic gradient and L-BFGS; more by Adam on gradients from budgeted,
     warm-started solves of one block of right-hand sides, which also are posterior samples (Lin, Padhy, Antorán,
     Tripp, Terenin, Szepesvári, Hernández-Lobato and Janz 2024, Algorithm 1 and section 3). The constant c is the mean
     of y, and everything is fitted to (y − c)/sd(y).
@@ -270,9 +229,10 @@ class IterativeGP(eqx.Module):
         deviation, and amplitude 1.
     noise : variance, in units of the variance of y; start or fixed value.
     optimise : whether to fit kernel and noise, or to take them as given.
-    solver : by default Cholesky where it fits in memory and is predicted to be faster than conjugate gradients. The
-        tolerance of an iterative solver is relative to y. With little noise, lower its `rtol`: a residual of 0.01 can
-        be as large as the posterior standard deviation.
+    solver : by default Cholesky up to 10,000 rows, and conjugate gradients beyond. If these do not converge at the last
+        hyper-parameters, Cholesky takes their place up to 12,500 rows, where it fits in memory. The tolerance of an
+        iterative solver is relative to y. With little noise, lower its `rtol`: a residual of 0.01 can be as large as
+        the posterior standard deviation.
     estimator : of the gradient where the solver is iterative; `Pathwise()` by default, or `Standard()` for a kernel
         without random features.
     scale : the map from unconstrained to positive parameters, `Softplus()` (the default) or `Log()`.
@@ -329,13 +289,7 @@ class IterativeGP(eqx.Module):
         X, y = training.X, training.outputs
         kernel, noise = default_kernel(X) if self.kernel is None else self.kernel, self.noise
         info: dict[str, Any] = {}
-        solver = self.solver
-        estimator = self._estimator(kernel)
-        if solver is None:
-            choice = choose_solver(kernel, X, 1 + estimator.num_probes)
-            solver = choice.solver
-            info["choice"] = choice._asdict() | {"solver": type(solver).__name__}
-        info["solver"] = type(solver).__name__
+        solver = choose_solver(len(X)) if self.solver is None else self.solver
         subset_key, fit_key = jax.random.split(key)
         found: LikelihoodFit | None = None
         if self.optimise:
@@ -344,7 +298,13 @@ class IterativeGP(eqx.Module):
             found = self._search(kernel, noise, X, y, solver, fit_key)
             kernel, noise = jax.tree.map(lambda leaf: np.asarray(leaf, float), found.kernel), found.noise
             info["history"] = {name: values.tolist() for name, values in found.history.items()}
-        return self._condition(training, kernel, noise, solver, fit_key, found, info)
+        fitted = self._condition(training, kernel, noise, solver, fit_key, found, info)
+        if self.solver is not None or "residual" not in fitted.info or fitted.info["outcome"] == "converged":
+            return fitted
+        if len(X) > FACTOR_LIMIT:
+            return fitted
+        reached = {name: fitted.info[name] for name in ("solver", "outcome", "residual", "probe_residual", "epochs")}
+        return self._condition(training, kernel, noise, Cholesky(), fit_key, None, info | {"fallback": reached})
 
     def _search(
         self, kernel: AbstractKernel, noise: float, X: np.ndarray, y: np.ndarray, solver: Solver, key: jax.Array
@@ -395,7 +355,7 @@ class IterativeGP(eqx.Module):
                 wanted = "a positive definite covariance"
                 raise InputError("IterativeGP.fit", wanted, f"none up to noise {noise:g}", "Raise `noise`.")
             solved = cho_solve((factor, True), right)
-            info |= {"outcome": "jittered" if bool(found_factor.raised) else "converged"}
+            facts: dict[str, Any] = {"outcome": "jittered" if bool(found_factor.raised) else "converged"}
         else:
             initial = None
             if found is not None and found.solved is not None:
@@ -405,7 +365,7 @@ class IterativeGP(eqx.Module):
             system = Regularised(kernel_operator(kernel, X), jnp.asarray(noise))
             solution = solve(system, right, solver, initial=initial, probes=probes, key=solver_key)
             solved = solution.value
-            info |= {
+            facts = {
                 "outcome": Outcome(int(solution.outcome)).name.lower(),
                 "residual": float(solution.residual_norms[0]),
                 "probe_residual": float(jnp.mean(solution.residual_norms[1:])) if probes else 0.0,
@@ -423,7 +383,7 @@ class IterativeGP(eqx.Module):
             weights[:, 1:] if probes else None,
             dense,
             np.asarray(jax.random.key_data(sample_key)),
-            info,
+            info | {"solver": type(solver).__name__} | facts,
         )
 
     @property

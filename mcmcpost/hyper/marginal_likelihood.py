@@ -11,11 +11,12 @@ from jaxtyping import Array, Float
 from tqdm import tqdm
 
 from mcmcpost._core.arguments import check_count
+from mcmcpost._core.devices import no_bar
 from mcmcpost.hyper.optimisers import AbstractOptimiser, Adam, TrainingProblem
 from mcmcpost.hyper.parameters import AbstractScale, Hyperparameters, Packing
 from mcmcpost.hyper.random_features import sample_prior
 from mcmcpost.kernels import AbstractKernel, gram
-from mcmcpost.linops import Regularised, bilinear_gradient, kernel_operator
+from mcmcpost.linops import Regularised, bilinear_gradient, device_mesh, kernel_operator
 from mcmcpost.linsolve import Solver, invert, solve
 
 
@@ -235,7 +236,9 @@ def estimate_gradient(
         key=keys[1],
     )
     left, right = estimator.sides(solution.value, targets)
-    slope = Hyperparameters(bilinear_gradient(kernel, X, 0.5 * left, right), 0.5 * jnp.sum(left * right))
+    slope = Hyperparameters(
+        bilinear_gradient(kernel, X, 0.5 * left, right, mesh=device_mesh()), 0.5 * jnp.sum(left * right)
+    )
     gradient = pull_back(slope)[0]
     norms = solution.residual_norms
     return StepReport(gradient, solution.value, norms[0], jnp.mean(norms[1:]), solution.epochs, solution.outcome)
@@ -276,7 +279,7 @@ def maximise_likelihood_by_solves(
     # Zeros rather than no guess: one product more, and one program for all steps.
     last = jnp.zeros((len(y), 1 + estimator.num_probes), X.dtype) if warm_start else None
 
-    with tqdm(total=num_steps, desc="marginal likelihood", disable=None if progress else True, leave=False) as bar:
+    with tqdm(total=num_steps, desc="marginal likelihood", disable=no_bar(progress), leave=False) as bar:
 
         def slope(x: np.ndarray) -> Array:
             nonlocal last

@@ -121,7 +121,8 @@ def attach_scores(
     With a `model` its parameters are read from the posterior group and transformed to the unconstrained space. With
     `logdensity_fn` the draws are ``sample_stats.unconstrained_draw`` where present, else the variables of the posterior
     group, taken as unconstrained and concatenated in the order of the tree, each in C order. Where the sampler recorded
-    its log density, in ``sample_stats.lp`` or ``logp``, the given one must agree with it up to a constant.
+    its log density, in ``sample_stats.lp`` or ``logp``, the given one must agree with it up to a constant. The
+    processes of ``jax.distributed`` share the draws, and each gets all scores (docs/processes.md).
 
     Parameters
     ----------

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mcmcpost._core.arguments import as_path
+from mcmcpost._core.devices import is_first_process
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
 from mcmcpost.io.convention import check_tree_type
@@ -74,7 +75,8 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
 def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     """Write `tree` to a netCDF file, or to a Zarr folder where `path` ends in ``.zarr``.
 
-    The tree is written under a temporary name beside `path` and renamed, so a crash leaves no half-written file.
+    The tree is written under a temporary name beside `path` and renamed, so a crash leaves no half-written file. Of
+    several processes of ``jax.distributed`` the first writes it and the others go on.
 
     Parameters
     ----------
@@ -94,9 +96,12 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     place = as_path("save_tree", path)
     if place.suffix.lower() not in (".nc", ".zarr"):
         raise InputError("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it.")
-    _refuse_existing(place)
+    if is_first_process():
+        _refuse_existing(place)
     if not place.parent.is_dir():
         raise FileNotFoundError(fault("save_tree", "an existing folder", str(place.parent), "Create it first."))
+    if not is_first_process():
+        return place
     temporary = place.with_name(f".{place.stem}-{uuid.uuid4().hex}{place.suffix}")
     try:
         if _is_zarr(place):

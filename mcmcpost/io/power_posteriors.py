@@ -182,6 +182,8 @@ def sample_power_posteriors(
 ) -> "xarray.DataTree":
     """Sample p(x|y, t) ∝ p(y|x)ᵗ p(x) at every temperature of a ladder, all rungs and chains in one program.
 
+    The processes of ``jax.distributed`` share the chains, and each gets the whole ladder (docs/processes.md).
+
     Parameters
     ----------
     model, args, kwargs : a NumPyro program with proper priors, and its arguments. Observed sites and factors are the
@@ -196,8 +198,8 @@ def sample_power_posteriors(
         (d,) → scalar log p(x), log-Jacobian included; key → one prior draw (d,); d labels. All on the unconstrained
         space.
     progress : show a progress bar, on a terminal only.
-    checkpoint : a file, written during the run and read if it exists. A resumed run gives the same draws as an
-        uninterrupted one.
+    checkpoint : a file, written during the run and read if it exists, by process 0. A resumed run gives the same draws
+        as an uninterrupted one, and may have another number of processes.
 
     Returns
     -------
@@ -209,7 +211,7 @@ def sample_power_posteriors(
     Raises
     ------
     ValueError : an improper prior, a discrete site, no likelihood, a bad ladder or setting, no finite start, or a
-        checkpoint of another run.
+        checkpoint that is damaged or of another run.
     """
     where = "sample_power_posteriors"
     check_key(where, key)

@@ -142,19 +142,14 @@ class TileOperator(eqx.Module):
                 upper, lower = totals
                 i, j = jnp.maximum(pair[0], 0), jnp.maximum(pair[1], 0)
                 entries = values(i, j)
-                direct = jnp.where(pair[0] < 0, 0, 1).astype(right.dtype)
-                mirror = jnp.where((pair[0] < 0) | (i == j), 0, 1).astype(right.dtype)
+                direct, mirror = _shares(pair, right.dtype)
                 upper = upper.at[i].add(_matmul(entries, direct * right[j]))
                 return (upper, lower.at[j].add(_matmul(mirror * left[i], entries))), None
 
             (upper, lower), _ = jax.lax.scan(step, (jnp.zeros_like(right), jnp.zeros_like(left)), pairs)
             return upper + jnp.swapaxes(lower, 1, 2)
 
-        pairs = np.stack(np.triu_indices(blocks), axis=1)
-        operands = (self.tile, rows, diagonal, right, left)
-        product = (
-            total(operands, jnp.asarray(pairs)) if self.mesh is None else _shared(self.mesh, total, operands, pairs)
-        )
+        product = _over_pairs(self.mesh, total, (self.tile, rows, diagonal, right, left), blocks)
         return product.reshape(blocks * block, -1)[:n]
 
     @eqx.filter_jit
@@ -187,14 +182,23 @@ class TileOperator(eqx.Module):
         return n, *split(n, self.block)
 
 
-def _shared(mesh: Mesh, total: Callable[[Any, Array], Array], operands: Any, pairs: np.ndarray) -> Array:
-    """Return the sum of `total` over the devices, each with its share of the pairs; −1 fills the last shares."""
+def _shares(pair: Int[Array, " 2"], dtype: np.dtype) -> tuple[Array, Array]:
+    """Return 1 or 0: whether a tile counts, as −1 fills the last shares, and whether its mirror image does too."""
+    real = pair[0] >= 0
+    return real.astype(dtype), (real & (pair[0] != pair[1])).astype(dtype)
+
+
+def _over_pairs[T](mesh: Mesh | None, total: Callable[[Any, Array], T], operands: Any, blocks: int) -> T:
+    """Return the sum of `total` over the tiles above the diagonal, each device of the mesh with its share of them."""
+    pairs = np.stack(np.triu_indices(blocks), axis=1)
+    if mesh is None:
+        return total(operands, jnp.asarray(pairs))
     short = -len(pairs) % mesh.size
     # Dealt like cards: tiles on the diagonal cost as much as others, and come at regular distances.
     dealt = np.concatenate([pairs, np.full((short, 2), -1)]).reshape(-1, mesh.size, 2).swapaxes(0, 1).reshape(-1, 2)
     arrays, static = eqx.partition(operands, eqx.is_array_like)
 
-    def share(arrays: Any, pairs: Array) -> Array:
+    def share(arrays: Any, pairs: Array) -> T:
         return jax.lax.psum(total(eqx.combine(arrays, static), pairs), DEVICES)
 
     spread = jax.shard_map(
@@ -276,12 +280,13 @@ def bilinear_gradient[K: AbstractKernel](
     right: Float[Array, "n s"],
     *,
     block: int | None = None,
+    mesh: Mesh | None = None,
 ) -> K:
     """Return ∂/∂θ Σ_s left_sᵀ K(θ) right_s for every parameter θ that is a JAX array, as a kernel of derivatives.
 
     One pass over the tiles above the diagonal: each is formed once, weighted by its entry of left·rightᵀ and of the
     transpose, and differentiated in place, so memory is O(block²) whatever n is. The backward pass of a tile is one
-    more matrix product per side, not one per parameter.
+    more matrix product per side, not one per parameter. The devices of `mesh` share the tiles; None for one device.
     """
     n = X.shape[0]
     blocks, size = split(n, block or tile_size(X.dtype))
@@ -292,13 +297,15 @@ def bilinear_gradient[K: AbstractKernel](
     def weighted(parameters: K, x: Array, y: Array, weights: Array) -> Array:
         return jnp.sum(weights * KernelTile(eqx.combine(parameters, static))(x, y))
 
-    def step(total: K, pair: Array) -> tuple[K, None]:
-        i, j = pair[0], pair[1]
-        mirror = jnp.where(i == j, 0, 1).astype(left.dtype)
-        weights = jnp.matmul(lefts[i], rights[j].T, precision="highest")
-        weights = weights + mirror * jnp.matmul(rights[i], lefts[j].T, precision="highest")
-        return jax.tree.map(jnp.add, total, jax.grad(weighted)(parameters, points[i], points[j], weights)), None
+    def total(operands: tuple, pairs: Int[Array, "p 2"]) -> K:
+        parameters, points, lefts, rights = operands
 
-    pairs = jnp.asarray(np.stack(np.triu_indices(blocks), axis=1))
-    slope, _ = jax.lax.scan(step, jax.tree.map(jnp.zeros_like, parameters), pairs)
-    return slope
+        def step(slope: K, pair: Array) -> tuple[K, None]:
+            i, j = jnp.maximum(pair[0], 0), jnp.maximum(pair[1], 0)
+            direct, mirror = _shares(pair, left.dtype)
+            weights = direct * _matmul(lefts[i], rights[j].T) + mirror * _matmul(rights[i], lefts[j].T)
+            return jax.tree.map(jnp.add, slope, jax.grad(weighted)(parameters, points[i], points[j], weights)), None
+
+        return jax.lax.scan(step, jax.tree.map(jnp.zeros_like, parameters), pairs)[0]
+
+    return _over_pairs(mesh, total, (parameters, points, lefts, rights), blocks)

@@ -1,6 +1,8 @@
 """Dense Cholesky with a documented nugget ladder, and generalised least squares on its factor."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
 from typing import NamedTuple
 
 import equinox as eqx
@@ -10,6 +12,7 @@ import numpy as np
 import scipy.linalg
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, PyTree
+from threadpoolctl import ThreadpoolController
 
 from mcmcpost.linsolve.iterative import Outcome, Solution, column_norms
 
@@ -90,15 +93,34 @@ class Inverse(NamedTuple):
     log_determinant: Float[Array | np.ndarray, ""]
 
 
+THREADED = 1_500
+"""Rows from which LAPACK may use several threads.
+
+On fewer they gain a fifth at most, and on a busy machine they wait for each other: beside two other processes 500 rows
+took 3 to 40 times as long on two threads as on one (``benchmarks.gp.exact_likelihood --threads``).
+"""
+
+
+@cache
+def _thread_pools() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
 def invert(matrix: Float[Array, "n n"]) -> Inverse:
     """Return the inverse by Cholesky, outside of ``jit`` only.
 
     On a CPU by LAPACK's ``potrf`` and ``potri``, n³ operations in all where XLA, which has no ``potri``, takes 7n³/3:
-    1.8 to 2.1 times the time (``benchmarks.gp.exact_likelihood``).
+    1.8 to 2.1 times the time (``benchmarks.gp.exact_likelihood``). Below 1,500 rows they use one thread.
     """
     if next(iter(matrix.devices())).platform != "cpu":
         return Inverse(*_invert_by_solves(matrix))
     dense = np.asarray(matrix)
+    alone = _thread_pools().limit(limits=1, user_api="blas") if len(dense) < THREADED else nullcontext()
+    with alone:
+        return _invert_by_lapack(dense)
+
+
+def _invert_by_lapack(dense: Float[np.ndarray, "n n"]) -> Inverse:
     potrf, potri = scipy.linalg.get_lapack_funcs(("potrf", "potri"), (dense,))
     lower, fault = potrf(dense.T, lower=1, clean=1)  # zeros above; dense is symmetric, its transpose in LAPACK's order
     if fault:

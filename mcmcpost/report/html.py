@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from mcmcpost._core.arguments import as_path, check_writable
+from mcmcpost._core.devices import is_first_process
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.control import Estimate, JointEstimate
@@ -267,7 +268,7 @@ def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> 
         raise InputError("report", "an output ending in .html", str(place), "Rename it.")
     if place.is_dir():
         raise FileExistsError(fault("report", "an output file", f"the folder {place}", "Pick another name."))
-    if place.exists() and not overwrite:
+    if place.exists() and not overwrite and is_first_process():
         cure = "Pick another name, or allow it to be replaced with --force (overwrite=True)."
         raise FileExistsError(fault("report", "a new output file", f"{place}, which exists", cure))
     if not place.parent.is_dir():
@@ -277,7 +278,12 @@ def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> 
 
 
 def write_html(text: str, path: Path, overwrite: bool = False) -> Path:
-    """Write a rendered report under a temporary name beside `path` and rename it, so no half report is left."""
+    """Write a rendered report under a temporary name beside `path` and rename it, so no half report is left.
+
+    Of several processes of ``jax.distributed`` the first writes it and the others go on.
+    """
+    if not is_first_process():
+        return path
     temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
     try:
         temporary.write_text(text, encoding="utf-8")

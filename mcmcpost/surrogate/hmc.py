@@ -49,7 +49,8 @@ class SurrogateHMC:
     `num_surrogate_gradients`, `surrogate_used` and `gradient_error`; see `SurrogateState`. There is no `z_grad`:
     ``mcmcpost.from_numpyro`` computes true scores after sampling. Vectorised chains share one surrogate, fitted to the
     warm-up of all, and the choice of which transitions use true gradients. ``chain_method=jax.vmap`` is correct, but
-    computes every kind of transition each time: use "vectorized". Run in 64 bits.
+    computes every kind of transition each time: use "vectorized". Run in 64 bits. In several processes of
+    ``jax.distributed`` each runs all chains.
 
     Parameters
     ----------

@@ -1,5 +1,7 @@
 """Sampling a ladder: exact moments on a Gaussian path, an iid prior rung, exchange, resuming, failures."""
 
+import os
+import signal
 import subprocess
 import sys
 import zlib
@@ -126,6 +128,38 @@ def test_a_resumed_run_is_the_uninterrupted_one(exchanged, tmp_path, monkeypatch
     np.savez(path, a=1)
     with pytest.raises(ValueError, match="checkpoint: expected a file of this function"):
         run()
+
+
+KILLED = """
+import os, pathlib, signal, sys
+import test_ladder_sampling as case
+path, save, calls = pathlib.Path(sys.argv[1]), case.sampling.save_checkpoint, []
+
+def killed(*args):
+    calls.append(args)
+    if len(calls) == 20:  # while it writes, among the draws
+        path.with_name(f".{path.name}.part").write_bytes(path.read_bytes()[:99])
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(*args)
+
+case.sampling.save_checkpoint = killed
+case.sample_ladder(case.TEN, case.LEVELS, checkpoint=path, key=case.KEY, **case.SETTINGS)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_a_checkpoint_to_go_on_from(exchanged, tmp_path):
+    path = tmp_path / "run.checkpoint"
+    place = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=place, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".run.checkpoint.part", "run.checkpoint"]
+    resumed = sample_ladder(TEN, LEVELS, checkpoint=path, key=KEY, **SETTINGS)
+    for got, wanted in zip(
+        (*resumed.ladder[:5], *resumed.stats), (*exchanged.ladder[:5], *exchanged.stats), strict=True
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
+    assert [file.name for file in tmp_path.iterdir()] == ["run.checkpoint"]
 
 
 def modes(distance=4.0, scale=0.4):

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mcmcpost.gp import IterativeGP, SubsetStart
+from mcmcpost.gp import IterativeGP, SubsetStart, iterative
+from mcmcpost.gp.iterative import choose_solver
 from mcmcpost.hyper import (
     LBFGS,
     Adam,
@@ -244,6 +245,29 @@ def test_every_solver_fits_and_covers_and_tells_it_as_json(name, data, rng):
     assert 0.8 < np.mean(np.abs(mean - truth) < 1.96 * np.sqrt(variance)) <= 1
     assert gp.info["outcome"] == "converged"
     json.dumps(gp.info, allow_nan=False)
+
+
+@pytest.mark.parametrize(("rows", "solver"), [(2_000, Cholesky), (10_000, Cholesky), (10_001, ConjugateGradients)])
+def test_the_solver_depends_on_the_number_of_rows_only(rows, solver):
+    assert isinstance(choose_solver(rows), solver)
+
+
+@pytest.mark.slow
+def test_conjugate_gradients_that_do_not_converge_give_way_to_cholesky_where_it_fits(data, monkeypatch):
+    X, y = data
+    for name, value in (("DENSE_LIMIT", N - 1), ("RANK", 2)):
+        monkeypatch.setattr(iterative, name, value)
+    gp = IterativeGP(Scaled(1.3, SquaredExponential(3.0)), 1e-10, optimise=False, estimator=Pathwise(4, 100))
+    exact = IterativeGP(gp.kernel, 1e-10, optimise=False, estimator=gp.estimator, solver=Cholesky()).fit(X, y)
+    assert "fallback" not in exact.info
+    fitted = gp.fit(X, y)
+    assert fitted.info["solver"] == "Cholesky"
+    assert fitted.info["fallback"]["solver"] == "ConjugateGradients"
+    assert fitted.info["fallback"]["outcome"] != "converged"
+    json.dumps(fitted.info, allow_nan=False)
+    np.testing.assert_array_equal(fitted.predict(X[:7]).mean, exact.predict(X[:7]).mean)
+    monkeypatch.setattr(iterative, "FACTOR_LIMIT", N - 1)
+    assert gp.fit(X, y).info["solver"] == "ConjugateGradients"
 
 
 @pytest.mark.slow

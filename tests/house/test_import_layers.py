@@ -186,6 +186,18 @@ def test_a_private_name_in_a_benchmark_is_caught(source):
     assert len(outside_violations(source)) == 1
 
 
+def test_only_a_budget_that_the_user_gives_in_seconds_reads_a_clock():
+    """`LBFGS` and `Adam` take `max_seconds`, infinite by default; nothing else may depend on the time."""
+    clocks = ("time", "timeit", "datetime")
+    reading = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for imported in imports(path.read_text())
+        if imported.name.partition(".")[0] in clocks
+    }
+    assert reading == {"hyper/optimisers.py"}
+
+
 def test_importing_stays_light():
     """The package loads nothing that computes or draws, and its command line no more than Typer for its help."""
     loaded = f"print(*[m for m in {('jax', 'numpy', *HEAVY)} if m in sys.modules])"

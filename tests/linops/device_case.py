@@ -13,7 +13,7 @@ def main(processes: int, rank: int, port: int) -> None:
     if processes > 1:
         jax.distributed.initialize(f"localhost:{port}", processes, rank)
     from mcmcpost.kernels import InverseMultiquadric, Matern32
-    from mcmcpost.linops import Regularised, TileOperator, device_mesh, kernel_operator
+    from mcmcpost.linops import Regularised, TileOperator, bilinear_gradient, device_mesh, kernel_operator
     from mcmcpost.linsolve import ConjugateGradients, solve
     from mcmcpost.stein import stein_operator
 
@@ -30,7 +30,13 @@ def main(processes: int, rank: int, port: int) -> None:
         solution = solve(Regularised(shared, jnp.asarray(0.5)), jnp.asarray(y), ConjugateGradients(1e-12, 200, 30))
         value = np.asarray(solution.value.addressable_data(0))
         found[name] = [value[:5].tolist(), float(np.abs(value).sum())]
+    slope = bilinear_gradient(Matern32(jnp.array([1.0, 0.7, 1.3])), jnp.asarray(X), *sides(y), block=32, mesh=mesh)
+    found["gradient"] = np.asarray(slope.lengthscale.addressable_data(0)).tolist()
     print(json.dumps(found))
+
+
+def sides(y: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    return jnp.asarray(y), jnp.asarray(y[::-1].copy())
 
 
 if __name__ == "__main__":

@@ -4,8 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from mcmcpost.linsolve import conjugate_gradients, factorise, generalised_least_squares, invert, leave_blocks_out
+from mcmcpost.linsolve import (
+    cholesky,
+    conjugate_gradients,
+    factorise,
+    generalised_least_squares,
+    invert,
+    leave_blocks_out,
+)
 
 
 @pytest.fixture
@@ -123,3 +131,19 @@ def test_leaving_blocks_out_is_generalised_least_squares_on_the_other_rows(rng):
         assert not np.any(solution.dual[~rest])
     matrix[0, 0] = -1.0
     assert not bool(leave_out(*(jnp.asarray(a) for a in (matrix, basis, values)), num_blocks=num_blocks)[1])
+
+
+def test_a_small_inverse_uses_one_blas_thread_and_gives_the_others_back(monkeypatch):
+    seen = []
+    lapack = cholesky._invert_by_lapack
+
+    def watched(dense):
+        seen.append({pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"})
+        return lapack(dense)
+
+    monkeypatch.setattr(cholesky, "_invert_by_lapack", watched)
+    monkeypatch.setattr(cholesky, "THREADED", 5)
+    with threadpool_limits(2, "blas"):
+        for n in (4, 5, 4):
+            invert(jnp.eye(n))
+    assert seen == [{1}, {2}, {1}]
