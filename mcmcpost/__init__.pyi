@@ -81,6 +81,7 @@ from .io import (
     adaptive_ladder as adaptive_ladder,
     add_rungs as add_rungs,
     attach_scores as attach_scores,
+    barrier_ladder as barrier_ladder,
     check_tree as check_tree,
     from_arrays as from_arrays,
     from_blackjax as from_blackjax,
