@@ -37,6 +37,12 @@ from .api.expectation import (
 )
 from .api.question import METHODS as METHODS
 from .api.report import html_report as html_report
+from .api.sensitivity import (
+    Derivatives as Derivatives,
+    PriorChange as PriorChange,
+    hyper_derivatives as hyper_derivatives,
+    reweight_prior as reweight_prior,
+)
 from .api.weights import (
     kernel_stein_discrepancy as kernel_stein_discrepancy,
     stein_thinning as stein_thinning,

@@ -295,6 +295,7 @@ ARRAYS = (
     1j * np.ones((4, 50, 2)),
     np.ones((4, 50)),
 )
+NOT_ONE = (None, 3, "x", np.ones((4, 50, 2)), np.ones(50))
 KEYS = (None, 3, "key", np.zeros(3), jax.random.split(KEY, 2))
 NO_DENSITY = ("f", 3, lambda: 0.0, lambda a, b: 0.0, lambda x: x, lambda x: None, lambda x: "a", lambda x: (1.0, 2.0))
 NO_DENSITIES = (*NO_DENSITY, lambda x: 1j * x.sum(), lambda x: 1, lambda x: float(np.asarray(x).sum()))
@@ -507,6 +508,20 @@ ROWS = [
     ((1, None), lambda g, v: mp.compare_evidence({v: g.evidence, "n": g.evidence}), "evidences"),
     ((NAN, INF), lambda g, v: mp.compare_evidence({"m": g.evidence, "n": g.evidence._replace(value=v)}), "for n"),
     (PRIORS, lambda g, v: mp.compare_evidence({"m": g.evidence, "n": g.evidence}, v), "prior"),
+    # prior sensitivity
+    (NOT_TREES, lambda g, v: mp.reweight_prior(v, np.zeros((4, 50))), "DataTree"),
+    (NOT_TREES, lambda g, v: mp.hyper_derivatives(v, np.zeros((4, 50))), "DataTree"),
+    (
+        (None, 3, "x", np.ones((4, 50, 2)), np.ones(50)),
+        lambda g, v: mp.reweight_prior(g.tree, v),
+        "log_ratio|integrand",
+    ),
+    (NOT_ONE, lambda g, v: mp.hyper_derivatives(g.tree, v), "slope|integrand"),
+    ((np.full((4, 50), NAN), np.full((4, 50), INF)), lambda g, v: mp.reweight_prior(g.tree, v), "log_ratio"),
+    (METHODS, lambda g, v: mp.reweight_prior(g.tree, np.zeros((4, 50)), method=v), "method"),
+    (METHODS, lambda g, v: mp.hyper_derivatives(g.tree, np.zeros((4, 50)), method=v), "method"),
+    (FLAG, lambda g, v: mp.reweight_prior(g.tree, np.zeros((4, 50)), allow_bad_scores=v), "allow_bad_scores"),
+    (FLAG, lambda g, v: mp.hyper_derivatives(g.tree, np.zeros((4, 50)), allow_bad_scores=v), "allow_bad_scores"),
     # sampling of ladders
     ((*COUNT, None), lambda g, v: sampled(num_warmup=v), "num_warmup"),
     ((*COUNT, None), lambda g, v: sampled(num_samples=v), "num_samples"),
