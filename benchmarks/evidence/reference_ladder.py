@@ -5,8 +5,8 @@
 Traces, models and exact values are those of ``benchmarks.evidence.bridge``: four chains of 1,000 draws, or ten of 500
 (eight schools). A normal is fitted to all draws of the trace, the rungs are placed by the barrier, and every rung is
 sampled by NUTS with replica exchange in every iteration: four chains of 500 draws after 500 of warm-up. ``bridge`` is
-`bridge_evidence` of the trace alone. Gradients are those of the ladder's chains, warm-up included; the trace's own are
-not counted for either. Of the bridge they are the log densities and gradients at draws and proposals.
+`bridge_evidence` of the trace alone. Gradients are those of the ladder's chains, warm-up included, and for the bridge
+those at the draws and the proposals; the trace's own are not counted.
 """
 
 import argparse
@@ -71,10 +71,9 @@ def _rows(name: str, posterior: Posterior, args: argparse.Namespace) -> list[dic
             seconds.append((estimated - start, time.process_time() - estimated, sampled - start))
         by_name = {e.method: (e.value, e.error) for e in evidence.estimates}
         found.append([*(by_name[method] for method in METHODS), (bridge.value, bridge.error)])
-        draws = trace["posterior"].sizes
-        # Densities at draws and proposals and their mirror images, and gradients at both; a gradient is one and more.
-        at_trace = 2 * draws["chain"] * draws["draw"]
-        work.append((ladder["sample_stats"].attrs["gradient_evaluations"], at_trace))
+        sizes = trace["posterior"].sizes
+        at_bridge = 2 * sizes["chain"] * sizes["draw"]  # at the draws, and at as many proposals
+        work.append((ladder["sample_stats"].attrs["gradient_evaluations"], at_bridge))
         barriers.append(evidence.info["barrier"])
         rungs.append(evidence.info["num_rungs"])
         chosen[evidence.pooled.method.split("(")[0]] += 1

@@ -102,7 +102,7 @@ def log_evidence(
 
     Parameters
     ----------
-    tree : a ladder, from `sample_power_posteriors` or `ladder_from_traces`.
+    tree : a ladder, from `sample_power_posteriors`, from the prior or from a reference, or `ladder_from_traces`.
     method : control variate of the rungs one by one: a name in `METHODS`, an object, or ``VectorValued(...)`` for all
         rungs jointly. By default polynomials chosen by their honest error, and a kernel where the rungs are reported.
     path : ``"auto"``, ``"pooled"`` or ``"rungs"``: which estimate is the value.

@@ -200,7 +200,7 @@ def sample_power_posteriors(
     """Sample p(x|y, t) ∝ p(y|x)ᵗ p(x) at every temperature of a ladder, all rungs and chains in one program.
 
     From a `reference` the ladder starts at a normal q fitted to earlier draws, and not at the prior: its rungs are
-    ∝ q(x)¹⁻ᵗ(p(y|x)p(x))ᵗ. q is near the posterior, so that three to eight rungs usually do, and it is normalised and
+    ∝ q(x)¹⁻ᵗ(p(y|x)p(x))ᵗ. q is near the posterior, so that a few rungs usually do, and it is normalised and
     drawn exactly, so that it adds no error. `log_likelihood_total` then is log p(y|x) + log p(x) − log q(x), and
     `gradient_log_prior` that of log q; `log_evidence` needs to know nothing else. Surjanovic, Syed, Bouchard-Côté and
     Campbell (2022, arXiv:2206.00080), section 3.
