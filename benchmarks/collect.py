@@ -80,6 +80,7 @@ PAGES = {
             "evidence_hare_lynx",
             "stored_ladders",
             "bridge",
+            "reference_ladder",
             "ladder_sampling",
         ),
     ),

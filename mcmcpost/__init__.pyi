@@ -45,6 +45,12 @@ from .api.expectation import (
 from .api.predictive import elpd as elpd
 from .api.question import METHODS as METHODS
 from .api.report import html_report as html_report
+from .api.sensitivity import (
+    Derivatives as Derivatives,
+    PriorChange as PriorChange,
+    hyper_derivatives as hyper_derivatives,
+    reweight_prior as reweight_prior,
+)
 from .api.weights import (
     kernel_stein_discrepancy as kernel_stein_discrepancy,
     stein_thinning as stein_thinning,
@@ -89,6 +95,7 @@ from .io import (
     adaptive_ladder as adaptive_ladder,
     add_rungs as add_rungs,
     attach_scores as attach_scores,
+    barrier_ladder as barrier_ladder,
     check_tree as check_tree,
     from_arrays as from_arrays,
     from_blackjax as from_blackjax,

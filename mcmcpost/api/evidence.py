@@ -84,7 +84,7 @@ def log_evidence(
     *,
     path: str = "auto",
     degree: int | None = None,
-    num_nodes: int = 24,
+    num_nodes: int | None = None,
     folds: int | None = None,
     standardize: tuple[Any, Any] | None = None,
     allow_bad_scores: bool = False,
@@ -102,12 +102,12 @@ def log_evidence(
 
     Parameters
     ----------
-    tree : a ladder, from `sample_power_posteriors` or `ladder_from_traces`.
+    tree : a ladder, from `sample_power_posteriors`, from the prior or from a reference, or `ladder_from_traces`.
     method : control variate of the rungs one by one: a name in `METHODS`, an object, or ``VectorValued(...)`` for all
         rungs jointly. By default polynomials chosen by their honest error, and a kernel where the rungs are reported.
     path : ``"auto"``, ``"pooled"`` or ``"rungs"``: which estimate is the value.
     degree : of the polynomials of the pooled path; chosen by its honest error by default.
-    num_nodes : of its quadrature; its error is the distance to twice as many.
+    num_nodes : of its quadrature, 24 by default and eight from a reference; its error is the distance to twice as many.
     folds, standardize, fallback : of the rungs, as in `expectation`.
     allow_bad_scores : use control variates although the score gate fails.
     bridge : `bridge_evidence` of the last rung, ``tree.sel(temperature=1.0)``, or of another trace of this posterior.

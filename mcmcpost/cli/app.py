@@ -195,8 +195,15 @@ def evidence(
         list[Path] | None,
         typer.Option(metavar="FILE.py", help="Model file of the traces: one for all, or one for each in order."),
     ] = None,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="Sample a ladder too, from a normal fitted to each trace to its posterior.")
+    ] = False,
     rungs: Annotated[
-        int | None, typer.Option(help=f"Rungs of the ladder (i/(n−1))^5 [default: {LADDER['rungs']}].", min=2)
+        int | None,
+        typer.Option(
+            help=f"Rungs of the ladder: {LADDER['rungs']} from the prior, (i/(n−1))^5; by the barrier with --ladder.",
+            min=2,
+        ),
     ] = None,
     exchange: Annotated[
         int | None, typer.Option(help="Iterations between swaps of neighbouring rungs [default: none].", min=1)
@@ -231,13 +238,14 @@ def evidence(
         }  # fmt: skip
         choice = None if method is None else method.value
         found = {}
-        for source in open_sources(sources, model or [], given, option):
+        for source in open_sources(sources, model or [], given, option, with_ladder=ladder):
             estimate = source_evidence(
                 source, option, path=path.value, method=choice, seed=seed, allow_bad_scores=allow_bad_scores
             )
             found[str(source.path)] = estimate
             if output is not None:
-                mcmcpost.save_tree(estimate.to_datatree(source.tree), output)
+                kept = source.tree if source.ladder is None else source.ladder
+                mcmcpost.save_tree(estimate.to_datatree(kept), output)
         comparison = mcmcpost.compare_evidence(found) if len(found) > 1 else None
         if as_json:
             records = [{"source": name} | e.to_json_dict() for name, e in found.items()]

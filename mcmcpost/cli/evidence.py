@@ -16,6 +16,7 @@ from mcmcpost.cli.edge import say
 from mcmcpost.cli.model_file import load_model_file, parse_options
 from mcmcpost.cli.options import LADDER, POSTERIOR, is_model_file, refuse_sampling, settings_of
 from mcmcpost.io import is_ladder, posterior_rung
+from mcmcpost.report import diagnostics_text
 
 if TYPE_CHECKING:
     import pandas
@@ -30,21 +31,29 @@ POWER = 5.0
 class Source(NamedTuple):
     """A ladder, or a posterior trace with the model file of its density.
 
-    path : as given on the command line. tree : what it holds. model : of a trace; None for a ladder.
+    path : as given on the command line. tree : what it holds. model : of a trace; None for a ladder. ladder : sampled
+        from a normal fitted to the trace; None where it was not asked for.
     """
 
     path: Path
     tree: "xarray.DataTree"
     model: Path | None
+    ladder: "xarray.DataTree | None" = None
 
 
 def open_sources(
-    paths: list[Path], models: list[Path], given: Mapping[str, int | None], options: list[str] | None
+    paths: list[Path],
+    models: list[Path],
+    given: Mapping[str, int | None],
+    options: list[str] | None,
+    *,
+    with_ladder: bool = False,
 ) -> list[Source]:
     """Load ladders and traces, and sample the power posteriors of model files.
 
     models : of the traces, one for all of them or one for each in order. given : sampling settings, None for the
-        default; stored files take none of them, but a trace the seed of its proposals.
+        default; stored files take none of them, but a trace the seed of its proposals. with_ladder : sample one from a
+        normal fitted to each trace, with these settings.
     """
     trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
     traces = [path for path, tree in trees.items() if not is_ladder(tree)]
@@ -60,11 +69,20 @@ def open_sources(
     if models and not traces:
         raise InputError(f"evidence: expected a trace with --model, got {paths[0]}. Leave --model out.")
     model_of = dict(zip(traces, models if len(models) == len(traces) else models * len(traces), strict=True))
-    if trees:
+    if with_ladder and len(traces) < len(paths):
+        other = next(path for path in paths if path not in traces)
+        raise InputError(f"evidence: expected of --ladder traces with --model alone, got {other}. Leave --ladder out.")
+    if trees and not with_ladder:
         own = {"option": None if traces else options or None, "seed": None if traces else given["seed"]}
         stored, kind = (traces[0], "trace") if traces else (next(iter(trees)), "ladder")
         refuse_sampling("evidence", stored, kind, {**given, **own})
     settings = settings_of(given, LADDER)
+    if with_ladder:
+        placed = settings_of(given, POSTERIOR | {"draws": LADDER["draws"]})
+        return [
+            Source(path, trees[path], model_of[path], sample_ladder(model_of[path], placed, options, trees[path]))
+            for path in paths
+        ]
     return [
         Source(path, trees[path] if path in trees else sample_ladder(path, settings, options), model_of.get(path))
         for path in paths
@@ -80,7 +98,7 @@ def source_evidence(
     seed: int | None,
     allow_bad_scores: bool,
 ) -> "Evidence":
-    """Return the evidence of a ladder; of a trace, by bridges; of a sampled model, by both."""
+    """Return the evidence of a ladder; of a trace, by bridges; of a sampled ladder, by both."""
     file = source.path if is_model_file(source.path) else source.model
     if file is None:
         return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores)
@@ -94,32 +112,43 @@ def source_evidence(
             trace, model_file.model, *args, key=key, method=choice, allow_bad_scores=allow_bad_scores, **kwargs
         )
 
-    if source.model is not None:
+    if source.model is not None and source.ladder is None:
         return bridge(source.tree)
-    last = None
+    ladder = source.tree if source.ladder is None else source.ladder
+    beside = None
     try:
         with warnings.catch_warnings():  # a cross-check that is not sound is not used
             warnings.simplefilter("ignore", mcmcpost.EvidenceWarning)
             warnings.simplefilter("ignore", mcmcpost.ScoreWarning)
-            last = bridge(posterior_rung(source.tree))
+            beside = bridge(posterior_rung(ladder) if source.ladder is None else source.tree)
     except InputError as error:
         say("warning", f"no bridge beside the ladder: {error}")
-    return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores, bridge=last)
+    return mcmcpost.log_evidence(ladder, method, path=path, allow_bad_scores=allow_bad_scores, bridge=beside)
 
 
-def sample_ladder(path: Path, settings: Mapping[str, int], options: list[str] | None) -> "xarray.DataTree":
-    """Sample the power posteriors of a model file.
+def sample_ladder(
+    path: Path,
+    settings: Mapping[str, int],
+    options: list[str] | None,
+    reference: "xarray.DataTree | None" = None,
+) -> "xarray.DataTree":
+    """Sample the power posteriors of a model file, from its prior or from a normal fitted to a trace.
 
-    settings : those of `LADDER`, and `exchange`, the iterations between swaps, where rungs are swapped.
+    settings : those of `LADDER`, and `exchange`, the iterations between swaps, where rungs are swapped. Without
+        `rungs`, a ladder from a reference has as many as its barrier asks for.
     """
     model_file, chosen = load_model_file(path), parse_options(options or [])
     args, kwargs = model_file.arguments(chosen)
+    seed = settings["seed"]
+    # The bridge beside it uses the same seed.
+    key = jax.random.key(seed) if reference is None else jax.random.fold_in(jax.random.key(seed), 1)
     tree = mcmcpost.sample_power_posteriors(
         model_file.model,
         args,
         kwargs,
-        temperatures=mcmcpost.power_ladder(settings["rungs"], POWER),
-        key=jax.random.key(settings["seed"]),
+        temperatures=mcmcpost.power_ladder(settings["rungs"], POWER) if reference is None else settings.get("rungs"),
+        reference=reference,
+        key=key,
         num_warmup=settings["warmup"],
         num_samples=settings["draws"],
         num_chains=settings["chains"],
@@ -127,7 +156,7 @@ def sample_ladder(path: Path, settings: Mapping[str, int], options: list[str] | 
         exchange=settings.get("exchange"),
         progress=sys.stderr.isatty(),
     )
-    tree.attrs |= {"model_file": path.name, "seed": settings["seed"]}
+    tree.attrs |= {"model_file": path.name, "seed": seed}
     return tree
 
 
@@ -138,6 +167,7 @@ def evidence_text(name: str, evidence: "Evidence") -> str:
         errors += f" ± {significant(evidence.discretisation_error, 2)} (discretisation)"
     value = digits_of(evidence.value, evidence.error)
     head = f"{name}: log evidence {value} {errors}, {evidence.method}, {evidence.status}"
+    facts = diagnostics_text(evidence)
     methods = evidence.to_dataframe()
     table = methods.assign(
         log_evidence=list(map(digits_of, methods["log_evidence"], methods["mcse"])),
@@ -145,7 +175,7 @@ def evidence_text(name: str, evidence: "Evidence") -> str:
         discretisation_error=["" if np.isnan(x) else significant(x, 2) for x in methods["discretisation_error"]],
     )
     tables = [table] if evidence.health is None else [table, _rungs(evidence.rungs_to_dataframe())]
-    return "\n\n".join([head, *(shown.to_string() for shown in tables)])
+    return "\n\n".join([f"{head}\n{facts}" if facts else head, *(shown.to_string() for shown in tables)])
 
 
 def _rungs(rungs: "pandas.DataFrame") -> "pandas.DataFrame":
@@ -154,6 +184,9 @@ def _rungs(rungs: "pandas.DataFrame") -> "pandas.DataFrame":
         shown["mean_cv"] = list(map(digits_of, rungs["mean_cv"], rungs["mcse_cv"]))
         shown |= {key: [significant(x, 2) for x in rungs[key]] for key in ("mcse_cv", "mcse")}
         shown |= {key: [significant(x, 3) for x in rungs[key]] for key in ("gain", "ess", "variance")}
+    for key in ("overlap", "rejection", "swap_rate"):
+        if key in rungs and np.isfinite(rungs[key]).any():
+            shown[key] = ["" if np.isnan(x) else significant(x, 2) for x in rungs[key]]
     shown["rhat"] = [significant(x, 4) for x in rungs["rhat"]]
     if any(rungs["problem"]):
         shown["problem"] = list(rungs["problem"])

@@ -1,9 +1,14 @@
 """Model evidence: from posterior draws by bridges, from power posteriors by integration, and how models compare."""
 
-from mcmcpost.evidence.bridge import MAX_PROPOSALS, bridge_sampling
+from mcmcpost.evidence.barrier import Barrier, PathDiagnostics, ladder_barrier
+from mcmcpost.evidence.bridge import MAX_PROPOSALS, BridgeOverlap, bridge_sampling, check_draws
 from mcmcpost.evidence.compare import EvidenceComparison, compare_models, disagreements
 from mcmcpost.evidence.ladder import (
+    MAX_RUNGS,
+    PATH_POWER,
+    REFERENCE_POWER,
     EvidenceEstimate,
+    Exchange,
     Ladder,
     LadderWarning,
     TemperedTarget,
@@ -20,8 +25,10 @@ from mcmcpost.evidence.lanes import Evaluation, HamiltonianKernel, evaluate_at
 from mcmcpost.evidence.laplace import laplace_importance
 from mcmcpost.evidence.log_evidence import PATHS, Evidence, check_options, estimate_log_evidence, with_bridge
 from mcmcpost.evidence.mbar import stepping_stone
+from mcmcpost.evidence.normal import Normal, fit_normal
 from mcmcpost.evidence.pooled import PooledPath, pooled_path
 from mcmcpost.evidence.posterior import PosteriorDraws, estimate_from_posterior, evaluate_draws
+from mcmcpost.evidence.reference import place_rungs, reference_target
 from mcmcpost.evidence.rules import corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule
 from mcmcpost.evidence.rungs import LadderCheck, RungHealth, RungMeans, check_ladder, control_rungs, examine_rungs
 from mcmcpost.evidence.sampling import (
@@ -33,16 +40,24 @@ from mcmcpost.evidence.sampling import (
 
 __all__ = [
     "MAX_PROPOSALS",
+    "MAX_RUNGS",
     "PATHS",
+    "PATH_POWER",
+    "REFERENCE_POWER",
+    "Barrier",
+    "BridgeOverlap",
     "Evaluation",
     "Evidence",
     "EvidenceComparison",
     "EvidenceEstimate",
+    "Exchange",
     "HamiltonianKernel",
     "Ladder",
     "LadderCheck",
     "LadderStats",
     "LadderWarning",
+    "Normal",
+    "PathDiagnostics",
     "PooledPath",
     "PosteriorDraws",
     "RungHealth",
@@ -51,6 +66,7 @@ __all__ = [
     "TemperedTarget",
     "adaptive_ladder",
     "bridge_sampling",
+    "check_draws",
     "check_ladder",
     "check_options",
     "check_temperatures",
@@ -64,13 +80,17 @@ __all__ = [
     "evaluate_at",
     "evaluate_draws",
     "examine_rungs",
+    "fit_normal",
     "geometric_ladder",
     "gradient_finding",
+    "ladder_barrier",
     "laplace_importance",
     "likelihood_finding",
     "make_ladder",
+    "place_rungs",
     "pooled_path",
     "power_ladder",
+    "reference_target",
     "repeated_fraction",
     "sample_ladder",
     "sample_more_rungs",

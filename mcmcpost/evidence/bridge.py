@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jaxtyping import Array, Float
-from scipy.linalg import solve_triangular
 from scipy.optimize import brentq
 from scipy.special import expit
 
@@ -18,60 +17,12 @@ from mcmcpost._core.mcse import mcse_mean, pareto_khat
 from mcmcpost._core.status import Status
 from mcmcpost.control import AbstractControlVariate, PlainMean, estimate_expectations
 from mcmcpost.evidence.ladder import EvidenceEstimate
+from mcmcpost.evidence.normal import Normal, fit_normal
 from mcmcpost.scores import check_scalar, disagreeing, effective_size
 from mcmcpost.trace import make_trace
 
 BATCH_SIZE = 1024
 """Points at which the log density is evaluated together."""
-
-
-class Normal(NamedTuple):
-    """N(mean, lower lowerᵀ) on the unconstrained space.
-
-    mean : (d,). lower : (d, d), lower triangular.
-    """
-
-    mean: Float[np.ndarray, " d"]
-    lower: Float[np.ndarray, "d d"]
-
-    def standardise(self, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-        """Return z = lower⁻¹(x − mean)."""
-        return solve_triangular(self.lower, (points - self.mean).T, lower=True).T
-
-    def restore(self, standard: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-        """Return x = mean + lower z."""
-        return self.mean + standard @ self.lower.T
-
-    def log_density(self, standard: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-        """Return log N(x) at x = mean + lower z."""
-        constant = 0.5 * len(self.mean) * np.log(2 * np.pi) + np.log(np.diagonal(self.lower)).sum()
-        return -0.5 * (standard**2).sum(axis=1) - constant
-
-
-def fit_normal(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, ...]) -> Normal:
-    """Return the normal with the mean and covariance of the points.
-
-    Raises
-    ------
-    ValueError : a coordinate is constant or a combination of those before it; the message names it.
-    """
-    mean, spread = points.mean(axis=0), points.std(axis=0, ddof=1)
-    floor = 1e3 * np.finfo(float).eps
-    flat = np.flatnonzero(spread <= floor * np.abs(points).max(axis=0))
-    cure = "Keep it out of the draws, or fix it in the log density."
-    if len(flat):
-        text = f"the constant {', '.join(names[i] for i in flat)}"
-        raise InputError(where, "coordinates that vary", text, cure)
-    correlation = np.atleast_2d(np.corrcoef(points.T))
-    lower = np.zeros_like(correlation)
-    for i in range(len(mean)):
-        lower[i, :i] = solve_triangular(lower[:i, :i], correlation[:i, i], lower=True) if i else 0.0
-        rest = correlation[i, i] - (lower[i, :i] ** 2).sum()
-        if rest <= floor * len(mean):
-            text = f"{names[i]}, a linear combination of {', '.join(names[:i])}"
-            raise InputError(where, "draws of a density, with a covariance of full rank", text, cure)
-        lower[i, i] = np.sqrt(rest)
-    return Normal(mean, spread[:, None] * lower)
 
 
 def log_densities(
@@ -129,6 +80,26 @@ class Half(NamedTuple):
         """Return what belongs to the draws, (c, n, ...), and to the proposals, (m, ...)."""
         c, n, _ = self.draws.shape
         return rows[: c * n].reshape(c, n, *rows.shape[1:]), rows[c * n :]
+
+
+class BridgeOverlap(NamedTuple):
+    """log q − log g − log Z, q/Z the posterior and g the normal fitted to the other half, for each half of the draws.
+
+    Where both densities are alike it is near zero, at the draws as at the proposals.
+
+    at_draws : two of (m,) at the draws of each half. at_proposals : two of (m,) at the draws of g.
+    """
+
+    at_draws: tuple[Float[np.ndarray, " _"], ...]
+    at_proposals: tuple[Float[np.ndarray, " _"], ...]
+
+
+def half_overlap(halves: list[Half], log_z: float) -> BridgeOverlap:
+    """Return how posterior and fitted normal overlap in each half, given log Z."""
+    parts = [half.split(half.log_ratio) for half in halves]
+    return BridgeOverlap(
+        tuple(drawn.reshape(-1) - log_z for drawn, _ in parts), tuple(proposed - log_z for _, proposed in parts)
+    )
 
 
 class Bridge(NamedTuple):
@@ -321,8 +292,8 @@ def combine(found: list[Bridge], num_fitted: int) -> EvidenceEstimate:
     variance = (errors**2).sum() / 4 + covariance / 2
     fewest = min(b.participants for b in found)
     info: dict[str, Any] = {
-        "values": values.tolist(),
-        "mcses": errors.tolist(),
+        "halves": values.tolist(),
+        "halves_mcse": errors.tolist(),
         "participants": fewest,
         "ess": [b.ess for b in found],
     }

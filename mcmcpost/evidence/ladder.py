@@ -11,6 +11,7 @@ from scipy.interpolate import PchipInterpolator
 from mcmcpost._core.arguments import as_float64, as_labels, as_real, check_count, check_number, check_size
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
+from mcmcpost.evidence.normal import Normal
 from mcmcpost.trace import Trace, make_trace
 
 
@@ -35,7 +36,7 @@ class EvidenceEstimate(NamedTuple):
         return float(np.hypot(self.mcse, self.info.get("discretisation_error", 0.0)))
 
 
-_BOTH_ENDS = "Both ends are rungs."
+BOTH_ENDS = "Both ends are rungs."
 
 MAX_RUNGS = 100_000
 
@@ -55,17 +56,37 @@ class TemperedTarget(NamedTuple):
     names: tuple[str, ...]
 
 
+PATH_POWER = 5.0
+"""A path from the prior is steep near it: quadrature, rungs and plots use s = t^(1/5), in which it is smooth."""
+
+REFERENCE_POWER = 2.0
+"""From a reference it is steep only where a tail of the reference is heavier than the posterior's."""
+
+
+class Exchange(NamedTuple):
+    """What replica exchange did.
+
+    swap_rate : (t−1,) accepted fraction of the swaps of neighbouring rungs, over the chains; NaN without any.
+    round_trips : how often a state went from the first rung to the last and back, added up over the chains.
+    """
+
+    swap_rate: Float[np.ndarray, " _"]
+    round_trips: int
+
+
 class Ladder(NamedTuple):
     """Draws of t power posteriors with the gradients of log likelihood and log prior apart, on the unconstrained space.
 
     One pass over the draws gives the score at *any* inverse temperature: s_t = t∇ℓ + ∇log p (docs/mathematics.md
-    section 3).
+    section 3). From a reference q, a fitted normal, ℓ = log p(y|x) + log p(x) − log q(x), and q stands for the prior.
 
-    temperatures : (t,) inverse temperatures, increasing; 0 is the prior and 1 the posterior.
+    temperatures : (t,) inverse temperatures, increasing; 0 is the prior or the reference, and 1 the posterior.
     draws : (c, n, t, d).
     log_likelihood : (c, n, t) ℓ = log p(y|x).
     gradient_log_likelihood, gradient_log_prior : (c, n, t, d), the latter log-Jacobian included.
     names : d coordinate labels.
+    reference : q; None for a ladder from the prior.
+    exchange : what replica exchange did; None without any.
     """
 
     temperatures: Float[np.ndarray, " t"]
@@ -74,6 +95,18 @@ class Ladder(NamedTuple):
     gradient_log_likelihood: Float[np.ndarray, "c n t d"]
     gradient_log_prior: Float[np.ndarray, "c n t d"]
     names: tuple[str, ...]
+    reference: Normal | None = None
+    exchange: Exchange | None = None
+
+    @property
+    def start(self) -> str:
+        """The distribution at t = 0 in words."""
+        return "prior" if self.reference is None else "reference"
+
+    @property
+    def power(self) -> float:
+        """The path is smooth in t^(1/power)."""
+        return PATH_POWER if self.reference is None else REFERENCE_POWER
 
     def score(self, temperature: float) -> Float[np.ndarray, "c n t d"]:
         """Return the score of the power posterior at `temperature` at every draw of every rung."""
@@ -86,8 +119,9 @@ class Ladder(NamedTuple):
         return make_trace(self.draws[:, :, index], scores, self.names)
 
     def select(self, rungs: np.ndarray) -> "Ladder":
-        """Return the ladder of the chosen rungs."""
+        """Return the ladder of the chosen rungs; swaps are those of all of them only."""
         return self._replace(
+            exchange=self.exchange if len(rungs) == len(self.temperatures) else None,
             temperatures=self.temperatures[rungs],
             draws=self.draws[:, :, rungs],
             log_likelihood=self.log_likelihood[:, :, rungs],
@@ -138,6 +172,9 @@ def make_ladder(
     gradient_log_likelihood: object,
     gradient_log_prior: object,
     names: tuple[str, ...] | None = None,
+    *,
+    reference: Normal | None = None,
+    exchange: Exchange | None = None,
 ) -> Ladder:
     """Return a `Ladder` after checking shapes; values that are not finite stay, rungs are judged later."""
     where = "Ladder"
@@ -164,7 +201,8 @@ def make_ladder(
     ):
         if array.shape != shape:
             raise InputError(where, f"`{name}` of shape {shape}", array.shape, "One value for each draw.")
-    return Ladder(levels, points, values, slopes[0], slopes[1], as_labels(where, names, points.shape[-1]))
+    labels = as_labels(where, names, points.shape[-1])
+    return Ladder(levels, points, values, slopes[0], slopes[1], labels, reference, exchange)
 
 
 def power_ladder(size: int, power: float | int = 5) -> Float[np.ndarray, " t"]:
@@ -172,23 +210,20 @@ def power_ladder(size: int, power: float | int = 5) -> Float[np.ndarray, " t"]:
 
     Friel and Pettitt (2008, doi:10.1111/j.1467-9868.2007.00650.x) with power 5.
     """
-    check_count("power_ladder", "size", size, _BOTH_ENDS, least=2, most=MAX_RUNGS)
+    check_count("power_ladder", "size", size, BOTH_ENDS, least=2, most=MAX_RUNGS)
     check_number("power_ladder", "power", power, "Use 5.")
     return np.linspace(0.0, 1.0, size) ** power
 
 
 def geometric_ladder(size: int, smallest: float = 1e-4) -> Float[np.ndarray, " t"]:
     """Return 0 and then inverse temperatures in constant ratio from `smallest` to 1."""
-    check_count("geometric_ladder", "size", size, _BOTH_ENDS, least=2, most=MAX_RUNGS)
+    check_count("geometric_ladder", "size", size, BOTH_ENDS, least=2, most=MAX_RUNGS)
     check_number("geometric_ladder", "smallest", smallest, "Use 1e-4.", inside="(0, 1)")
     return np.concatenate([[0.0], np.geomspace(smallest, 1.0, size - 1) if size > 2 else [1.0]])
 
 
 FLOOR = 0.05
 """Least share of a pilot interval, relative to equal shares: noise can hide that the variance changes on it."""
-
-POWER = 5
-"""Temperatures are interpolated in t^(1/5), in which a path is smooth near the prior."""
 
 
 def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
@@ -203,7 +238,7 @@ def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
     size : number of temperatures, both ends included.
     """
     where = "adaptive_ladder"
-    check_count(where, "size", size, _BOTH_ENDS, least=2, most=MAX_RUNGS)
+    check_count(where, "size", size, BOTH_ENDS, least=2, most=MAX_RUNGS)
     variance = _variances(ladder)
     gap = np.diff(ladder.temperatures)
     share = np.cbrt(np.abs(np.diff(variance)) * gap**2)
@@ -217,8 +252,8 @@ def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
         )
     share = np.maximum(share / total, FLOOR / len(share))
     cumulative = np.concatenate([[0.0], np.cumsum(share)])
-    level = PchipInterpolator(cumulative / cumulative[-1], ladder.temperatures ** (1 / POWER))
-    temperatures = level(np.linspace(0.0, 1.0, size)) ** POWER
+    level = PchipInterpolator(cumulative / cumulative[-1], ladder.temperatures ** (1 / ladder.power))
+    temperatures = level(np.linspace(0.0, 1.0, size)) ** ladder.power
     temperatures[[0, -1]] = 0.0, 1.0
     return temperatures
 

@@ -11,9 +11,11 @@ from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
 from mcmcpost.control import HIGHEST_DEGREE, NEED, AbstractControlVariate, Auto, PlainMean, check_cross_fitting
+from mcmcpost.evidence.barrier import PathDiagnostics, diagnose_path
+from mcmcpost.evidence.bridge import BridgeOverlap
 from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder
 from mcmcpost.evidence.mbar import mbar_estimate, stepping_stone
-from mcmcpost.evidence.pooled import NUM_NODES, PooledPath, pooled_path
+from mcmcpost.evidence.pooled import PooledPath, path_influence, pooled_path
 from mcmcpost.evidence.rules import Rule, corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule
 from mcmcpost.evidence.rungs import LadderCheck, RungHealth, RungMeans, control_rungs
 
@@ -25,6 +27,9 @@ EVIDENCE_GROUP = "evidence"
 """The group of a tree that holds an evidence."""
 
 PATHS = ("auto", "pooled", "rungs")
+
+AGREEMENT = 4.0
+"""Joint standard errors by which the two halves of the draws may differ."""
 
 
 class Evidence(NamedTuple):
@@ -42,7 +47,11 @@ class Evidence(NamedTuple):
     used : the rungs that were usable, to which `rungs` and `pooled` refer.
     rungs : controlled means and variances rung by rung; None where an end of the ladder is missing.
     pooled : the continuous path; None where it was not asked for.
-    info : JSON-able facts.
+    info : JSON-able facts. ``halves`` and ``halves_mcse``: the value from the earlier and the later half of each chain.
+        Of a ladder also ``reference`` (``prior``, or ``fitted normal``), ``barrier`` Λ, ``advised_rungs`` and, with
+        replica exchange, ``round_trips``; of a trace ``participants`` and ``pareto_khat``.
+    diagnostics : of a ladder, for the rungs in `used`, barrier, rejection and swap rates and where the error comes
+        from; of a trace the overlap of posterior and fitted normal. None where it is unknown.
     """
 
     value: float
@@ -58,6 +67,7 @@ class Evidence(NamedTuple):
     rungs: RungMeans | None
     pooled: PooledPath | None
     info: dict[str, Any]
+    diagnostics: PathDiagnostics | BridgeOverlap | None = None
 
     @property
     def error(self) -> float:
@@ -86,7 +96,10 @@ class Evidence(NamedTuple):
 
         mean, mcse are plain; mean_cv, mcse_cv controlled by the rung's own draws; variance, variance_mcse of the log
         likelihood controlled likewise; gain (mcse/mcse_cv)²; rhat, ess (of the log likelihood) and distinct states of
-        the draws; problem why a rung was left out.
+        the draws; problem why a rung was left out. With the next rung: overlap, the probability that a draw of one is
+        attributed to the other (0.03 is needed for the pooled path); rejection, the expected rejection rate of a swap,
+        half or less on a good ladder; swap_rate, the accepted fraction where the sampler swapped. error_share is the
+        share of the variance of the value that is due to the draws of the rung.
         """
         import pandas
 
@@ -117,6 +130,13 @@ class Evidence(NamedTuple):
                 methods = np.full(size, "", dtype=object)
                 methods[used] = rungs.method
                 columns["method"] = methods
+        if self.pooled is not None and isinstance(self.diagnostics, PathDiagnostics):
+            columns |= {
+                "overlap": spread(np.append(self.pooled.overlap, np.nan)),
+                "rejection": spread(np.append(self.diagnostics.rejection, np.nan)),
+                "swap_rate": spread(np.append(self.diagnostics.swap_rate, np.nan)),
+                "error_share": spread(self.diagnostics.error_share),
+            }
         columns |= {"rhat": health.rhat, "states": health.states, "problem": list(health.problem)}
         return pandas.DataFrame(columns, index=index)
 
@@ -199,7 +219,7 @@ def check_options(
     *,
     path: str = "auto",
     degree: int | None = None,
-    num_nodes: int = 24,
+    num_nodes: int | None = None,
     num_folds: int | None = None,
     moments: tuple[Any, Any] | None = None,
     fallback: bool = True,
@@ -211,7 +231,7 @@ def check_options(
     check_count(
         "log_evidence", "degree", degree, "None lets the error choose.", least=0, most=HIGHEST_DEGREE, optional=True
     )
-    check_count("log_evidence", "num_nodes", num_nodes, "Use 24.", least=2, most=1_000)
+    check_count("log_evidence", "num_nodes", num_nodes, "Leave it out.", least=2, most=1_000, optional=True)
     check_flags("log_evidence", fallback=fallback, allow_bad_scores=allow_bad_scores)
     check_cross_fitting(ladder.rung(0), num_folds, moments)
 
@@ -224,7 +244,7 @@ def estimate_log_evidence(
     *,
     path: str = "auto",
     degree: int | None = None,
-    num_nodes: int = NUM_NODES,
+    num_nodes: int | None = None,
     num_folds: int | None = None,
     moments: tuple[Any, Any] | None = None,
     fallback: bool = True,
@@ -249,7 +269,7 @@ def estimate_log_evidence(
     controlled = check.passed or allow_bad_scores
     found = pooled_path(part, degree=degree, num_nodes=num_nodes, controlled=controlled) if len(used) > 1 else None
     pooled_first = path == "pooled" or (path == "auto" and found is not None and not found.reason)
-    rungs = None
+    rungs, influence = None, None
     estimates: list[EvidenceEstimate] = []
     if len(used) > 1 and part.temperatures[0] == 0.0 and part.temperatures[-1] == 1.0:
         rungs = control_rungs(
@@ -261,7 +281,11 @@ def estimate_log_evidence(
             bad_scores=not check.passed and controlled,
         )
         estimates = _rule_estimates(part, rungs)
+        influence = rungs.influence(corrected_rule(part.temperatures))
+    passing = None
     if found is not None:
+        influence = path_influence(part, found) if pooled_first or influence is None else influence
+        passing = diagnose_path(part, np.asarray(found.mixtures.log_densities[0]), influence)
         estimates.insert(0 if pooled_first else len(estimates), _pooled_estimate(found))
     if rungs is not None and found is not None:
         energies, converged = np.asarray(found.mixtures.free_energies), bool(found.mixtures.converged)
@@ -270,33 +294,59 @@ def estimate_log_evidence(
     if not estimates:
         estimates = [EvidenceEstimate("none", np.nan, np.nan, Status.UNDEFINED, {"discretisation_error": np.nan})]
     best = estimates[0]
+    info: dict[str, Any] = {
+        "num_chains": ladder.draws.shape[0],
+        "num_draws": ladder.draws.shape[1],
+        "num_rungs": len(ladder.temperatures),
+        "reference": "prior" if ladder.reference is None else "fitted normal",
+        "impossible_prior_draws": int(health.impossible.sum()),
+    }
+    if passing is not None:
+        info |= {"barrier": passing.barrier.total, "advised_rungs": passing.barrier.advised_size}
+        info |= {"round_trips": int(passing.round_trips)} if np.isfinite(passing.round_trips) else {}
+    if influence is not None:
+        info |= _halves(best, influence.sum(axis=-1))
     return Evidence(
         value=best.value,
         mcse=best.mcse,
         discretisation_error=best.info["discretisation_error"],
         status=_status(best, health, check),
         method=best.method,
-        complaints=_complaints(ladder, health, found, best),
+        complaints=(*_complaints(ladder, health, check, found, best), *halves_complaint(info)),
         estimates=tuple(estimates),
         temperatures=ladder.temperatures,
         health=health,
         used=used,
         rungs=rungs,
         pooled=found,
-        info={
-            "num_chains": ladder.draws.shape[0],
-            "num_draws": ladder.draws.shape[1],
-            "num_rungs": len(ladder.temperatures),
-            "impossible_prior_draws": int(health.impossible.sum()),
-        },
+        info=info,
+        diagnostics=passing,
     )
+
+
+def _halves(best: EvidenceEstimate, influence: Float[np.ndarray, "c n"]) -> dict[str, list[float]]:
+    """Return the value from the earlier and from the later half of each chain, to first order, and their errors."""
+    half = influence.shape[1] // 2
+    if not half or not np.isfinite(best.value):
+        return {}
+    values = [best.value + float(part.mean()) for part in (influence[:, :half], influence[:, half:])]
+    return {"halves": values, "halves_mcse": [best.mcse * float(np.sqrt(2.0))] * 2}
+
+
+def halves_complaint(info: dict[str, Any]) -> tuple[str, ...]:
+    """Return a sentence where the halves of the draws differ by more than `AGREEMENT` joint errors."""
+    values, errors = (np.array(info.get(key, [np.nan, np.nan])) for key in ("halves", "halves_mcse"))
+    if not abs(values[0] - values[1]) > AGREEMENT * np.hypot(*errors):
+        return ()
+    text = " and ".join(f"{v:.6g} ± {e:.2g}" for v, e in zip(values, errors, strict=True))
+    return (f"the halves of the chains give {text}, further apart than their errors allow",)
 
 
 def with_bridge(evidence: Evidence, bridge: Evidence, *, choose: bool = True) -> Evidence:
     """Return the evidence of a ladder with the bridges of its posterior beside it.
 
     Both say what log p(y) is. The bridge is the answer if it is sound and its error is smaller by `NEED`; the others
-    are cross-checks. What is known about the rungs and the path stays that of the ladder.
+    are cross-checks. What is known about the rungs and the path stays that of the ladder, but for the halves.
 
     Parameters
     ----------
@@ -312,20 +362,23 @@ def with_bridge(evidence: Evidence, bridge: Evidence, *, choose: bool = True) ->
         status=bridge.status,
         method=bridge.method,
         estimates=bridge.estimates + evidence.estimates,
+        info=evidence.info | {key: bridge.info[key] for key in ("halves", "halves_mcse") if key in bridge.info},
     )
 
 
 def _complaints(
-    ladder: Ladder, health: RungHealth, found: PooledPath | None, best: EvidenceEstimate
+    ladder: Ladder, health: RungHealth, check: LadderCheck, found: PooledPath | None, best: EvidenceEstimate
 ) -> tuple[str, ...]:
     at = [f"t = {t:.3g}" for t in ladder.temperatures]
     stray = [at[i] for i in np.flatnonzero(health.usable & ~health.converged)]
     texts = [f"no pooled path: {found.reason}"] if found is not None and found.reason else []
     texts += [f"the rung {at[i]} has {health.problem[i]}" for i in np.flatnonzero(~health.usable)]
+    if not check.tested and best.status is not Status.PLAIN:
+        texts.append("there are too few draws to test the scores, so nothing is known about them")
     if health.impossible[0] and not np.isfinite(best.value):
         texts.append(
-            f"{health.impossible[0]} draws of the prior have zero likelihood: the mean log likelihood there, which"
-            " rules over the rungs need, is undefined; the pooled path does without it"
+            f"{health.impossible[0]} draws of the {ladder.start} have zero likelihood: the mean log likelihood there,"
+            " which rules over the rungs need, is undefined; the pooled path does without it"
         )
     return (*texts, f"the chains disagree at {', '.join(stray)}") if stray else tuple(texts)
 
@@ -349,7 +402,7 @@ def _rule_estimates(ladder: Ladder, rungs: RungMeans) -> list[EvidenceEstimate]:
     rules: dict[str, Rule | None] = {
         "corrected": corrected_rule(ladder.temperatures),
         "trapezoid": trapezoid_rule(ladder.temperatures),
-        "simpson": simpson_rule(ladder.temperatures),
+        "simpson": simpson_rule(ladder.temperatures) if ladder.reference is None else None,
     }
     errors = discretisation_errors(ladder.temperatures, rungs.mean, rungs.variance)
     controlled = any(status not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for status in rungs.status)

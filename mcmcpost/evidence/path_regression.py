@@ -9,12 +9,10 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
+from mcmcpost.evidence.ladder import PATH_POWER
 from mcmcpost.evidence.mbar import log_mixture, solve_free_energies
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.stein import num_polynomial_features, polynomial_exponents, polynomial_features, stein_gram
-
-PATH_POWER = 5.0
-"""Gauss–Legendre nodes are placed in s = t^(1/5): a path from the prior is steep near it."""
 
 RIDGE = 1e-12
 """Ridge penalty relative to the squared norm of a feature; it only decides combinations that vanish."""

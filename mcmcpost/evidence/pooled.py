@@ -20,7 +20,6 @@ from mcmcpost.control import (
 from mcmcpost.evidence.ladder import Ladder
 from mcmcpost.evidence.mbar import adjacent_overlap, stepping_stones
 from mcmcpost.evidence.path_regression import (
-    PATH_POWER,
     PENALTIES,
     Family,
     Mixtures,
@@ -35,6 +34,10 @@ from mcmcpost.evidence.path_regression import (
 from mcmcpost.stein import num_polynomial_features
 
 NUM_NODES = 24
+"""Nodes of a path from the prior."""
+
+REFERENCE_NODES = 8
+"""Nodes of a path from a reference."""
 
 NUM_BLOCKS = 24
 
@@ -113,8 +116,8 @@ def pooled_path(
     ladder: Ladder,
     *,
     degree: int | None = None,
-    num_nodes: int = NUM_NODES,
-    power: float = PATH_POWER,
+    num_nodes: int | None = None,
+    power: float | None = None,
     controlled: bool = True,
 ) -> PooledPath:
     """Integrate the controlled mean log likelihood over the whole path, every draw serving every temperature.
@@ -126,8 +129,8 @@ def pooled_path(
         six in two and three beyond; or, for up to 10,000 draws, the quadratic with a kernel (semi-exact). The smallest
         of several estimated errors is too small. The error of each method therefore includes the change of the value
         from the method below it, for polynomials times the ratio of their errors.
-    num_nodes : number of Gauss–Legendre nodes. power : they are placed in t^(1/power); one for a path that is nowhere
-        steep.
+    num_nodes : number of Gauss–Legendre nodes; by default 24, and eight from a reference. power : they are placed in
+        t^(1/power), by default that of the ladder; one for a path that is nowhere steep.
     controlled : whether scores may be used.
     """
     levels = jnp.asarray(ladder.temperatures)
@@ -139,7 +142,9 @@ def pooled_path(
     sizes = jnp.full(t, float(c * n))
     overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, sizes, mixtures.free_energies[0]))
 
-    nodes, weights = (jnp.asarray(a) for a in path_quadrature(num_nodes, power))
+    number = num_nodes or (NUM_NODES if ladder.reference is None else REFERENCE_NODES)
+    power = power or ladder.power
+    nodes, weights = (jnp.asarray(a) for a in path_quadrature(number, power))
     smallest = float(weighted_ess(nodes, pooled, mixtures).min())
     d = ladder.draws.shape[-1]
     family = _family(d, len(pooled.points), smallest, degree) if controlled else Family(0)
@@ -147,7 +152,7 @@ def pooled_path(
     chosen, error, tried = _choose_level(ladder, fit, family, degree)
     of_degree, _, label = _level(family, chosen)
     alone = Family(of_degree) if chosen <= family.degree else family._replace(degree=of_degree)
-    again = path_integral(*map(jnp.asarray, path_quadrature(2 * num_nodes, power)), pooled, mixtures, family=alone)
+    again = path_integral(*map(jnp.asarray, path_quadrature(2 * number, power)), pooled, mixtures, family=alone)
     fine = again[chosen - family.num_levels if chosen > family.degree else -1]
     start_value, start_error = _log_possible(ladder)
     return PooledPath(
@@ -225,21 +230,33 @@ def path_error(ladder: Ladder, fit: PathFit, level: int) -> float:
     The held-out error is that of the series of influences, rungs added up draw by draw, so that it sees
     autocorrelation and rungs that moved together. P are the draws that participate in that series without controls.
     """
-    c, n, t = ladder.log_likelihood.shape
-    influence = np.asarray(fit.influence)[:, [0, level]].reshape(c, n, t, 2).sum(axis=2)
+    c, n, _ = ladder.log_likelihood.shape
+    influence = _influence(ladder, fit, [0, level]).sum(axis=2)
     deleted = np.asarray(fit.deleted)[:, level]
     b = len(deleted)
     jackknife = (b - 1) / b * ((deleted - deleted.mean()) ** 2).sum()
-    held_out = (c * n * mcse_mean(influence[..., 1])) ** 2
+    held_out = mcse_mean(influence[..., 1]) ** 2
     inflation = tail_inflation(participants(influence[..., 0].reshape(-1, 1)), float(c * n))[0]
     gap = float(fit.integral[level] - fit.crossfit[level])
     return float(np.sqrt(np.fmax(SAFETY * jackknife, held_out) * inflation + gap**2)) if b > 1 else np.nan
 
 
+def _influence(ladder: Ladder, fit: PathFit, levels: list[int]) -> Float[np.ndarray, "c n t g"]:
+    c, n, t = ladder.log_likelihood.shape
+    return c * n * np.asarray(fit.influence)[:, levels].reshape(c, n, t, -1)
+
+
+def path_influence(ladder: Ladder, path: PooledPath) -> Float[np.ndarray, "c n t"]:
+    """Return the influence of every draw: the mean over some draws, summed over the rungs, is what they add to the
+    value, to first order."""
+    return _influence(ladder, path.fit, [path.level])[..., 0]
+
+
 def _log_possible(ladder: Ladder) -> tuple[float, float]:
     """Return the log share of prior draws with positive likelihood, and its standard error.
 
-    The path starts there: as t → 0 the power posterior becomes the prior *given* that the likelihood is positive.
+    The path starts there: as t → 0 the power posterior becomes the prior, or the reference, *given* that the likelihood
+    is positive.
     """
     if ladder.temperatures[0] != 0.0:
         return 0.0, 0.0

@@ -19,6 +19,7 @@ from mcmcpost.evidence.bridge import (
     check_inside,
     controlled_bridge,
     evaluate_halves,
+    half_overlap,
     log_densities,
     no_bridge,
     plain_bridge,
@@ -27,7 +28,7 @@ from mcmcpost.evidence.bridge import (
     too_few,
 )
 from mcmcpost.evidence.ladder import EvidenceEstimate, make_ladder
-from mcmcpost.evidence.log_evidence import Evidence
+from mcmcpost.evidence.log_evidence import Evidence, halves_complaint
 from mcmcpost.evidence.pooled import PooledPath, path_error, pooled_path
 from mcmcpost.scores import value_and_score
 
@@ -39,9 +40,6 @@ QUADRATIC = 2
 
 FEW_PARTICIPANTS = 100.0
 """Effective draws in the overlap below which the error itself is uncertain."""
-
-AGREEMENT = 4.0
-"""Joint standard errors by which the two halves of the draws may differ."""
 
 
 class PosteriorDraws(NamedTuple):
@@ -123,7 +121,8 @@ def estimate_from_posterior(
             estimates.append(_path_bridge(halves, posterior.scores, posterior.slopes, degree))
     khat = max(proposal_khat(half) for half in halves)
     ordered = _best_first([refuse_drift(e, points, names) for e in estimates])
-    return _evidence(ordered, _complaints(ordered[0]), size | {"pareto_khat": khat})
+    evidence = _evidence(ordered, _complaints(ordered[0]), size | {"pareto_khat": khat})
+    return evidence._replace(diagnostics=half_overlap(halves, evidence.value))
 
 
 def _best_first(estimates: list[EvidenceEstimate]) -> list[EvidenceEstimate]:
@@ -142,11 +141,7 @@ def _best_first(estimates: list[EvidenceEstimate]) -> list[EvidenceEstimate]:
 
 def _complaints(best: EvidenceEstimate) -> tuple[str, ...]:
     texts = [best.info["reason"]] if "reason" in best.info else []
-    values, errors = (np.array(best.info.get(key, [np.nan, np.nan])) for key in ("values", "mcses"))
-    gap = abs(values[0] - values[1])
-    if gap > AGREEMENT * np.hypot(*errors):
-        text = " and ".join(f"{v:.6g} ± {e:.2g}" for v, e in zip(values, errors, strict=True))
-        texts.append(f"the halves of the chains give {text}, further apart than their errors allow")
+    texts += halves_complaint(best.info)
     if MIN_PARTICIPANTS <= best.info["participants"] < FEW_PARTICIPANTS:
         texts.append(
             f"{best.info['participants']:.3g} effective draws lie where the posterior and the fitted normal overlap,"
@@ -157,7 +152,7 @@ def _complaints(best: EvidenceEstimate) -> tuple[str, ...]:
 
 def _evidence(estimates: list[EvidenceEstimate], complaints: tuple[str, ...], info: dict[str, Any]) -> Evidence:
     best = estimates[0]
-    shown = {key: best.info[key] for key in ("participants", "values", "mcses", "controls") if key in best.info}
+    shown = {key: best.info[key] for key in ("participants", "halves", "halves_mcse", "controls") if key in best.info}
     return Evidence(
         value=best.value,
         mcse=best.mcse,
@@ -194,8 +189,8 @@ def _path_bridge(
     together = np.linalg.norm(errors) if min(degrees) >= QUADRATIC else errors.sum()
     reasons = [path.reason for path in found if path.reason]
     info: dict[str, Any] = {
-        "values": values.tolist(),
-        "mcses": errors.tolist(),
+        "halves": values.tolist(),
+        "halves_mcse": errors.tolist(),
         "controls": [path.method for path in found],
         "discretisation_error": float(np.mean([path.discretisation_error for path in found])),
         "participants": min(path.info["smallest_ess"] for path in found),

@@ -17,8 +17,8 @@ from mcmcpost.control import (
 )
 from mcmcpost.evidence.ladder import Ladder
 from mcmcpost.evidence.rules import Rule
-from mcmcpost.scores import check_scores, disagreeing
-from mcmcpost.trace import distinct_states, make_trace
+from mcmcpost.scores import check_scores, disagreeing, effective_size, z_zero_mean
+from mcmcpost.trace import Trace, distinct_states, make_trace
 
 MIN_STATES = 4
 
@@ -81,11 +81,16 @@ class RungMeans(NamedTuple):
             flat = gradient.T.reshape(-1)
             return value, float(np.sqrt(max(flat @ self.joint @ flat, 0.0)))
         variance = float(np.einsum("ti,tij,tj->", gradient, self.covariance, gradient))
-        series = np.einsum("cnti,ti->cnt", self.series, gradient)
+        series = self.influence(rule)
         together = mcse_mean(series.sum(axis=-1)) ** 2
         apart = np.sum(mcse_mean(series) ** 2)
         ratio = together / apart if apart > 0 and np.isfinite(together) else 1.0
         return value, float(np.sqrt(variance * max(ratio, 1.0)))
+
+    def influence(self, rule: Rule) -> Float[np.ndarray, "c n t"]:
+        """Return the influence of every draw: the mean over some draws, summed over the rungs, is what they add to the
+        rule's value."""
+        return np.einsum("cnti,ti->cnt", self.series, np.stack([rule.mean_weights, rule.variance_weights], axis=1))
 
 
 def examine_rungs(ladder: Ladder) -> RungHealth:
@@ -205,49 +210,62 @@ ALONE = ("not_converged", "too_few_draws", "constant", "boundary")
 """Patterns of the score gate on a rung that do not mean wrong scores."""
 
 MIN_DRAWS = 100
-"""Draws per rung from which an unrecognised failure counts, and z-scores are added up.
+"""Draws per rung from which an unrecognised failure of one rung by itself counts: its threshold is for many draws."""
 
-The sample mean in E[(x−x̄)s] biases each z by 1/√(2n): with ten draws and correct scores 2 of 620 rungs failed.
-"""
+
+FEW_DRAWS = 10
+"""Draws per rung from which rungs are tested together: with fewer the effect of x̄ is not known well enough."""
 
 
 class LadderCheck(NamedTuple):
     """The result of the score gate on a ladder.
 
     passed : whether control variates may be used. message : what failed and where; empty for a pass.
+    tested : whether there were draws enough to test anything.
     """
 
     passed: bool
     message: str
+    tested: bool
 
 
 def check_ladder(ladder: Ladder, health: RungHealth) -> LadderCheck:
-    """Test Stein's identities at every rung, and their z-scores added up over the rungs.
+    """Test Stein's identities at every rung, and over all rungs together.
 
-    One short rung cannot show an error of a tenth in the scores, but thirty rungs together can: the sums of the
-    z-scores of E[s_i] = 0 and E[(x_i − x̄_i)s_i] = −1 over t rungs, divided by √t, are standard normal as well, if each
-    rung has a hundred draws.
+    One short rung cannot show an error of a tenth in the scores, but thirty rungs together can: E[s_i] = 0 and
+    E[(x_i − x̄_i)s_i] = −1 are tested on the draws of all rungs, in units in which every rung counts alike.
     """
-    z_mean, z_product, failing, threshold = [], [], [], 0.0
+    series, failing, threshold = [], [], 0.0
     enough = ladder.draws.shape[0] * ladder.draws.shape[1] >= MIN_DRAWS
     for i in np.flatnonzero(health.usable & (health.impossible == 0)):
-        check = check_scores(ladder.rung(int(i)))
+        rung = ladder.rung(int(i))
+        check = check_scores(rung)
         threshold = max(threshold, check.threshold)
         if check.pattern not in ALONE and (check.verdict == "error" or (enough and check.verdict == "warn")):
             failing.append(f"at t = {ladder.temperatures[i]:.3g}: {check.message}")
-        if enough and np.isfinite(check.z_mean).all():
-            z_mean.append(check.z_mean)
-            z_product.append(np.diagonal(check.z_product))
+        if check.pattern is None and rung.draws[..., 0].size >= FEW_DRAWS:
+            series.append(_identities(rung))
     if failing:
         more = f" ({len(failing)} rungs fail)" if len(failing) > 1 else ""
-        return LadderCheck(False, failing[-1] + more)
-    if z_mean:
-        together = np.abs([np.sum(z, axis=0) / np.sqrt(len(z)) for z in (z_mean, z_product)])
-        if together.max() > threshold:
-            worst = ladder.names[int(together.max(axis=0).argmax())]
-            return LadderCheck(
-                False,
-                f"Score gate: over all rungs together Stein's identity fails for {worst} by {together.max():.1f}"
-                " standard errors: the gradients are not those of the stored log likelihood and prior.",
-            )
-    return LadderCheck(True, "")
+        return LadderCheck(False, failing[-1] + more, True)
+    together = np.abs(z_zero_mean(np.concatenate(series))) if series else np.full((2, 1), np.nan)
+    if np.nanmax(together, initial=0.0) > threshold:
+        worst = ladder.names[int(np.nanmax(together, axis=0).argmax())]
+        return LadderCheck(
+            False,
+            f"Score gate: over all rungs together Stein's identity fails for {worst} by {np.nanmax(together):.1f}"
+            " standard errors: the gradients are not those of the stored log likelihood and prior.",
+            True,
+        )
+    return LadderCheck(True, "", bool(np.isfinite(together).any()))
+
+
+def _identities(rung: Trace) -> Float[np.ndarray, "c n 2 d"]:
+    """Return s_i·sd(x_i) and (x_i − x̄_i)s_i + 1, whose means should be zero; both are zero where x_i never moves.
+
+    The sample mean x̄ takes 1/ESS from the product, which thirty short rungs would add up: it is given back.
+    """
+    sd = rung.draws.std(axis=(0, 1))
+    size = np.maximum(effective_size(rung.draws, sd), 2.0)
+    product = (rung.draws - rung.draws.mean(axis=(0, 1))) * rung.scores * (size / (size - 1.0)) + 1.0
+    return np.stack([rung.scores * sd, np.where(sd > 0, product, 0.0)], axis=2)

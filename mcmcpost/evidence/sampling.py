@@ -15,6 +15,7 @@ from mcmcpost._core.arguments import as_real, check_count, check_flags, check_ke
 from mcmcpost._core.devices import gather_rows, is_first_process, map_rows, no_bar, over_devices, own_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
+from mcmcpost.evidence.barrier import round_trips
 from mcmcpost.evidence.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from mcmcpost.evidence.ladder import Ladder, TemperedTarget, check_temperatures, new_temperatures
 from mcmcpost.evidence.lanes import (
@@ -43,6 +44,7 @@ class LadderStats(NamedTuple):
     acceptance_rate, num_steps, diverging : (c, n, t) of every trajectory; a step costs one gradient.
     step_size : (c, t) after warm-up, NaN at the prior.
     swap_rate : (c, t) accepted fraction of the swaps proposed with the next rung; NaN without any.
+    round_trips : how often a state went from the first rung to the last and back, added up over the chains.
     gradient_evaluations : gradients that the chains of all rungs needed, warm-up included.
     lockstep_evaluations : gradients computed: every chain waits for the longest trajectory.
     """
@@ -52,6 +54,7 @@ class LadderStats(NamedTuple):
     diverging: Bool[np.ndarray, "c n t"]
     step_size: Float[np.ndarray, "c t"]
     swap_rate: Float[np.ndarray, "c t"]
+    round_trips: int
     gradient_evaluations: int
     lockstep_evaluations: int
 
@@ -409,6 +412,7 @@ def _assemble(
         below(records["diverging"], np.zeros(shape, bool)),
         np.concatenate([np.full((chains, lower), np.nan), step_size], axis=1),
         swap_rate,
+        0 if run.exchange is None else round_trips(records["accepted"]),
         int(records["work"][0]),
         int(records["work"][1]) * rungs * chains,
     )

@@ -18,7 +18,13 @@ from mcmcpost.io.integrands import Integrands, PosteriorVariables, integrand_val
 from mcmcpost.io.ladder_traces import ladder_from_traces
 from mcmcpost.io.ladder_trees import is_ladder, ladder_to_datatree, last_rung, posterior_rung, read_ladder
 from mcmcpost.io.numpyro import from_numpyro
-from mcmcpost.io.power_posteriors import adaptive_ladder, add_rungs, sample_power_posteriors, tempered_target
+from mcmcpost.io.power_posteriors import (
+    adaptive_ladder,
+    add_rungs,
+    barrier_ladder,
+    sample_power_posteriors,
+    tempered_target,
+)
 from mcmcpost.io.stan import from_cmdstan
 
 __all__ = [
@@ -29,6 +35,7 @@ __all__ = [
     "adaptive_ladder",
     "add_rungs",
     "attach_scores",
+    "barrier_ladder",
     "check_agreement",
     "check_convergence",
     "check_tree",

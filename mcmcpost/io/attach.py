@@ -12,13 +12,10 @@ from mcmcpost._core.arguments import check_count, check_flags, check_function
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.convention import (
-    DRAWS,
-    GROUP,
     check_tree_type,
-    coordinate_labels,
-    element_names,
-    oriented,
+    posterior_as_draws,
     posterior_sites,
+    stored_draws,
     with_trace,
 )
 from mcmcpost.io.diagnostics import Scored, check_agreement, gate, gate_attrs
@@ -57,19 +54,16 @@ def read_target(
     check_tree_type(where, tree)
     check_function(where, "model", model, None, "Pass a NumPyro program.", optional=True)
     check_function(where, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True)
-    stored = _stored_draws(where, tree)
+    stored = stored_draws(where, tree)
     if stored is None and "posterior" not in tree.children:
         groups = ", ".join(map(str, tree.children)) or "no group"
         raise InputError(where, "a posterior group or unconstrained draws", groups, "Load a trace.")
     if model is not None and logdensity_fn is None:
         probed = probe_model(where, model, args, kwargs)
         check_evidence_exists(probed)
-        if stored is not None and stored[1] == probed.names:
-            return Target(*stored, probed.logdensity)
-        draws, names = probed.unconstrain(posterior_sites(where, tree))
-        return Target(draws, names, probed.logdensity)
+        return Target(probed.draws_of(tree), probed.names, probed.logdensity)
     if logdensity_fn is not None and not (model or args or kwargs):
-        draws, labels = stored or _posterior_as_draws(where, tree)
+        draws, labels = stored or posterior_as_draws(where, tree)
         return Target(draws, labels, logdensity_fn)
     raise InputError(
         where,
@@ -77,23 +71,6 @@ def read_target(
         "neither" if logdensity_fn is None else "both",
         f"Call {where}(tree, model, *args, key=key) or {where}(tree, logdensity_fn=f, key=key).",
     )
-
-
-def _stored_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None] | None:
-    """Return the stored unconstrained draws (c, n, d) and their labels, None where there are none."""
-    if GROUP not in tree.children or DRAWS not in tree.children[GROUP].data_vars:
-        return None
-    draws = oriented(where, tree.children[GROUP].to_dataset()[DRAWS], rank=3)
-    return draws.values, coordinate_labels(draws)
-
-
-def _posterior_as_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the posterior group as unconstrained draws (c, n, d), and their labels."""
-    sites = posterior_sites(where, tree)
-    names = tuple(name for key, value in sites.items() for name in element_names(key, value.shape[2:]))
-    if not names:
-        raise InputError(where, "variables with dims chain and draw", "none in the posterior group", "Load a trace.")
-    return np.concatenate([v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64), names
 
 
 _WHERE = "attach_scores"
@@ -147,7 +124,7 @@ def attach_scores(
         scored = _of_model(tree, model, args, kwargs, batch_size)
     elif logdensity_fn is not None and not (model or args or kwargs):
         scored = _of_function(
-            *(_stored_draws(_WHERE, tree) or _posterior_as_draws(_WHERE, tree)), logdensity_fn, batch_size
+            *(stored_draws(_WHERE, tree) or posterior_as_draws(_WHERE, tree)), logdensity_fn, batch_size
         )
     else:
         raise InputError(

@@ -224,3 +224,20 @@ def posterior_sites(where: str, tree: "xarray.DataTree") -> dict[str, np.ndarray
         for name, variable in tree.children["posterior"].to_dataset().data_vars.items()
         if {"chain", "draw"} <= set(variable.dims)
     }
+
+
+def stored_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None] | None:
+    """Return the stored unconstrained draws (c, n, d) and their labels, None where there are none."""
+    if GROUP not in tree.children or DRAWS not in tree.children[GROUP].data_vars:
+        return None
+    draws = oriented(where, tree.children[GROUP].to_dataset()[DRAWS], rank=3)
+    return draws.values, coordinate_labels(draws)
+
+
+def posterior_as_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the posterior group as unconstrained draws (c, n, d), and their labels."""
+    sites = posterior_sites(where, tree)
+    names = tuple(name for key, value in sites.items() for name in element_names(key, value.shape[2:]))
+    if not names:
+        raise InputError(where, "variables with dims chain and draw", "none in the posterior group", "Load a trace.")
+    return np.concatenate([v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64), names

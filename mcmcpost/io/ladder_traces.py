@@ -27,6 +27,7 @@ from mcmcpost.io.ladder_trees import (
     LIKELIHOOD_SLOPE,
     LOG_LIKELIHOOD,
     PRIOR_SLOPE,
+    REFERENCE,
     ladder_to_datatree,
 )
 from mcmcpost.io.numpyro_model import ProbedModel
@@ -146,6 +147,9 @@ def _load(trace: Any) -> "xarray.DataTree":
 
 def _read(temperature: float, tree: "xarray.DataTree") -> _Stored:
     stats = tree.children[GROUP].to_dataset() if GROUP in tree.children else None
+    if stats is not None and stats.attrs.get(REFERENCE, "prior") != "prior":
+        got, cure = "one from a fitted reference", "Pass the whole ladder to log_evidence, which knows its reference."
+        raise InputError(_WHERE, "rungs of a ladder from the prior", got, cure)
 
     def stat(name: str) -> np.ndarray | None:
         if stats is None or name not in stats.data_vars:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mcmcpost._core.errors import InputError
-from mcmcpost.evidence import Ladder, LadderStats, make_ladder
+from mcmcpost.evidence import Exchange, Ladder, LadderStats, Normal, make_ladder
 from mcmcpost.io.convention import (
     ATTRS,
     DRAWS,
@@ -32,6 +32,14 @@ LIKELIHOOD_SLOPE = "gradient_log_likelihood"
 
 PRIOR_SLOPE = "gradient_log_prior"
 
+REFERENCE = "reference"
+
+MEAN, LOWER = "reference_mean", "reference_lower"
+
+TWIN = "reference_parameter"
+
+ROUND_TRIPS = "round_trips"
+
 DIMS = ("chain", "draw", TEMPERATURE)
 
 _CURE = "Sample with sample_power_posteriors, or recompute from the model: ladder_from_traces(tree, model, args)."
@@ -55,7 +63,8 @@ def ladder_to_datatree(
     Returns
     -------
     DataTree : `posterior`; `sample_stats` with `log_likelihood_total`, `gradient_log_likelihood`,
-        `gradient_log_prior`, `unconstrained_draw`, and what `stats` holds.
+        `gradient_log_prior`, `unconstrained_draw`, and what `stats` holds. Its attribute `reference` is ``prior``, or
+        ``normal`` with `reference_mean` and `reference_lower`, the lower triangular root of the covariance.
     """
     import xarray
 
@@ -75,7 +84,10 @@ def ladder_to_datatree(
         PRIOR_SLOPE: ((*DIMS, PARAMETER), ladder.gradient_log_prior),
         DRAWS: ((*DIMS, PARAMETER), ladder.draws),
     }
-    work: dict[str, Any] = {}
+    work: dict[str, Any] = {REFERENCE: "prior"}
+    if ladder.reference is not None:
+        record |= {MEAN: (PARAMETER, ladder.reference.mean), LOWER: ((PARAMETER, TWIN), ladder.reference.lower)}
+        work = {REFERENCE: "normal"}
     if stats is not None:
         record |= {
             "acceptance_rate": (DIMS, stats.acceptance_rate),
@@ -84,10 +96,12 @@ def ladder_to_datatree(
             "step_size": (("chain", TEMPERATURE), stats.step_size),
             "swap_rate": (("chain", TEMPERATURE), stats.swap_rate),
         }
-        work = {
+        work |= {
             "gradient_evaluations": stats.gradient_evaluations,
             "lockstep_evaluations": stats.lockstep_evaluations,
         }
+        if np.isfinite(stats.swap_rate).any():
+            work |= {ROUND_TRIPS: stats.round_trips}
     labels = np.array(ladder.names, dtype=object)
     versions = {f"{name}_version": version(name) for name in ("mcmcpost", "jax", "numpyro")}
     return xarray.DataTree.from_dict(
@@ -122,6 +136,16 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
         if stats.attrs.get(name, value) != value:
             raise InputError("read_ladder", f"attribute {name}={value!r}", repr(stats.attrs[name]), _CURE)
     draws = oriented("read_ladder", stats[DRAWS], DIMS, rank=4)
+    normal = None
+    if stats.attrs.get(REFERENCE, "prior") != "prior":
+        if not {MEAN, LOWER} <= set(stats.data_vars):
+            raise InputError("read_ladder", f"`{GROUP}.{MEAN}` and `{LOWER}` of its reference", "none", _CURE)
+        lower = stats[LOWER].transpose(PARAMETER, TWIN)
+        normal = Normal(stats[MEAN].values.astype(np.float64), lower.values.astype(np.float64))
+    exchange = None
+    if ROUND_TRIPS in stats.attrs:
+        rate = oriented("read_ladder", stats["swap_rate"], ("chain", TEMPERATURE), rank=2).mean("chain")
+        exchange = Exchange(rate.values[:-1], int(stats.attrs[ROUND_TRIPS]))
     return make_ladder(
         stats[TEMPERATURE].values,
         draws.values,
@@ -129,6 +153,8 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
         oriented("read_ladder", stats[LIKELIHOOD_SLOPE], DIMS, rank=4).values,
         oriented("read_ladder", stats[PRIOR_SLOPE], DIMS, rank=4).values,
         coordinate_labels(draws),
+        reference=normal,
+        exchange=exchange,
     )
 
 
@@ -151,6 +177,10 @@ def last_rung(tree: "xarray.DataTree", ladder: Ladder) -> "xarray.DataTree":
         for name, node in tree.children.items()
         if name in (GROUP, "posterior")
     }
+    of_ladder = [name for name in (MEAN, LOWER) if GROUP in last and name in last[GROUP]]
+    if GROUP in last:
+        last[GROUP] = last[GROUP].drop_vars(of_ladder)
+        last[GROUP].attrs.pop(REFERENCE, None)
     rung = type(tree).from_dict(last)
     rung.attrs = dict(tree.attrs)
     return with_trace(rung, make_trace(ladder.draws[:, :, -1], scores, ladder.names), {})

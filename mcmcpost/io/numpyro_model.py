@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,10 @@ from jaxtyping import Array, Float
 from mcmcpost._core.arguments import check_function
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
-from mcmcpost.io.convention import element_names
+from mcmcpost.io.convention import element_names, posterior_sites, stored_draws
+
+if TYPE_CHECKING:
+    import xarray
 
 
 class ProbedModel(NamedTuple):
@@ -61,6 +64,13 @@ class ProbedModel(NamedTuple):
         values = map_rows(self.sites_of, flat)
         order = [*self.sites, *(name for name in values if name not in self.sites)]
         return {name: values[name].reshape(*draws.shape[:-1], *values[name].shape[1:]) for name in order}
+
+    def draws_of(self, tree: "xarray.DataTree") -> Float[np.ndarray, "c n d"]:
+        """Return the unconstrained draws of a trace: stored ones with the model's labels, else its sites."""
+        stored = stored_draws(self.where, tree)
+        if stored is not None and stored[1] == self.names:
+            return stored[0]
+        return self.unconstrain(posterior_sites(self.where, tree))[0]
 
     def unconstrain(self, samples: dict[str, np.ndarray]) -> tuple[Float[np.ndarray, "c n d"], tuple[str, ...]]:
         """Return the unconstrained draws and their labels from constrained sites (c, n, ...)."""

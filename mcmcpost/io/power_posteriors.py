@@ -7,20 +7,36 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from mcmcpost._core.arguments import as_labels, as_real, check_function, check_key, check_kind
+from mcmcpost._core.arguments import (
+    as_labels,
+    as_real,
+    check_count,
+    check_function,
+    check_key,
+    check_kind,
+    check_tree_type,
+)
 from mcmcpost._core.errors import InputError, InputTypeError
+from mcmcpost._core.precision import in_float64
 from mcmcpost.evidence import (
+    MAX_RUNGS,
     HamiltonianKernel,
+    Normal,
     SampledLadder,
     TemperedTarget,
     adaptive_ladder as adaptive_temperatures,
+    check_draws,
+    fit_normal,
+    ladder_barrier,
+    place_rungs,
+    reference_target,
     sample_ladder,
     sample_more_rungs,
 )
-from mcmcpost.io.convention import GROUP, TEMPERATURE
-from mcmcpost.io.ladder_trees import ladder_to_datatree, read_ladder
+from mcmcpost.io.convention import GROUP, TEMPERATURE, posterior_as_draws, stored_draws
+from mcmcpost.io.ladder_trees import ROUND_TRIPS, is_ladder, ladder_to_datatree, read_ladder
 from mcmcpost.io.numpyro_model import ProbedModel, probe_model
 from mcmcpost.scores import check_scalar
 
@@ -165,7 +181,8 @@ def sample_power_posteriors(
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    temperatures: object,
+    temperatures: object = None,
+    reference: "xarray.DataTree | None" = None,
     key: jax.Array,
     num_warmup: int = 500,
     num_samples: int = 500,
@@ -184,19 +201,28 @@ def sample_power_posteriors(
 
     The processes of ``jax.distributed`` share the chains, and each gets the whole ladder (docs/processes.md).
 
+    From a `reference` the ladder starts at a normal q fitted to earlier draws, and not at the prior: its rungs are
+    ∝ q(x)¹⁻ᵗ(p(y|x)p(x))ᵗ. q is near the posterior, so that a few rungs usually do, and it is normalised and
+    drawn exactly, so that it adds no error. `log_likelihood_total` then is log p(y|x) + log p(x) − log q(x), and
+    `gradient_log_prior` that of log q; `log_evidence` needs to know nothing else. Surjanovic, Syed, Bouchard-Côté and
+    Campbell (2022, arXiv:2206.00080), section 3.
+
     Parameters
     ----------
     model, args, kwargs : a NumPyro program with proper priors, and its arguments. Observed sites and factors are the
         likelihood.
-    temperatures : inverse temperatures, increasing from 0 (the prior) to 1, such as ``power_ladder(31, 5)``.
+    temperatures : inverse temperatures, increasing from 0 (the prior) to 1, such as ``power_ladder(31, 5)``. From a
+        reference a number of rungs, with equal shares of the barrier between it and the posterior, is enough; by
+        default 2Λ + 1 for a barrier of Λ, three to 32.
+    reference : a posterior or warm-up trace of the same model, to whose draws q is fitted; None for the prior.
     key : a JAX key.
     num_warmup, num_samples, num_chains : iterations to adapt in and to keep, per chain and rung, and chains per rung.
     init : constrained values by site, or (d,) unconstrained: a start for the cold rungs, near the posterior mode.
     kernel : `HamiltonianKernel`: NUTS by default, or HMC of fixed length; forward-mode differentiation.
     exchange : iterations between swaps of neighbouring rungs (population MCMC); None for independent rungs.
     log_likelihood, log_prior, sample_prior, names : instead of a model: (d,) → scalar log p(y|x), normalised over y;
-        (d,) → scalar log p(x), log-Jacobian included; key → one prior draw (d,); d labels. All on the unconstrained
-        space.
+        (d,) → scalar log p(x), log-Jacobian included; key → one prior draw (d,), not needed with a reference; d labels.
+        All on the unconstrained space.
     progress : show a progress bar, on a terminal only.
     checkpoint : a file, written during the run and read if it exists, by process 0. A resumed run gives the same draws
         as an uninterrupted one, and may have another number of processes.
@@ -211,11 +237,26 @@ def sample_power_posteriors(
     Raises
     ------
     ValueError : an improper prior, a discrete site, no likelihood, a bad ladder or setting, no finite start, or a
-        checkpoint that is damaged or of another run.
+        checkpoint that is damaged or of another run; a reference of other parameters, or whose draws have no covariance
+        of full rank.
     """
     where = "sample_power_posteriors"
     check_key(where, key)
-    target, probed = resolve_target(where, model, args, kwargs, log_likelihood, log_prior, sample_prior, names)
+    seed = str(np.asarray(jax.random.key_data(key)).tolist())
+    if reference is None:
+        target, probed = resolve_target(where, model, args, kwargs, log_likelihood, log_prior, sample_prior, names)
+        normal = None
+    else:
+        target, probed, points = _resolve_with_reference(
+            where, reference, model, args, kwargs, log_likelihood, log_prior, sample_prior, names
+        )
+        normal = fit_normal(where, points, target.names)
+        target = reference_target(target, normal)
+        key, place_key = jax.random.split(key)
+        if temperatures is None or isinstance(temperatures, int):
+            cure = "Leave it out, or pass a number of rungs."
+            check_count(where, "temperatures", temperatures, cure, least=2, most=MAX_RUNGS, optional=True)
+            temperatures = in_float64(place_rungs)(where, target, normal, points, place_key, temperatures)
     sampled = sample_ladder(
         target,
         temperatures,
@@ -230,7 +271,43 @@ def sample_power_posteriors(
         checkpoint=checkpoint,
     )
     settings = {"exchange": exchange or 0, "num_warmup": num_warmup, "kernel": repr(kernel or HamiltonianKernel())}
-    return _tree(sampled, probed, settings | {"seed": str(np.asarray(jax.random.key_data(key)).tolist())})
+    settings |= {"seed": seed}
+    return _tree(sampled, probed, settings, normal)
+
+
+def _resolve_with_reference(
+    where: str,
+    reference: "xarray.DataTree",
+    model: Callable[..., Any] | None,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    log_likelihood: Callable[[jax.Array], jax.Array] | None,
+    log_prior: Callable[[jax.Array], jax.Array] | None,
+    sample_prior: Callable[[jax.Array], jax.Array] | None,
+    names: tuple[str, ...] | None,
+) -> tuple[TemperedTarget, ProbedModel | None, Float[np.ndarray, "n d"]]:
+    """Return the target, whose prior need not be sampled, and the unconstrained draws (n, d) of the reference."""
+    check_tree_type(where, reference)
+    if is_ladder(reference):
+        cure = "Pass its last rung, mcmcpost.io.posterior_rung(tree)."
+        raise InputError(where, "`reference` to be a trace of the posterior", "a ladder", cure)
+    if model is not None:
+        target, probed = resolve_target(where, model, args, kwargs, log_likelihood, log_prior, sample_prior, names)
+        assert probed is not None
+        draws = probed.draws_of(reference)
+    else:
+        draws, labels = stored_draws(where, reference) or posterior_as_draws(where, reference)
+        sampler = sample_prior or _no_prior_draw(draws.shape[-1])
+        target, probed = resolve_target(
+            where, None, args, kwargs, log_likelihood, log_prior, sampler, labels if names is None else names
+        )
+    points, _ = check_draws(where, draws, target.names)
+    return target, probed, points.reshape(-1, points.shape[-1])
+
+
+def _no_prior_draw(size: int) -> Callable[[jax.Array], Array]:
+    """Return what stands for the draw of a prior that is not sampled, and tells the number of parameters."""
+    return lambda _: jnp.zeros(size)
 
 
 def add_rungs(
@@ -251,9 +328,11 @@ def add_rungs(
 ) -> "xarray.DataTree":
     """Return a new tree with rungs at further temperatures; the draws of the others are untouched.
 
+    The round trips of replica exchange on the old ladder are not kept.
+
     Parameters
     ----------
-    tree : a ladder; it is not changed.
+    tree : a ladder from the prior or from a reference; it is not changed.
     temperatures : new inverse temperatures inside (0, 1).
     model, args, kwargs, log_likelihood, log_prior, sample_prior : what the ladder was sampled from.
     key, num_warmup, kernel, progress, checkpoint : as in `sample_power_posteriors`.
@@ -262,9 +341,13 @@ def add_rungs(
 
     check_key("add_rungs", key)
     ladder = read_ladder(tree)
+    if ladder.reference is not None and model is None and sample_prior is None:
+        sample_prior = _no_prior_draw(len(ladder.names))
     target, probed = resolve_target(
         "add_rungs", model, args, kwargs, log_likelihood, log_prior, sample_prior, ladder.names
     )
+    if ladder.reference is not None:
+        target = reference_target(target, ladder.reference)
     sampled = sample_more_rungs(
         ladder,
         target,
@@ -275,7 +358,7 @@ def add_rungs(
         progress=progress,
         checkpoint=checkpoint,
     )
-    more = _tree(sampled, probed, {})
+    more = _tree(sampled, probed, {}, ladder.reference)
     new = tree.copy()
     for group in ("posterior", GROUP):
         if group not in tree.children:
@@ -289,6 +372,7 @@ def add_rungs(
         for name in ("gradient_evaluations", "lockstep_evaluations"):
             if name in old.attrs:
                 joined.attrs[name] = int(old.attrs[name]) + int(more[group].attrs[name])
+        joined.attrs.pop(ROUND_TRIPS, None)  # of another ladder, as are the swaps of rungs that were neighbours
         new[group] = xarray.DataTree(joined)
     return new
 
@@ -302,6 +386,25 @@ def adaptive_ladder(tree: "xarray.DataTree", size: int) -> np.ndarray:
     size : number of temperatures.
     """
     return adaptive_temperatures(read_ladder(tree), size)
+
+
+def barrier_ladder(tree: "xarray.DataTree", size: int | None = None) -> np.ndarray:
+    """Return temperatures with equal shares of the communication barrier, from a pilot ladder.
+
+    Such rungs exchange states best, and neighbours overlap alike (`mcmcpost.evidence.Barrier`). `adaptive_ladder` makes
+    the error of the trapezoid rule smallest instead.
+
+    Parameters
+    ----------
+    tree : a pilot run of `sample_power_posteriors`, from the prior or from a reference.
+    size : number of temperatures; by default 2Λ + 1 for a barrier of Λ, three to 32, so that half of the swaps succeed.
+
+    Raises
+    ------
+    ValueError : the log likelihood does not vary, or the barrier cannot place so many rungs.
+    """
+    ladder = read_ladder(tree)
+    return in_float64(ladder_barrier)(ladder).place(size)
 
 
 def resolve_target(
@@ -351,6 +454,8 @@ def _unconstrained_init(where: str, probed: ProbedModel | None, init: object) ->
     return probed.unconstrain(sites)[0][0, 0]
 
 
-def _tree(sampled: SampledLadder, probed: ProbedModel | None, settings: Mapping[str, Any]) -> "xarray.DataTree":
+def _tree(
+    sampled: SampledLadder, probed: ProbedModel | None, settings: Mapping[str, Any], reference: Normal | None
+) -> "xarray.DataTree":
     values = None if probed is None else probed.constrain(sampled.ladder.draws)
-    return ladder_to_datatree(sampled.ladder, values, sampled.stats, settings)
+    return ladder_to_datatree(sampled.ladder._replace(reference=reference), values, sampled.stats, settings)

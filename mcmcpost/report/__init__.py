@@ -1,6 +1,6 @@
 """Plots and the HTML report: the only package that knows a plotting backend."""
 
-from mcmcpost.report.contents import Contents, EvidencePart, PosteriorPart
+from mcmcpost.report.contents import Contents, EvidencePart, PosteriorPart, diagnostics_text
 from mcmcpost.report.html import check_destination, render, write_html
 from mcmcpost.report.plots import (
     plot_controlled_forest,
@@ -16,6 +16,7 @@ __all__ = [
     "EvidencePart",
     "PosteriorPart",
     "check_destination",
+    "diagnostics_text",
     "plot_controlled_forest",
     "plot_evidence_path",
     "plot_gain",

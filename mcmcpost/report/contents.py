@@ -156,6 +156,21 @@ def evidence_rows(part: EvidencePart) -> list[dict[str, str]]:
     ]
 
 
+def diagnostics_text(evidence: Evidence) -> str:
+    """Return in one sentence where a ladder starts, its barrier and what its rungs exchange, and the halves' values."""
+    info, parts = evidence.info, []
+    if "barrier" in info:
+        parts.append(f"{info['num_rungs']} rungs from the {info['reference']}")
+        parts.append(f"barrier {significant(info['barrier'], 2)}, for which {info['advised_rungs']} rungs are advised")
+        parts += [f"{info['round_trips']} round trips"] if "round_trips" in info else []
+    if "participants" in info:
+        parts.append(f"{info['participants']:.0f} effective draws overlap with the fitted normal")
+    if "halves" in info:
+        pairs = zip(info["halves"], info["halves_mcse"], strict=True)
+        parts.append("halves " + " and ".join(f"{digits_of(v, e)} ± {significant(e, 2)}" for v, e in pairs))
+    return "; ".join(parts)
+
+
 def rung_rows(part: EvidencePart) -> list[dict[str, str]]:
     """Return one row of text per rung: R-hat, and where the rungs were controlled mean, gain and ESS."""
     rungs = part.rungs
@@ -167,11 +182,16 @@ def rung_rows(part: EvidencePart) -> list[dict[str, str]]:
             "mcse": significant(row["mcse_cv"], 2) if known else "–",
             "gain": significant(row["gain"], 3) if known else "–",
             "ess": significant(row["ess"], 3) if known else "–",
+            **{key: _with_next(row.get(key, np.nan)) for key in ("overlap", "rejection", "swap_rate")},
             "rhat": significant(row["rhat"], 4),
             "problem": row["problem"] or "none",
         }
         for t, row in rungs.iterrows()
     ]
+
+
+def _with_next(value: float) -> str:
+    return "–" if np.isnan(value) else significant(value, 2)
 
 
 def joint_rows(joint: JointEstimate) -> list[dict[str, str]]:

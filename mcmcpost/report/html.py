@@ -17,12 +17,13 @@ from mcmcpost._core.devices import is_first_process
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.control import Estimate, JointEstimate
-from mcmcpost.evidence import Evidence
+from mcmcpost.evidence import BridgeOverlap, Evidence, PathDiagnostics
 from mcmcpost.report.canvas import require, rows_height
 from mcmcpost.report.contents import (
     Contents,
     PosteriorPart,
     convergence_rows,
+    diagnostics_text,
     estimate_rows,
     evidence_rows,
     groups_of,
@@ -166,17 +167,34 @@ def posterior_drawings(part: PosteriorPart) -> dict[str, Drawing]:
     }
 
 
-def evidence_drawing(evidence: Evidence) -> Drawing:
-    """Return the path of thermodynamic integration."""
-    return draw(
-        "path",
-        "Path of the mean log likelihood",
-        f"The mean log likelihood against the inverse temperature at {len(evidence.temperatures)} rungs, plain and"
-        f" controlled, with two standard errors. Its integral is the log evidence,"
-        f" {digits_of(evidence.value, evidence.error)}.",
-        (WIDTH, 4.0),
-        lambda axes: plot_evidence_path(evidence, axes),
-    )
+def evidence_drawings(evidence: Evidence) -> list[Drawing]:
+    """Return the path of thermodynamic integration and its barrier; of a trace, the overlap with the fitted normals."""
+
+    def figure(name: str, title: str, text: str, show: str = "mean") -> Drawing:
+        size = (WIDTH, 4.0)
+        return draw(name, title, text, size, lambda axes: plot_evidence_path(evidence, axes, show=show))
+
+    if isinstance(evidence.diagnostics, BridgeOverlap):
+        text = (
+            "Log posterior density minus that of the normal fitted to the other half of the draws, shifted by the log"
+            " evidence: at the draws, and at draws of the normal. The bridge needs that they overlap."
+        )
+        return [figure("overlap", "Overlap of posterior and fitted normal", text)]
+    drawings = []
+    if len(evidence.temperatures):
+        text = (
+            f"The mean log likelihood against the inverse temperature at {len(evidence.temperatures)} rungs, plain and"
+            f" controlled, with two standard errors. Its integral is the log evidence,"
+            f" {digits_of(evidence.value, evidence.error)}."
+        )
+        drawings.append(figure("path", "Path of the mean log likelihood", text))
+    if isinstance(evidence.diagnostics, PathDiagnostics):
+        text = (
+            "The share of the communication barrier up to each temperature; the best rungs are equally far apart in"
+            " height. And the share of the Monte Carlo variance that is due to the draws of each rung."
+        )
+        drawings.append(figure("barrier", "Barrier and source of the error", text, show="barrier"))
+    return drawings
 
 
 def joint_drawing(joint: JointEstimate) -> Drawing:
@@ -242,7 +260,8 @@ def render(contents: Contents) -> str:
         }
     if evidence is not None:
         facts |= {
-            "path": evidence_drawing(evidence.evidence) if len(evidence.evidence.temperatures) else None,
+            "paths": evidence_drawings(evidence.evidence),
+            "diagnostics": diagnostics_text(evidence.evidence),
             "methods": evidence_rows(evidence),
             "rungs": rung_rows(evidence),
         }

@@ -11,7 +11,7 @@ from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import REPRODUCED, Status
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.control import Estimate, JointEstimate
-from mcmcpost.evidence import Evidence
+from mcmcpost.evidence import PATH_POWER, REFERENCE_POWER, BridgeOverlap, Evidence, PathDiagnostics
 from mcmcpost.report.canvas import (  # fmt: skip
     CIRCLE,
     CONTROLLED,
@@ -27,6 +27,7 @@ from mcmcpost.report.canvas import (  # fmt: skip
     TRIANGLE,
     UPPER_RIGHT,
     WHITE,
+    Canvas,
     Series,
     asinh_scaled,
     asinh_ticks,
@@ -249,17 +250,24 @@ def plot_score_check(
     return canvas.target
 
 
-POWER = 5.0
-"""The horizontal axis is t^(1/5), on which the path is smooth; the area under the curve is not the log evidence."""
+SHOWN = ("mean", "barrier")
 
 
-def plot_evidence_path(evidence: Evidence, ax: Any = None, *, backend: str | None = None) -> Any:
-    """Plot the mean log likelihood along the inverse temperature: rungs with ± two errors, and the pooled path.
+def plot_evidence_path(evidence: Evidence, ax: Any = None, *, show: str = "mean", backend: str | None = None) -> Any:
+    """Plot the path that the log evidence is integrated along; of a posterior trace, the overlap with its normals.
+
+    A ladder from the prior has the axis t^(1/5), on which its path is smooth, and one from a reference √t; the area
+    under the curve is not the log evidence. For a trace, histograms of log p − log q, p the posterior and q the normal
+    fitted to the other half of its draws, at the draws of each half and at draws of q: a bridge needs that they
+    overlap.
 
     Parameters
     ----------
-    evidence : from `log_evidence`.
+    evidence : from `log_evidence` or `bridge_evidence`.
     ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    show : ``"mean"``, the mean log likelihood: rungs with ± two errors, and the pooled path; or ``"barrier"``, the
+        share of the barrier up to each temperature with the rungs on it, whose best places are equally far apart in
+        height, and the share of the variance of the value that is due to each rung.
     backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
         ``arviz_base.rcParams["plot.backend"]``.
 
@@ -269,14 +277,41 @@ def plot_evidence_path(evidence: Evidence, ax: Any = None, *, backend: str | Non
 
     Raises
     ------
-    ValueError : the evidence is that of a posterior trace, which has no path.
+    ValueError : the barrier is asked for of a trace, or of a ladder without two usable rungs; a trace had too few draws
+        for a normal.
     """
-    check_kind("plot_evidence_path", "evidence", evidence, Evidence, "Pass what log_evidence returned.")
-    if not len(evidence.temperatures):
-        raise InputError(
-            "plot_evidence_path", "the evidence of a ladder", "that of a trace, without a path", "Use log_evidence."
-        )
-    canvas = canvas_for("plot_evidence_path", ax, backend, (7.0, 4.0))
+    where = "plot_evidence_path"
+    check_kind(where, "evidence", evidence, Evidence, "Pass what log_evidence or bridge_evidence returned.")
+    if not isinstance(show, str) or show not in SHOWN:
+        raise InputError(where, f"`show` to be one of {', '.join(SHOWN)}", repr(show), 'Use "mean".')
+    drawn = evidence.diagnostics
+    if show == "barrier" and not isinstance(drawn, PathDiagnostics):
+        raise InputError(where, "a ladder with two usable rungs", "an evidence without a barrier", "Use log_evidence.")
+    if not len(evidence.temperatures) and not isinstance(drawn, BridgeOverlap):
+        raise InputError(where, "an evidence with a path or an overlap", evidence.status, "Draw more.")
+    canvas = canvas_for(where, ax, backend, (7.0, 4.0))
+    if isinstance(drawn, BridgeOverlap):
+        _draw_overlap(canvas, drawn)
+    elif show == "barrier" and isinstance(drawn, PathDiagnostics):
+        _draw_barrier(canvas, evidence, drawn)
+    else:
+        _draw_means(canvas, evidence)
+    return canvas.target
+
+
+def _temperature_axis(canvas: Canvas, evidence: Evidence) -> float:
+    """Label the axis of temperatures and return the power of t that it is in."""
+    if evidence.info["reference"] == "prior":
+        power, ticks, text = PATH_POWER, [0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0], "t^(1/5)"
+    else:
+        power, ticks, text = REFERENCE_POWER, [0.0, 0.01, 0.1, 0.3, 0.6, 1.0], "√t"
+    places = [t ** (1 / power) for t in ticks], [f"{t:g}" for t in ticks]
+    canvas.x_axis(f"inverse temperature t (spaced as {text})", ticks=places)
+    return 1 / power
+
+
+def _draw_means(canvas: Canvas, evidence: Evidence) -> None:
+    power = _temperature_axis(canvas, evidence)
     if evidence.rungs is not None:
         rungs, t = evidence.rungs, evidence.temperatures[evidence.used]
         for shift, mean, error, series in (
@@ -287,21 +322,61 @@ def plot_evidence_path(evidence: Evidence, ax: Any = None, *, backend: str | Non
                 f"t = {significant(temperature, 3)}: {digits_of(m, e)} ± {significant(e, 2)}"
                 for temperature, m, e in zip(t, mean, error, strict=True)
             ]
-            canvas.points(t ** (1 / POWER) + shift, mean, series, hover, y_error=2 * error)
+            canvas.points(t**power + shift, mean, series, hover, y_error=2 * error)
     if evidence.pooled is not None:
         path = np.asarray(evidence.pooled.fit.mean)[:, evidence.pooled.level]
         t = evidence.pooled.temperatures
         hover = [f"t = {significant(temperature, 3)}: {m:.6g}" for temperature, m in zip(t, path, strict=True)]
-        canvas.line(t ** (1 / POWER), path, THIRD, label="pooled path", width=1.5, hover=hover)
-    ticks = [0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0]
-    places = [t ** (1 / POWER) for t in ticks], [f"{t:g}" for t in ticks]
-    canvas.x_axis("inverse temperature t (spaced as t^(1/5))", ticks=places)
-    canvas.y_axis("mean log likelihood")
+        canvas.line(t**power, path, THIRD, label="pooled path", width=1.5, hover=hover)
+    canvas.y_axis("mean log likelihood" if evidence.info["reference"] == "prior" else "mean log p − log q")
     value = digits_of(evidence.value, evidence.error)
     canvas.title(f"log evidence {value} ± {evidence.error:.2g} ({evidence.method})")
     if evidence.rungs is not None or evidence.pooled is not None:
         canvas.legend(LOWER_RIGHT)
-    return canvas.target
+
+
+def _draw_barrier(canvas: Canvas, evidence: Evidence, found: PathDiagnostics) -> None:
+    power = _temperature_axis(canvas, evidence)
+    barrier, t = found.barrier, evidence.temperatures[evidence.used]
+    total = barrier.total or 1.0
+    label = f"barrier up to t, of {significant(barrier.total, 2)}"
+    canvas.line(barrier.temperatures**power, barrier.cumulative / total, CONTROLLED, label=label, width=1.5)
+    overlap = np.full(len(t) - 1, np.nan) if evidence.pooled is None else evidence.pooled.overlap
+    rates = zip(overlap, found.rejection, strict=True)
+    facts = [f", with the next: overlap {significant(o, 2)}, rejection {significant(r, 2)}" for o, r in rates]
+    height = np.interp(t, barrier.temperatures, barrier.cumulative) / total
+    hover = [f"t = {significant(x, 3)}{fact}" for x, fact in zip(t, [*facts, ""], strict=True)]
+    canvas.points(t**power, height, Series("rungs", CONTROLLED, CIRCLE), hover)
+    hover = [
+        f"t = {significant(x, 3)}: {share:.0%} of the variance" for x, share in zip(t, found.error_share, strict=True)
+    ]
+    canvas.points(t**power, found.error_share, Series("share of the variance", PLAIN, SQUARE), hover)
+    canvas.y_axis("share")
+    canvas.legend()
+
+
+NUM_BINS = 60
+
+TAILS = (0.001, 0.999)
+"""Quantiles between which the overlap is drawn; a far tail would leave no room for the rest."""
+
+
+def _draw_overlap(canvas: Canvas, found: BridgeOverlap) -> None:
+    """Draw the outlines of four histograms; far tails are added to the last bins."""
+    every = np.concatenate([*found.at_draws, *found.at_proposals])
+    low, high = np.quantile(every[np.isfinite(every)], TAILS)
+    edges = np.linspace(low, max(high, low + 1e-9), NUM_BINS + 1)
+    for sets, color, label in (
+        (found.at_draws, CONTROLLED, "draws of the posterior"),
+        (found.at_proposals, PLAIN, "draws of the fitted normal"),
+    ):
+        for half, (values, style) in enumerate(zip(sets, (SOLID, DASHED), strict=True)):
+            density = np.histogram(np.clip(values, low, high), edges)[0] / (len(values) * np.diff(edges))
+            name = f"{label}, {('later', 'earlier')[half]} half"
+            canvas.line(np.repeat(edges, 2), np.pad(np.repeat(density, 2), 1), color, label=name, style=style)
+    canvas.x_axis("log posterior density − log density of the fitted normal")
+    canvas.y_axis("density")
+    canvas.legend()
 
 
 MOST_WRITTEN = 12

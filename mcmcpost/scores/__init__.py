@@ -2,7 +2,7 @@
 
 from mcmcpost.scores.gate import ScoreCheck, ScoreError, ScoreWarning, check_scores
 from mcmcpost.scores.gradients import batch_scores, check_scalar, value_and_score
-from mcmcpost.scores.identities import disagreeing, effective_size
+from mcmcpost.scores.identities import disagreeing, effective_size, z_zero_mean
 
 __all__ = [
     "ScoreCheck",
@@ -14,4 +14,5 @@ __all__ = [
     "disagreeing",
     "effective_size",
     "value_and_score",
+    "z_zero_mean",
 ]

@@ -257,6 +257,7 @@ def given():
         estimate=mp.expectation(tree, method="plain"),
         check=mp.check_tree(tree),
         evidence=mp.EvidenceEstimate("bridge", -1.0, 0.1, mp.Status.PLAIN, {}),
+        ladder_evidence=mp.Evidence(**dict.fromkeys(mp.Evidence._fields)),
     )
 
 
@@ -294,6 +295,7 @@ ARRAYS = (
     1j * np.ones((4, 50, 2)),
     np.ones((4, 50)),
 )
+NOT_ONE = (None, 3, "x", np.ones((4, 50, 2)), np.ones(50))
 KEYS = (None, 3, "key", np.zeros(3), jax.random.split(KEY, 2))
 NO_DENSITY = ("f", 3, lambda: 0.0, lambda a, b: 0.0, lambda x: x, lambda x: None, lambda x: "a", lambda x: (1.0, 2.0))
 NO_DENSITIES = (*NO_DENSITY, lambda x: 1j * x.sum(), lambda x: 1, lambda x: float(np.asarray(x).sum()))
@@ -339,6 +341,11 @@ ROWS = [
     (NOT_TREES, lambda g, v: mp.attach_scores(v, logdensity_fn=density), "DataTree"),
     (NOT_TREES, lambda g, v: mp.joint_expectation({"task": (v, None)}), "DataTree"),
     (NOT_TREES, lambda g, v: mp.adaptive_ladder(v, 5), "DataTree"),
+    (NOT_TREES, lambda g, v: mp.barrier_ladder(v, 5), "DataTree"),
+    (NOT_TREES, lambda g, v: sampled(reference=v), "DataTree"),
+    (("ladder",), lambda g, v: sampled(reference=g.ladder), "posterior, got a ladder"),
+    ((0, 1, -3, 10**9), lambda g, v: sampled(reference=g.tree, temperatures=v), "temperatures"),
+    ((NAMES[0], NAMES[1]), lambda g, v: sampled(reference=g.tree, names=v), "names"),
     (NOT_TREES, lambda g, v: mp.add_rungs(v, [0.5], key=KEY), "DataTree"),
     (NOT_TREES, lambda g, v: mp.save_tree(v, "new.nc"), "DataTree"),
     (NOT_TREES, lambda g, v: mp.html_report(v), "DataTree"),
@@ -497,7 +504,7 @@ ROWS = [
     # evidence
     (("x", 3, None, []), lambda g, v: mp.log_evidence(g.ladder, path=v), "path"),
     ((-1, "a", 1.5, True, 10**5), lambda g, v: mp.log_evidence(g.ladder, degree=v), "degree"),
-    ((*COUNT, 1, None, 10**9), lambda g, v: mp.log_evidence(g.ladder, num_nodes=v), "num_nodes"),
+    ((*COUNT, 1, 10**9), lambda g, v: mp.log_evidence(g.ladder, num_nodes=v), "num_nodes"),
     (
         ([0.0, 0.5], [0.5, 1.0], [0.0, 1.0, 0.5], [0.0, 0.5, 0.5], [0.0, NAN, 1.0]),
         lambda g, v: ladder_with(g, temperatures=v),
@@ -514,6 +521,7 @@ ROWS = [
     ((*COUNT, 1, None, 10**10), lambda g, v: mp.power_ladder(v), "size"),
     ((*COUNT, 1, None, 10**10), lambda g, v: mp.geometric_ladder(v), "size"),
     ((*COUNT, 1, None, 10**10), lambda g, v: mp.adaptive_ladder(g.ladder, v), "size"),
+    ((*COUNT, 1, 10**10), lambda g, v: mp.barrier_ladder(g.ladder, v), "size"),
     (RATE, lambda g, v: mp.power_ladder(5, v), "power"),
     ((*RATE, 1.0), lambda g, v: mp.geometric_ladder(5, v), "smallest"),
     (([], None, 3, "ab"), lambda g, v: mp.compare_evidence(v), "evidences"),
@@ -525,6 +533,20 @@ ROWS = [
     ((1, None), lambda g, v: mp.compare_evidence({v: g.evidence, "n": g.evidence}), "evidences"),
     ((NAN, INF), lambda g, v: mp.compare_evidence({"m": g.evidence, "n": g.evidence._replace(value=v)}), "for n"),
     (PRIORS, lambda g, v: mp.compare_evidence({"m": g.evidence, "n": g.evidence}, v), "prior"),
+    # prior sensitivity
+    (NOT_TREES, lambda g, v: mp.reweight_prior(v, np.zeros((4, 50))), "DataTree"),
+    (NOT_TREES, lambda g, v: mp.hyper_derivatives(v, np.zeros((4, 50))), "DataTree"),
+    (
+        (None, 3, "x", np.ones((4, 50, 2)), np.ones(50)),
+        lambda g, v: mp.reweight_prior(g.tree, v),
+        "log_ratio|integrand",
+    ),
+    (NOT_ONE, lambda g, v: mp.hyper_derivatives(g.tree, v), "slope|integrand"),
+    ((np.full((4, 50), NAN), np.full((4, 50), INF)), lambda g, v: mp.reweight_prior(g.tree, v), "log_ratio"),
+    (METHODS, lambda g, v: mp.reweight_prior(g.tree, np.zeros((4, 50)), method=v), "method"),
+    (METHODS, lambda g, v: mp.hyper_derivatives(g.tree, np.zeros((4, 50)), method=v), "method"),
+    (FLAG, lambda g, v: mp.reweight_prior(g.tree, np.zeros((4, 50)), allow_bad_scores=v), "allow_bad_scores"),
+    (FLAG, lambda g, v: mp.hyper_derivatives(g.tree, np.zeros((4, 50)), allow_bad_scores=v), "allow_bad_scores"),
     # sampling of ladders
     ((*COUNT, None), lambda g, v: sampled(num_warmup=v), "num_warmup"),
     ((*COUNT, None), lambda g, v: sampled(num_samples=v), "num_samples"),
@@ -593,6 +615,7 @@ ROWS = [
     ((None, "a", 3, {}, xr.DataTree()), lambda g, v: mp.plot_controlled_forest(v), "estimate"),
     ((None, "a", 3, {}, xr.DataTree()), lambda g, v: mp.plot_gain(v), "estimate"),
     ((None, "a", 3, {}, xr.DataTree()), lambda g, v: mp.plot_evidence_path(v), "evidence"),
+    ((None, "a", 3, []), lambda g, v: mp.plot_evidence_path(g.ladder_evidence, show=v), "show"),
     ((None, "a", 3, {}, xr.DataTree()), lambda g, v: mp.plot_score_check(v), "check"),
     ((None, "a", 3, {}, xr.DataTree()), lambda g, v: mp.plot_task_correlation(v), "joint"),
     ((None, "a", 3, {}, xr.DataTree()), lambda g, v: mp.plot_residual_autocorrelation(v, g.draws), "estimate"),

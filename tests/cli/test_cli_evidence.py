@@ -72,6 +72,19 @@ def test_a_trace_and_its_model_file_end_in_the_evidence(run, trace, tmp_path):
     assert [abs(e["log_evidence"] - TRUTH) < 1e-6 for e in found["evidence"]] == [True, True]
 
 
+@pytest.mark.slow
+def test_a_ladder_from_the_trace_stands_beside_its_bridge(run, trace):
+    path, model = trace
+    short = ["--warmup", "60", "--draws", "60", "--chains", "2", "--rungs", "3", "--exchange", "1"]
+    done = run("evidence", path, "--model", model, "--ladder", *short, "--method", "zv2", "-o", "ladder.nc")
+    assert done.code == 0
+    assert f"log evidence {TRUTH:.4f}" in done.out
+    assert "3 rungs from the fitted normal; barrier" in done.out
+    assert all(word in done.out for word in ("pooled", "bridge (warp-III)", "swap_rate"))
+    again = run("evidence", "ladder.nc", "--method", "zv2", "--json")
+    assert json.loads(again.out)["evidence"][0]["reference"] == "fitted normal"
+
+
 @pytest.mark.filterwarnings("default")
 def test_a_trace_without_its_model_says_what_to_do(run, trace, ladder):
     (path, model), (stored, _) = trace, ladder
@@ -79,6 +92,7 @@ def test_a_trace_without_its_model_says_what_to_do(run, trace, ladder):
     assert refused(run("evidence", path, "--model", model, "--draws", "9"), "belong to a model file")
     assert refused(run("evidence", path, "--model", model, "--model", model, "--model", model), "one for all")
     assert refused(run("evidence", stored, "--model", model), "Leave --model out")
+    assert refused(run("evidence", stored, "--ladder"), "Leave --ladder out")
     done = run("evidence", path, "--model", model, "--option", "y=9.0", "--method", "zv2")
     assert "bad_scores" in done.out
     assert "Score gate" in done.err

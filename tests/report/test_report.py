@@ -301,7 +301,7 @@ def test_a_ladder_is_reported_with_its_evidence(rng, tmp_path):
     assert any(cell.startswith(f"{truth:.4f}") for cell in reading.texts("td"))
     mean = path.moments(np.ones(1))[0][0, 0]
     assert any(cell.startswith(f"{mean:.5f}") for cell in reading.texts("td"))
-    assert [tag for tag, _ in reading.tags].count("svg") == 5
+    assert [tag for tag, _ in reading.tags].count("svg") == 6  # with the barrier of the ladder
     assert any(p.startswith("1 quantity: 1 on_trust.") for p in reading.texts("p"))
     assert tree.identical(before)
 

@@ -10,12 +10,12 @@ import pytest
 
 import mcmcpost as mp
 from mcmcpost.control import Estimate, JointEstimate
-from mcmcpost.evidence import Evidence
+from mcmcpost.evidence import Barrier, BridgeOverlap, Evidence, PathDiagnostics
 from mcmcpost.evidence.pooled import PooledPath
 from mcmcpost.evidence.rungs import RungMeans
 from mcmcpost.report import canvas
 from mcmcpost.report.canvas import asinh_scaled, asinh_ticks, decade_ticks, whole_ticks
-from mcmcpost.report.html import evidence_drawing
+from mcmcpost.report.html import evidence_drawings
 from mcmcpost.scores import ScoreCheck
 
 BACKENDS = ("matplotlib", "bokeh", "plotly", "none")
@@ -389,7 +389,7 @@ def evidence():
     )
     return Evidence(**dict.fromkeys(Evidence._fields))._replace(
         value=-3.21, mcse=0.03, discretisation_error=0.04, method="pooled", temperatures=t, used=used, rungs=rungs,
-        pooled=pooled,
+        pooled=pooled, info={"reference": "prior"},
     )  # fmt: skip
 
 
@@ -412,6 +412,36 @@ def test_the_path_of_the_evidence_is_at_its_temperatures(evidence, backend, read
     bare = read(mp.plot_evidence_path(evidence._replace(rungs=None, pooled=None), backend=backend))
     assert bare.legend == []
     assert bare.points == {}
+
+
+def test_the_barrier_has_the_rungs_on_it_and_the_source_of_the_error(evidence, backend, read):
+    barrier = Barrier(np.linspace(0.0, 1.0, 5) ** 2, np.array([0.0, 0.3, 0.6, 0.9, 1.2]))
+    share = np.array([0.5, 0.2, 0.2, 0.1])
+    found = PathDiagnostics(barrier, np.full(3, 0.3), np.full(3, np.nan), np.nan, share)
+    ladder = evidence._replace(diagnostics=found, pooled=None, info={"reference": "fitted normal"})
+    drawn = read(mp.plot_evidence_path(ladder, show="barrier", backend=backend))
+    t = np.array([0.0, 0.01, 0.5, 1.0])
+    (line,) = drawn.line(CONTROLLED)
+    np.testing.assert_allclose(line, [np.linspace(0.0, 1.0, 5), [0.0, 0.25, 0.5, 0.75, 1.0]])
+    np.testing.assert_allclose(drawn.points["rungs"], [np.sqrt(t), np.interp(t, barrier.temperatures, line[1])])
+    np.testing.assert_allclose(drawn.points["share of the variance"], [np.sqrt(t), share])
+    assert "barrier up to t, of 1.2" in drawn.legend
+    with pytest.raises(mp.InputError, match="an evidence without a barrier"):
+        mp.plot_evidence_path(evidence, show="barrier", backend=backend)
+
+
+def test_a_trace_shows_the_overlap_of_its_halves(evidence, backend, read):
+    rng = np.random.default_rng(0)
+    sets = tuple(rng.normal(0.1, 1.0, 500) for _ in range(4))
+    trace = evidence._replace(diagnostics=BridgeOverlap(sets[:2], sets[2:]), temperatures=np.zeros(0), info={})
+    drawn = read(mp.plot_evidence_path(trace, backend=backend))
+    lines = [*drawn.line(CONTROLLED), *drawn.line(PLAIN)]
+    assert len(lines) == 4
+    for x, density in lines:
+        assert np.sum(np.diff(x) * density[:-1]) == pytest.approx(1.0)
+    assert len(drawn.legend) == 4
+    with pytest.raises(mp.InputError, match="path or an overlap"):
+        mp.plot_evidence_path(trace._replace(diagnostics=None), backend=backend)
 
 
 def joint_of(rng, names):
@@ -484,8 +514,9 @@ def test_the_default_backend_is_that_of_arviz(estimate, backend):
 
 def test_a_report_is_drawn_by_matplotlib_whatever_the_default(evidence):
     with arviz_base.rc_context({"plot.backend": "bokeh"}):
-        assert evidence_drawing(evidence) == evidence_drawing(evidence)
-        assert "rungs, controlled" in evidence_drawing(evidence).svg
+        (drawing,) = evidence_drawings(evidence)
+        assert [drawing] == evidence_drawings(evidence)
+        assert "rungs, controlled" in drawing.svg
 
 
 def test_a_wrong_backend_or_target_is_refused(estimate):

@@ -1,0 +1,216 @@
+"""Public functions of prior sensitivity: another prior by importance ratios, and derivatives by covariances."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost._core.errors import InputError
+from mcmcpost._core.mcse import pareto_khat
+from mcmcpost._core.status import Status
+from mcmcpost._core.text import json_able
+from mcmcpost.api.expectation import answer
+from mcmcpost.api.question import Question, pose
+from mcmcpost.control import AbstractControlVariate
+from mcmcpost.io import integrand_values
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+GOOD_KHAT = 0.7
+"""Pareto k̂ of the ratios up to which their mean and its error can be trusted (Vehtari et al. 2024, JMLR 25(72))."""
+
+
+class PriorChange(NamedTuple):
+    """The posterior and the evidence under another prior, from draws under the old one.
+
+    log_evidence_change, mcse_log_evidence : log p_new(y) − log p_old(y) in nats, log E[r] of the prior ratios r under
+        the old posterior, and its standard error.
+    names, mean, mcse : p integrands, their expectations under the new posterior, E[rf]/E[r], and standard errors.
+    pareto_khat : of the ratios; above 0.7 they are too unequal, and the status is ``heavy_tail``.
+    ess : (Σr)²/Σr², the draws that are left.
+    status : ``controlled``, ``plain``, ``heavy_tail``, ``bad_scores`` or ``undefined``.
+    """
+
+    log_evidence_change: float
+    mcse_log_evidence: float
+    names: tuple[str, ...]
+    mean: Float[np.ndarray, " p"]
+    mcse: Float[np.ndarray, " p"]
+    pareto_khat: float
+    ess: float
+    status: Status
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return one row per integrand: mean and mcse under the new prior."""
+        return _table(self.names, mean=self.mean, mcse=self.mcse)
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, with None for NaN and infinities."""
+        return json_able(self._asdict() | {"status": str(self.status)})
+
+
+class Derivatives(NamedTuple):
+    """Derivatives with respect to a hyper-parameter a of the prior or the likelihood.
+
+    log_evidence, mcse_log_evidence : d log p(y)/da = E[g], g = ∂ log p(y, x|a)/∂a, and its standard error.
+    names, mean, mcse : p integrands, dE[f]/da = Cov(f, g) under the posterior, and standard errors.
+    status : ``controlled``, ``plain``, ``bad_scores`` or ``undefined``.
+    """
+
+    log_evidence: float
+    mcse_log_evidence: float
+    names: tuple[str, ...]
+    mean: Float[np.ndarray, " p"]
+    mcse: Float[np.ndarray, " p"]
+    status: Status
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return one row per integrand: the derivative of its mean, and mcse."""
+        return _table(self.names, mean=self.mean, mcse=self.mcse)
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, with None for NaN and infinities."""
+        return json_able(self._asdict() | {"status": str(self.status)})
+
+
+def reweight_prior(
+    tree: "xarray.DataTree",
+    log_ratio: Any,
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    allow_bad_scores: bool = False,
+) -> PriorChange:
+    """Return the evidence and expectations under another prior of the same support, without sampling again.
+
+    With the ratio r = p_new(x)/p_old(x), the evidence changes by the factor E[r], and expectations are E[rf]/E[r], all
+    under the old posterior. Both are expectations, so control variates apply. An evidence of the old model and
+    `log_evidence_change` add up to that of the new one.
+
+    Parameters
+    ----------
+    tree : a trace with scores of the old posterior.
+    log_ratio : log p_new − log p_old of one constrained draw (a dict of arrays), both priors normalised, or its values
+        (chain, draw).
+    integrands, method, allow_bad_scores : as in `expectation`.
+
+    Returns
+    -------
+    PriorChange : with status ``heavy_tail`` where the ratios are too unequal for their error to be known: sample again.
+
+    Raises
+    ------
+    ScoreError, ValueError, TypeError : as in `expectation`; a log ratio that is NaN or +∞ somewhere, or −∞ everywhere.
+
+    Source: Kallioinen, Paananen, Bürkner and Vehtari (2024, doi:10.1007/s11222-023-10366-5) for the ratios.
+    """
+    where = "reweight_prior"
+    logs = _one_value(where, tree, "log_ratio", log_ratio)
+    top = float(logs.max())
+    if np.isnan(logs).any() or not np.isfinite(top):
+        cure = "Both priors must have a density at the draws; −∞ outside of the new support is fine."
+        raise InputError(where, "`log_ratio` that is finite, or −∞", f"up to {top}", cure)
+    ratio = np.exp(logs - top)
+    question = pose(tree, integrands, method, allow_bad_scores)
+    weight = ratio / ratio.sum()
+    centre = np.einsum("cn,cnp->p", weight, question.values)
+    series = np.concatenate([ratio[..., None], ratio[..., None] * (question.values - centre)], axis=-1)
+    means, covariance, status = _together(question, series)
+    share = means[0]
+    shift = means[1:] / share if share > 0 else np.full(len(centre), np.nan)
+    # d(E[r(f − m)]/E[r]) = (dE[r(f − m)] − shift·dE[r])/E[r]
+    slope = np.concatenate([-shift[:, None], np.eye(len(shift))], axis=1) / share
+    khat = float(pareto_khat(ratio[..., None])[0])
+    known = share > 0
+    if known and khat > GOOD_KHAT and status is not Status.BAD_SCORES:
+        status = Status.HEAVY_TAIL
+    return PriorChange(
+        log_evidence_change=float(np.log(share)) + top if known else np.nan,
+        mcse_log_evidence=float(np.sqrt(covariance[0, 0])) / share if known else np.nan,
+        names=question.names,
+        mean=centre + shift,
+        mcse=_errors(slope, covariance),
+        pareto_khat=khat,
+        ess=float(1 / (weight**2).sum()),
+        status=status if known else Status.UNDEFINED,
+    )
+
+
+def hyper_derivatives(
+    tree: "xarray.DataTree",
+    slope: Any,
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    allow_bad_scores: bool = False,
+) -> Derivatives:
+    """Return derivatives of expectations and of the log evidence with respect to a hyper-parameter.
+
+    With g = ∂ log p(y, x|a)/∂a at the value of a that was sampled, d log p(y)/da = E[g] and dE[f]/da = Cov(f, g), both
+    under the posterior, so that control variates apply and no ratio is needed. For power scaling g is the log prior, or
+    the log likelihood, itself: the derivative with respect to its power at one.
+
+    Parameters
+    ----------
+    tree : a trace with scores.
+    slope : g of one constrained draw (a dict of arrays), or its values (chain, draw).
+    integrands, method, allow_bad_scores : as in `expectation`.
+
+    Raises
+    ------
+    ScoreError, ValueError, TypeError : as in `expectation`.
+
+    Source: Kallioinen, Paananen, Bürkner and Vehtari (2024, doi:10.1007/s11222-023-10366-5) for power scaling.
+    """
+    g = _one_value("hyper_derivatives", tree, "slope", slope)
+    question = pose(tree, integrands, method, allow_bad_scores)
+    middle, centre = g.mean(), question.values.mean(axis=(0, 1))
+    f, g = question.values - centre, (g - middle)[..., None]
+    means, covariance, status = _together(question, np.concatenate([g, f, f * g], axis=-1))
+    p = len(centre)
+    shift, products = means[1 : 1 + p], means[1 + p :]
+    # d(E[fg] − E[f]E[g]) = dE[fg] − E[g]dE[f] − E[f]dE[g]
+    gradient = np.concatenate([-shift[:, None], -means[0] * np.eye(p), np.eye(p)], axis=1)
+    return Derivatives(
+        log_evidence=float(middle + means[0]),
+        mcse_log_evidence=float(np.sqrt(covariance[0, 0])),
+        names=question.names,
+        mean=products - shift * means[0],
+        mcse=_errors(gradient, covariance),
+        status=status,
+    )
+
+
+def _one_value(where: str, tree: "xarray.DataTree", name: str, given: Any) -> Float[np.ndarray, "c n"]:
+    found = integrand_values(tree, {name: given})
+    if found.values.shape[-1] != 1:
+        got = f"{found.values.shape[-1]} values a draw"
+        raise InputError(where, f"`{name}` to be one number a draw", got, "Add up its terms.")
+    return found.values[..., 0]
+
+
+def _together(question: Question, series: Float[np.ndarray, "c n q"]) -> tuple[np.ndarray, np.ndarray, Status]:
+    """Return means and covariance of series that belong together, and one status for all."""
+    size = series.shape[-1]
+    found = answer(
+        question._replace(
+            names=tuple(map(str, range(size))), values=np.ascontiguousarray(series), events=np.zeros(size, bool)
+        )
+    )
+    states = set(found.status)
+    order = (Status.UNDEFINED, Status.BAD_SCORES, Status.HEAVY_TAIL)
+    poor = next((state for state in order if state in states), None)
+    status = poor or (Status.PLAIN if states == {Status.PLAIN} else Status.CONTROLLED)
+    return np.asarray(found.mean), np.asarray(found.covariance), status
+
+
+def _errors(gradient: Float[np.ndarray, "p q"], covariance: Float[np.ndarray, "q q"]) -> Float[np.ndarray, " p"]:
+    return np.sqrt(np.maximum(np.einsum("pq,qr,pr->p", gradient, covariance, gradient), 0.0))
+
+
+def _table(names: tuple[str, ...], **columns: np.ndarray) -> "pandas.DataFrame":
+    import pandas
+
+    return pandas.DataFrame(columns, index=pandas.Index(names, name="quantity"))
