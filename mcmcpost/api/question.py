@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 
 from mcmcpost._core.arguments import check_flags
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.text import did_you_mean
 from mcmcpost.control import (
     AbstractControlVariate,
     Auto,
@@ -127,5 +128,5 @@ def resolve_method(method: str | AbstractControlVariate) -> AbstractControlVaria
         "method",
         f"one of {', '.join(METHODS)} or a method object",
         repr(method),
-        "See ZeroVariance, SemiExact.",
+        did_you_mean(str(method), METHODS) + "See ZeroVariance, SemiExact.",
     )

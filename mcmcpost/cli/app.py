@@ -5,16 +5,19 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from mcmcpost._core.errors import InputError
 from mcmcpost.cli.edge import cache_directory, is_user_error, model_file_fault, say
-from mcmcpost.cli.options import LADDER, POSTERIOR, check_distinct, check_output, settings_of
+from mcmcpost.cli.options import LADDER, LARGEST_SEED, POSTERIOR, check_distinct, check_output, settings_of
+
+if TYPE_CHECKING:
+    import xarray
 
 app = typer.Typer(
     help="Post-processing of MCMC traces: Stein control variates with Monte Carlo errors, evidence, reports.",
@@ -54,7 +57,9 @@ Draws = Annotated[int | None, typer.Option(help=f"Draws per chain to keep [defau
 
 Chains = Annotated[int | None, typer.Option(help=f"Number of chains [default: {POSTERIOR['chains']}].", min=1)]
 
-Seed = Annotated[int | None, typer.Option(help=f"Seed of the sampler [default: {POSTERIOR['seed']}].", min=0)]
+Seed = Annotated[
+    int | None, typer.Option(help=f"Seed of the sampler [default: {POSTERIOR['seed']}].", min=0, max=LARGEST_SEED)
+]
 
 Options = Annotated[
     list[str] | None,
@@ -64,6 +69,15 @@ Options = Annotated[
 Expect = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=EXPRESSION", help="Add an expectation, as 'p=alpha > 0.5'. Repeatable."),
+]
+
+VarNames = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A variable to estimate, or ~NAME for all but it. Repeatable [default: all]."),
+]
+
+FilterVars = Annotated[
+    Literal["like", "regex"] | None, typer.Option(help="Take --var-names as parts of names, or as regular expressions.")
 ]
 
 Method = Annotated[MethodName, typer.Option(help="Control variate.")]
@@ -84,7 +98,7 @@ def main() -> None:
     """Run the command line. Errors in the input end in one line and exit code 2, errors of mcmcpost in a traceback."""
     try:
         app()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the library ends the program by SystemExit, and a model file may
         message = model_file_fault(error) or (str(error) if is_user_error(error) else None)
         if os.environ.get("MCMCPOST_DEBUG") or message is None:
             raise
@@ -126,16 +140,17 @@ def sample(
     """Sample a model file with NUTS and write the trace, scores kept."""
     with _program():
         import mcmcpost
-        from mcmcpost.cli.source import sample_model
+        from mcmcpost.cli.source import keeping, sample_model
         from mcmcpost.io import check_convergence, posterior_variables
 
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
         tree = sample_model(model, settings_of(given, POSTERIOR), option)
-        convergence = check_convergence(tree, posterior_variables(tree))
-        if convergence.complaint:
-            say("warning", convergence.complaint)
-        mcmcpost.save_tree(tree, output)
+        with keeping(model, lambda: tree):
+            convergence = check_convergence(tree, posterior_variables(tree))
+            if convergence.complaint:
+                say("warning", convergence.complaint)
+            mcmcpost.save_tree(tree, output)
         shape = tree["posterior"].sizes
         if as_json:
             facts = {"path": str(output), "chains": shape["chain"], "draws": shape["draw"]}
@@ -148,6 +163,8 @@ def sample(
 def reduce(
     source: Annotated[Path, typer.Argument(metavar="TRACE_OR_MODEL", help="A trace (.nc, .zarr) or a model file.")],
     output: Output = None,
+    var_names: VarNames = None,
+    filter_vars: FilterVars = None,
     expect: Expect = None,
     method: Method = MethodName.AUTO,
     quantile: Annotated[
@@ -167,17 +184,24 @@ def reduce(
         import mcmcpost
         from mcmcpost.api.expectation import check_probabilities
         from mcmcpost.cli.expressions import parse_expressions
+        from mcmcpost.cli.quantities import Asked, named_scalars
         from mcmcpost.cli.reduce import estimates_text, reduce_tree, tree_with
-        from mcmcpost.cli.source import open_source
+        from mcmcpost.cli.source import keeping, open_source
+        from mcmcpost.io import posterior_variables
 
-        expressions = parse_expressions(expect or [])
+        asked = Asked(parse_expressions(expect or []), var_names, filter_vars)
         probabilities = check_probabilities(quantile) if quantile else None
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
-        tree = open_source(source, model, given, option, allow_bad_scores=allow_bad_scores)
-        estimates = reduce_tree(tree, expressions, probabilities, method.value, allow_bad_scores)
-        if output is not None:
-            mcmcpost.save_tree(tree_with(tree, estimates), output)
+
+        def ask(example: "xarray.DataTree") -> None:
+            named_scalars(example, posterior_variables(example), asked)
+
+        tree = open_source(source, model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
+        with keeping(source, lambda: tree):
+            estimates = reduce_tree(tree, asked, probabilities, method.value, allow_bad_scores)
+            if output is not None:
+                mcmcpost.save_tree(tree_with(tree, estimates), output)
         if as_json:
             _print_json({"quantities": [q for e in estimates for q in e.to_json_dict()["quantities"]]})
         else:
@@ -213,7 +237,10 @@ def evidence(
     ] = None,
     chains: Chains = None,
     seed: Annotated[
-        int | None, typer.Option(help=f"Seed of the sampler, or of a bridge [default: {POSTERIOR['seed']}].", min=0)
+        int | None,
+        typer.Option(
+            help=f"Seed of the sampler, or of a bridge [default: {POSTERIOR['seed']}].", min=0, max=LARGEST_SEED
+        ),
     ] = None,
     option: Options = None,
 ) -> None:
@@ -231,13 +258,14 @@ def evidence(
         }  # fmt: skip
         choice = None if method is None else method.value
         found = {}
-        for source in open_sources(sources, model or [], given, option):
-            estimate = source_evidence(
-                source, option, path=path.value, method=choice, seed=seed, allow_bad_scores=allow_bad_scores
-            )
-            found[str(source.path)] = estimate
-            if output is not None:
-                mcmcpost.save_tree(estimate.to_datatree(source.tree), output)
+        with ExitStack() as stack:
+            for source in open_sources(sources, model or [], given, option, stack):
+                estimate = source_evidence(
+                    source, option, path=path.value, method=choice, seed=seed, allow_bad_scores=allow_bad_scores
+                )
+                found[str(source.path)] = estimate
+                if output is not None:
+                    mcmcpost.save_tree(estimate.to_datatree(source.tree), output)
         comparison = mcmcpost.compare_evidence(found) if len(found) > 1 else None
         if as_json:
             records = [{"source": name} | e.to_json_dict() for name, e in found.items()]
@@ -252,6 +280,8 @@ def evidence(
 def report(
     trace: Annotated[Path, typer.Argument(help="A trace with scores, or a ladder (.nc, .zarr).")],
     output: Annotated[Path, typer.Option("--output", "-o", help="New file, .html.")],
+    var_names: VarNames = None,
+    filter_vars: FilterVars = None,
     expect: Expect = None,
     method: Method = MethodName.AUTO,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
@@ -263,12 +293,13 @@ def report(
     """Write one self-contained HTML file about a trace: estimates, errors, scores, convergence."""
     with _program():
         from mcmcpost.cli.expressions import parse_expressions
+        from mcmcpost.cli.quantities import Asked
         from mcmcpost.cli.report import report_facts, report_line
 
         facts = report_facts(
             trace,
             output,
-            parse_expressions(expect or []),
+            Asked(parse_expressions(expect or []), var_names, filter_vars),
             method.value,
             model=model,
             options=option,

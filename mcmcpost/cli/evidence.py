@@ -3,6 +3,8 @@
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,9 +15,10 @@ import mcmcpost
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.cli.edge import say
-from mcmcpost.cli.model_file import load_model_file, parse_options
+from mcmcpost.cli.model_file import ModelFile, load_model_file, parse_options
 from mcmcpost.cli.options import LADDER, POSTERIOR, is_model_file, refuse_sampling, settings_of
-from mcmcpost.io import is_ladder, posterior_rung
+from mcmcpost.cli.source import keeping
+from mcmcpost.io import is_ladder, posterior_rung, tempered_target
 
 if TYPE_CHECKING:
     import pandas
@@ -39,12 +42,17 @@ class Source(NamedTuple):
 
 
 def open_sources(
-    paths: list[Path], models: list[Path], given: Mapping[str, int | None], options: list[str] | None
+    paths: list[Path],
+    models: list[Path],
+    given: Mapping[str, int | None],
+    options: list[str] | None,
+    stack: ExitStack,
 ) -> list[Source]:
-    """Load ladders and traces, and sample the power posteriors of model files.
+    """Load ladders and traces, and sample the power posteriors of model files, all of which are checked before.
 
     models : of the traces, one for all of them or one for each in order. given : sampling settings, None for the
         default; stored files take none of them, but a trace the seed of its proposals.
+    stack : keeps what was sampled where anything fails before it is closed.
     """
     trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
     traces = [path for path, tree in trees.items() if not is_ladder(tree)]
@@ -65,10 +73,11 @@ def open_sources(
         stored, kind = (traces[0], "trace") if traces else (next(iter(trees)), "ladder")
         refuse_sampling("evidence", stored, kind, {**given, **own})
     settings = settings_of(given, LADDER)
-    return [
-        Source(path, trees[path] if path in trees else sample_ladder(path, settings, options), model_of.get(path))
-        for path in paths
-    ]
+    runs = {path: _prepare(path, options) for path in paths if is_model_file(path)}
+    for path, run in runs.items():
+        trees[path] = sample_ladder(run, settings)
+        stack.enter_context(keeping(path, partial(trees.__getitem__, path)))
+    return [Source(path, trees[path], model_of.get(path)) for path in paths]
 
 
 def source_evidence(
@@ -107,27 +116,41 @@ def source_evidence(
     return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores, bridge=last)
 
 
-def sample_ladder(path: Path, settings: Mapping[str, int], options: list[str] | None) -> "xarray.DataTree":
+class Run(NamedTuple):
+    """A model file that can be sampled, with the arguments of its model, and starting values or None."""
+
+    file: ModelFile
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    init: dict[str, Any] | None
+
+
+def _prepare(path: Path, options: list[str] | None) -> Run:
+    model_file, chosen = load_model_file(path), parse_options(options or [])
+    args, kwargs = model_file.arguments(chosen)
+    tempered_target(f"Model file {path}", model_file.model, args, kwargs)
+    return Run(model_file, args, kwargs, model_file.start(chosen))
+
+
+def sample_ladder(run: Run, settings: Mapping[str, int]) -> "xarray.DataTree":
     """Sample the power posteriors of a model file.
 
     settings : those of `LADDER`, and `exchange`, the iterations between swaps, where rungs are swapped.
     """
-    model_file, chosen = load_model_file(path), parse_options(options or [])
-    args, kwargs = model_file.arguments(chosen)
     tree = mcmcpost.sample_power_posteriors(
-        model_file.model,
-        args,
-        kwargs,
+        run.file.model,
+        run.args,
+        run.kwargs,
         temperatures=mcmcpost.power_ladder(settings["rungs"], POWER),
         key=jax.random.key(settings["seed"]),
         num_warmup=settings["warmup"],
         num_samples=settings["draws"],
         num_chains=settings["chains"],
-        init=model_file.start(chosen),
+        init=run.init,
         exchange=settings.get("exchange"),
         progress=sys.stderr.isatty(),
     )
-    tree.attrs |= {"model_file": path.name, "seed": settings["seed"]}
+    tree.attrs |= {"model_file": run.file.path.name, "seed": settings["seed"]}
     return tree
 
 

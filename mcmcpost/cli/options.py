@@ -8,6 +8,9 @@ from mcmcpost._core.errors import InputError
 POSTERIOR = {"warmup": 500, "draws": 1000, "chains": 4, "seed": 0}
 """Settings of a posterior's sampler: adaptation draws, draws to keep, chains, seed."""
 
+LARGEST_SEED = 2**63 - 1
+"""What a JAX key can be made of."""
+
 LADDER = POSTERIOR | {"draws": 500, "rungs": 16}
 """Settings of a ladder's sampler, for each rung."""
 

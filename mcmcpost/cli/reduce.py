@@ -10,8 +10,7 @@ from mcmcpost._core.text import digits_of, significant
 from mcmcpost.api.expectation import answer, answer_quantiles
 from mcmcpost.api.question import pose
 from mcmcpost.cli.edge import say
-from mcmcpost.cli.expressions import Expression
-from mcmcpost.cli.quantities import named_scalars, say_left_out
+from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
 from mcmcpost.control import Estimate
 from mcmcpost.io import check_convergence, posterior_variables
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 def reduce_tree(
     tree: "xarray.DataTree",
-    expressions: dict[str, Expression],
+    asked: Asked,
     probabilities: np.ndarray | None,
     method: str,
     allow_bad_scores: bool,
@@ -32,7 +31,7 @@ def reduce_tree(
     complaint = check_convergence(tree, variables).complaint
     if complaint:
         say("warning", complaint)
-    question = pose(tree, named_scalars(tree, variables, expressions), method, allow_bad_scores)
+    question = pose(tree, named_scalars(tree, variables, asked), method, allow_bad_scores)
     estimates = [answer(question)]
     return estimates if probabilities is None else [*estimates, answer_quantiles(question, probabilities)]
 

@@ -13,9 +13,8 @@ from mcmcpost._core.status import WITHOUT_GAIN
 from mcmcpost._core.text import number_of_quantities, significant
 from mcmcpost.api.report import gather, read_subject
 from mcmcpost.cli.edge import say
-from mcmcpost.cli.expressions import Expression
 from mcmcpost.cli.options import refuse_model_file
-from mcmcpost.cli.quantities import named_scalars, say_left_out
+from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
 from mcmcpost.cli.source import load_trace
 from mcmcpost.report import check_destination, render, write_html
 
@@ -23,7 +22,7 @@ from mcmcpost.report import check_destination, render, write_html
 def report_facts(
     trace: Path,
     output: Path,
-    expressions: dict[str, Expression],
+    asked: Asked,
     method: str,
     *,
     model: Path | None,
@@ -42,7 +41,7 @@ def report_facts(
         say_left_out(subject.variables)
         contents = gather(
             subject,
-            named_scalars(subject.tree, subject.variables, expressions),
+            named_scalars(subject.tree, subject.variables, asked),
             method,
             evidence=subject.evidence,
             title=f"Report on {trace.name}",

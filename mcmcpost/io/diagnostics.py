@@ -93,7 +93,7 @@ def check_convergence(tree: "xarray.DataTree", variables: PosteriorVariables) ->
     """
     names: list[str] = []
     rhat: list[float] = []
-    for part in variables.elements():
+    for part in map(variables.elements_of, variables.usable):
         names += part.names
         with np.errstate(all="ignore"):
             rhat += rank_rhat(part.values).tolist()

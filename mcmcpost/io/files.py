@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mcmcpost._core.arguments import as_path
+from mcmcpost._core.arguments import as_path, missing_file
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
 from mcmcpost.io.convention import check_tree_type
@@ -53,7 +53,7 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
 
     place = as_path("load_tree", path)
     if not place.exists():
-        raise FileNotFoundError(fault("load_tree", "an existing file", str(place), "Check the path."))
+        raise missing_file("load_tree", "an existing file", place)
     if place.suffix.lower() == ".csv":
         return read_csv(place)
     kind = "Zarr" if _is_zarr(place) else "netCDF-4"
