@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mcmcpost._core.errors import InputError
-from mcmcpost.cli.edge import cache_directory, is_user_error, model_file_fault, say
+from mcmcpost.cli.edge import cache_directory, is_user_error, model_file_fault, say, usage_fault
 from mcmcpost.cli.options import LADDER, LARGEST_SEED, POSTERIOR, check_distinct, check_output, settings_of
 
 if TYPE_CHECKING:
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Post-processing of MCMC traces: Stein control variates with Monte Carlo errors, evidence, reports.",
-    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input or usage, in one line.",
-    no_args_is_help=True,
+    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input or usage, in a line; 130 Ctrl-C.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+PIPE_CLOSED = 141
+"""The exit code of programs that the signal SIGPIPE ends, 128 + 13."""
 
 
 class MethodName(StrEnum):
@@ -96,14 +99,21 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="New file, .
 
 def main() -> None:
     """Run the command line. Errors in the input end in one line and exit code 2, errors of mcmcpost in a traceback."""
+    code = 0
     try:
-        app()
-    except (Exception, SystemExit) as error:  # the library ends the program by SystemExit, and a model file may
-        message = model_file_fault(error) or (str(error) if is_user_error(error) else None)
+        arguments = sys.argv[1:]
+        code = app(arguments or ["--help"], prog_name="mcmcpost", standalone_mode=False) or (0 if arguments else 2)
+        sys.stdout.flush()
+    except (Exception, SystemExit) as error:  # a model file may exit
+        if BrokenPipeError in (type(error), type(error.__context__)):  # what reads the output has enough of it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(PIPE_CLOSED)
+        message = usage_fault(error) or model_file_fault(error) or (str(error) if is_user_error(error) else None)
         if os.environ.get("MCMCPOST_DEBUG") or message is None:
             raise
         say("error", message)
-        sys.exit(2)
+        code = 2
+    sys.exit(code)
 
 
 def _print_version(wanted: bool | None) -> None:

@@ -6,9 +6,10 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from mcmcpost._core.errors import InputError, InputTypeError, MissingPackageError, fault
-from mcmcpost._core.text import one_line
+from mcmcpost._core.text import did_you_mean, one_line
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -24,6 +25,21 @@ def say(kind: str, message: object) -> None:
 def is_user_error(error: BaseException) -> bool:
     """Return whether `error` is about the input; errors that NumPy or JAX raise keep their traceback."""
     return isinstance(error, (InputError, InputTypeError, MissingPackageError, OSError))
+
+
+def usage_fault(error: BaseException) -> str | None:
+    """Return what is wrong with a command line in one sentence and where its help is; None for any other error."""
+    import typer
+
+    usage: type[Any] = typer.BadParameter.__mro__[1]  # the class that typer keeps to itself
+    if not isinstance(error, usage):
+        return None
+    text = error.format_message().replace("Value error, ", "").rstrip(".")
+    value, found, choices = text.partition(" is not one of ")
+    question = did_you_mean(value.split()[-1].strip("'"), re.findall(r"'([^']+)'", choices)) if found else ""
+    end = "" if text.endswith("?") else "."
+    command = error.ctx.command_path if error.ctx else "mcmcpost"
+    return f"{text}{end} {question}See {command} --help."
 
 
 def model_file_fault(error: BaseException) -> str | None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from mcmcpost._core.arguments import check_kind
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.unfinished import written_beside
 
 
 def save_checkpoint(
@@ -20,13 +20,10 @@ def save_checkpoint(
     content: dict[str, Any] = {f"state_{i}": _data(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
     content |= {f"record_{name}": array for name, array in records.items()}
     content |= {"step": step, "settings": np.array(json.dumps(settings))}
-    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    try:
+    with written_beside(path) as temporary:
         with temporary.open("wb") as file:
             np.savez(file, **content)
         temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path, like: Any, settings: dict[str, Any]) -> tuple[int, Any, dict[str, np.ndarray]]:

@@ -107,9 +107,6 @@ def sample_dataset(variables: Mapping[str, np.ndarray]) -> "xarray.Dataset":
 
 SAMPLE_DIMS = ("chain", "draw")
 
-LONGEST_NAME = 255
-"""Bytes of the name of a folder, which is what Zarr makes of a variable."""
-
 
 def check_names(where: str, shapes: Mapping[Any, tuple[int, ...]], dims: tuple[str, ...] = SAMPLE_DIMS) -> None:
     """Refuse names under which variables cannot be saved, or would be lost as the coordinate of a dim.
@@ -121,8 +118,7 @@ def check_names(where: str, shapes: Mapping[Any, tuple[int, ...]], dims: tuple[s
     """
     bad = [name for name in shapes if not _can_be_saved(name)]
     if bad:
-        expected = f"names without '/', '\\' and null bytes, of at most {LONGEST_NAME} bytes"
-        raise InputError(where, expected, bad, "Rename them: a file could not have them.")
+        raise InputError(where, "names without '/' and null bytes", bad, "Rename them: no file could have them.")
     axes = {f"{name}_dim_{i}" for name, shape in shapes.items() for i in range(len(shape))}
     lost = [name for name in shapes if name in axes or name in dims]
     if lost:
@@ -131,9 +127,9 @@ def check_names(where: str, shapes: Mapping[Any, tuple[int, ...]], dims: tuple[s
 
 
 def _can_be_saved(name: object) -> bool:
-    if not isinstance(name, str) or name in ("", ".", "..", "zarr.json") or set(name) & set("/\\\0"):
+    if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\0"):
         return False
-    return len(name.encode(errors="replace")) <= LONGEST_NAME and not any("\ud800" <= c <= "\udfff" for c in name)
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)  # halves of letters, which UTF-8 has not
 
 
 def as_chain_draw(where: str, name: str, values: Any) -> np.ndarray:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,7 @@ import numpy as np
 from mcmcpost._core.arguments import as_path, missing_file
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
+from mcmcpost._core.unfinished import written_beside
 from mcmcpost.io.convention import check_tree_type
 from mcmcpost.io.tables import read_csv
 
@@ -88,28 +87,25 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     FileExistsError : `path` exists; nothing is overwritten.
-    ValueError : the suffix is neither ``.nc`` nor ``.zarr``.
+    ValueError : the suffix is neither ``.nc`` nor ``.zarr``; a variable has a name that a folder cannot have, and the
+        suffix is ``.zarr``.
     """
     check_tree_type("save_tree", tree)
     place = as_path("save_tree", path)
     if place.suffix.lower() not in (".nc", ".zarr"):
         raise InputError("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it.")
     _refuse_existing(place)
+    if _is_zarr(place):
+        _check_folder_names(tree)
     if not place.parent.is_dir():
         raise FileNotFoundError(fault("save_tree", "an existing folder", str(place.parent), "Create it first."))
-    temporary = place.with_name(f".{place.stem}-{uuid.uuid4().hex}{place.suffix}")
-    try:
+    with written_beside(place) as temporary:
         if _is_zarr(place):
             _with_order(tree).to_zarr(temporary, consolidated=False)
         else:
             _with_order(tree).to_netcdf(temporary, engine="h5netcdf")
         _refuse_existing(place)
         temporary.rename(place)
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
     return place
 
 
@@ -160,6 +156,19 @@ def _by_pieces(variable: "xarray.DataArray") -> np.ndarray:
         piece = (slice(None),) * axis + (slice(some.start * chunk, some.stop * chunk),)
         values[piece] = variable[piece].values
     return values
+
+
+LONGEST_NAME = 255
+"""Bytes of the name of a folder."""
+
+
+def _check_folder_names(tree: "xarray.DataTree") -> None:
+    """Refuse variables that Zarr, which makes a folder of each, would lose or could not write."""
+    names = [str(name) for node in tree.subtree for name in node.to_dataset().variables]
+    bad = [name for name in names if "\\" in name or name == "zarr.json" or len(name.encode()) > LONGEST_NAME]
+    if bad:
+        expected = f"names that folders can have, of at most {LONGEST_NAME} bytes and without backslashes"
+        raise InputError("save_tree", expected, bad, "Rename them, or write netCDF: .nc.")
 
 
 def _is_zarr(place: Path) -> bool:

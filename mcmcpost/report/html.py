@@ -3,7 +3,6 @@
 import io
 import os
 import re
-import uuid
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from mcmcpost._core.arguments import as_path, check_writable
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.text import digits_of, significant
+from mcmcpost._core.unfinished import written_beside
 from mcmcpost.control import Estimate, JointEstimate
 from mcmcpost.evidence import Evidence
 from mcmcpost.report.canvas import require, rows_height
@@ -272,11 +272,8 @@ def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> 
 
 def write_html(text: str, path: Path, overwrite: bool = False) -> Path:
     """Write a rendered report under a temporary name beside `path` and rename it, so no half report is left."""
-    temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
-    try:
+    with written_beside(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
         check_destination(path, overwrite)
         temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path

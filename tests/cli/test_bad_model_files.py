@@ -52,7 +52,7 @@ BAD = [
     ("site with a slash", '"x", dist', '"a/b", dist', "names without '/'"),
     ("observed site with a slash", '"y", dist', '"a/b", dist', "names without '/'"),
     ("deterministic site with a slash", '"twice"', '"a/b"', "names without '/'"),
-    ("site with a backslash", '"x", dist', r'"a\\b", dist', "names without '/'"),
+    ("site with a null byte", '"x", dist', r'"a\0b", dist', "names without '/'"),
     ("site without a name", '"x", dist', '"", dist', "names without '/'"),
     ("site called chain", '"x", dist', '"chain", dist', "names other than chain, draw"),
     ("deterministic site called draw", '"twice"', '"draw"', "names other than chain, draw"),

@@ -98,6 +98,22 @@ def test_expressions_quantiles_and_the_written_tree(run, trace):
     assert list(tree["control_variates"]["quantity"].values) == ["a", "b[0]", "p", "bad"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        (["--var-names", "b[0]"], ["b[0]"]),
+        (["--var-names", "b[0]", "--var-names", "a"], ["b[0]", "a"]),
+        (["--var-names", "~a"], ["b[0]"]),
+        (["--var-names", "b", "--filter-vars", "like"], ["b[0]"]),
+        (["--var-names", "^a$", "--filter-vars", "regex"], ["a"]),
+        (["--var-names", "a", "--expect", "q=`b[0]` + a"], ["a", "q"]),
+    ],
+)
+def test_variables_are_chosen_as_in_arviz(run, trace, asked, names):
+    done = run("reduce", trace, "--method", "plain", "--json", *asked)
+    assert [row["name"] for row in json.loads(done.out)["quantities"]] == names
+
+
 def test_the_method_names_are_those_of_the_library():
     assert [name.value for name in cli.MethodName] == list(mcmcpost.METHODS)
 

@@ -1,0 +1,98 @@
+"""Ctrl-C, `kill` and a closed terminal end the program at once, with nothing half written."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import mcmcpost as mp
+
+WAITING = """
+import signal, sys, threading
+from pathlib import Path
+from mcmcpost._core.unfinished import written_beside
+from mcmcpost.cli.interrupt import ended_by_signals
+
+if sys.argv[1] == "ignored":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with ended_by_signals(), written_beside(Path("trace.nc")) as file, written_beside(Path("trace.zarr")) as folder:
+    file.write_text("half")
+    folder.mkdir()
+    (folder / "zarr.json").write_text("half")
+    print("ready", flush=True)
+    if sys.argv[1] == "ignored":
+        input()
+    else:
+        threading.Event().wait()  # as a computation that never comes back
+print("done")
+"""
+
+
+def start(tmp_path, how):
+    return subprocess.Popen(
+        [sys.executable, "-c", WAITING, how],
+        cwd=tmp_path,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_and_removes_what_is_half_written(tmp_path, number):
+    with start(tmp_path, "waits") as process:
+        assert process.stdout.readline() == "ready\n"
+        assert len(list(tmp_path.iterdir())) == 2
+        process.send_signal(number)
+        assert process.wait() == 128 + number
+        assert process.stderr.read() == "mcmcpost: interrupted\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
+    with start(tmp_path, "ignored") as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        out, err = process.communicate("\n")
+    assert (process.returncode, out, err) == (0, "done\n", "")
+
+
+def in_terminal(command, cwd, delay):
+    """Run the program in a terminal of its own, type Ctrl-C after `delay` seconds, and return code and output."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(cwd)
+        os.execv(sys.executable, [sys.executable, "-c", "from mcmcpost.cli import main; main()", *command])
+    time.sleep(delay)
+    os.write(terminal, b"\x03")
+    output = b""
+    try:
+        while chunk := os.read(terminal, 65536):
+            output += chunk
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), output.replace(b"\r\n", b"\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.5, 2.5])
+@pytest.mark.parametrize("command", [["reduce", "trace.nc", "-o", "out.nc"], ["sample", "model.py", "-o", "out.nc"]])
+def test_ctrl_c_in_a_terminal(tmp_path, monkeypatch, command, delay):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # nothing compiled yet: both take more than that
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    draws = np.random.default_rng(0).normal(size=(4, 500, 3))
+    mp.save_tree(mp.from_arrays(draws, -draws), folder / "trace.nc")
+    model = 'import numpyro\nfrom numpyro.distributions import Normal\ndef model(): numpyro.sample("x", Normal())\n'
+    (folder / "model.py").write_text(model + "def data(): return {}\n")
+    code, output = in_terminal([*command], folder, delay)
+    assert (code, output[-22:]) == (130, b"mcmcpost: interrupted\n")
+    assert not (folder / "out.nc").exists()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
