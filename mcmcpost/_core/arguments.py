@@ -216,6 +216,12 @@ def as_path(where: str, path: object) -> Path:
     return Path(path)
 
 
+def check_no_pipe(where: str, place: Path) -> None:
+    """Refuse a pipe, socket or device: reading one waits for another program, and formats need a file's ends."""
+    if place.exists() and not (place.is_file() or place.is_dir()):
+        raise InputError(where, "a file", f"{place}, a pipe or a device", "Write its content to a file first.")
+
+
 def missing_file(where: str, expected: str, place: Path) -> FileNotFoundError:
     """Return the error of a file that does not exist; it asks for the file of the folder that has almost its name."""
     beside = [path.name for path in place.parent.iterdir()] if place.parent.is_dir() else []

@@ -18,7 +18,15 @@ from mcmcpost.control import (
     ZeroVariance,
     read_moments,
 )
-from mcmcpost.io import gate, integrand_values, read_trace, recorded_log_density
+from mcmcpost.io import (
+    Convergence,
+    check_convergence,
+    gate,
+    integrand_values,
+    read_trace,
+    recorded_log_density,
+    warn_of_convergence,
+)
 from mcmcpost.scores import ScoreCheck, ScoreError
 from mcmcpost.trace import Trace, moving, without_fixed
 
@@ -65,6 +73,7 @@ class Question(NamedTuple):
     names, values, events : the integrands (c, n, p); see `mcmcpost.io.integrands.Integrands`.
     method : the control variate, or the plain mean where the score gate failed.
     bad_scores : every status is ``bad_scores``.
+    convergence : R-hat of the integrands, and divergences.
     """
 
     gated: GatedTrace
@@ -74,12 +83,16 @@ class Question(NamedTuple):
     events: Bool[np.ndarray, " p"]
     method: AbstractControlVariate
     bad_scores: bool
+    convergence: Convergence
 
 
 def pose(
     tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, allow_bad_scores: bool
 ) -> Question:
-    """Return the arrays and the method of a question, after the score gate; arguments as in `expectation`."""
+    """Return the arrays and the method of a question, after the score gate; arguments as in `expectation`.
+
+    It warns once of what is wrong with the chains.
+    """
     choice = resolve_method(method)
     check_flags("score gate", allow_bad_scores=allow_bad_scores)
     gated = read_gated(tree, allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
@@ -91,7 +104,9 @@ def pose(
     if gated.failed and not allow_bad_scores:
         choice = PlainMean()
     bad = gated.failed and not (gated.check.pattern in NO_GAIN and isinstance(choice, PlainMean))
-    return Question(gated, trace, names, values, events, choice, bad)
+    convergence = check_convergence(tree, [(names, values)])
+    warn_of_convergence(convergence)
+    return Question(gated, trace, names, values, events, choice, bad, convergence)
 
 
 def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool, *, scores_needed: bool = True) -> GatedTrace:

@@ -14,7 +14,6 @@ from mcmcpost.control import AbstractControlVariate, JointEstimate
 from mcmcpost.evidence import Evidence, disagreements
 from mcmcpost.io import (
     PosteriorVariables,
-    check_convergence,
     is_ladder,
     last_rung,
     posterior_variables,
@@ -150,7 +149,6 @@ def gather(
         lines |= {} if subject.note is None else {"Trace": subject.note}
         question = pose(subject.tree, integrands, method, allow_bad_scores)
         estimate = answer(question, **options)
-        convergence = check_convergence(subject.tree, subject.variables)
         trace, check = question.gated
         chains, draws, d = trace.draws.shape
         lines |= {
@@ -158,8 +156,8 @@ def gather(
             "Draws": f"{chains} chains of {draws} draws, {d} unconstrained parameters",
             "Expectations": ", ".join(question.names),
         }
-        notices += [text for text in (convergence.complaint, check.message) if text]
-        posterior = PosteriorPart(estimate, question.values, check, trace.names, convergence.divergences)
+        notices += [text for text in (question.convergence.complaint, check.message) if text]
+        posterior = PosteriorPart(estimate, question.values, check, trace.names, question.convergence.divergences)
     if evidence is not None:
         notices += [f"Evidence: {text}" for text in (*evidence.complaints, *disagreements(evidence))]
     if joint is not None:

@@ -157,7 +157,7 @@ def sample(
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
         tree = sample_model(model, settings_of(given, POSTERIOR), option)
         with keeping(model, lambda: tree):
-            convergence = check_convergence(tree, posterior_variables(tree))
+            convergence = check_convergence(tree, posterior_variables(tree).scalars())
             if convergence.complaint:
                 say("warning", convergence.complaint)
             mcmcpost.save_tree(tree, output)
@@ -320,6 +320,23 @@ def report(
             _print_json(facts)
         else:
             print(report_line(facts))
+
+
+@app.command()
+def info(
+    trace: Annotated[Path, typer.Argument(help="A trace or a ladder (.nc, .zarr, .csv).")],
+    as_json: AsJson = False,
+) -> None:
+    """Print what is in a file: variables, sampler, convergence, and whether its scores pass the gate."""
+    with _program():
+        from mcmcpost._core.text import json_able
+        from mcmcpost.cli.info import describe, description
+
+        facts = describe(trace)
+        if as_json:
+            _print_json(json_able(facts))
+        else:
+            print(description(facts))
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Defaults and checks of the options, before any work. Imports nothing heavy, since ``--help`` needs the defaults."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def check_output(path: Path | None) -> None:
 
     if path.suffix.lower() not in (".nc", ".zarr"):
         raise InputError(f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the format.")
-    if path.exists():
+    if os.path.lexists(path):  # a link that leads nowhere too
         raise FileExistsError(f"--output: expected a new file, got {path}, which exists. Nothing is overwritten.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"--output: expected an existing folder, got {path.parent}. Make it first.")

@@ -9,10 +9,9 @@ import pandas
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.api.expectation import answer, answer_quantiles
 from mcmcpost.api.question import pose
-from mcmcpost.cli.edge import say
 from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
 from mcmcpost.control import Estimate
-from mcmcpost.io import check_convergence, posterior_variables
+from mcmcpost.io import posterior_variables
 
 if TYPE_CHECKING:
     import xarray
@@ -28,9 +27,6 @@ def reduce_tree(
     """Return the expectations of every quantity and, where `probabilities` are given, their quantiles."""
     variables = posterior_variables(tree)
     say_left_out(variables)
-    complaint = check_convergence(tree, variables).complaint
-    if complaint:
-        say("warning", complaint)
     question = pose(tree, named_scalars(tree, variables, asked), method, allow_bad_scores)
     estimates = [answer(question)]
     return estimates if probabilities is None else [*estimates, answer_quantiles(question, probabilities)]

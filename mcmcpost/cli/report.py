@@ -35,7 +35,7 @@ def report_facts(
     refuse_model_file("report", trace)
     tree = load_trace(trace, model, options, allow_bad_scores=allow_bad_scores)
     with warnings.catch_warnings():
-        for told in (mcmcpost.ScoreWarning, mcmcpost.EvidenceWarning):
+        for told in (mcmcpost.ScoreWarning, mcmcpost.ConvergenceWarning, mcmcpost.EvidenceWarning):
             warnings.simplefilter("ignore", told)  # the notices of the report contain them
         subject = read_subject(tree, None, allow_bad_scores)
         say_left_out(subject.variables)

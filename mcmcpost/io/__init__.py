@@ -5,13 +5,15 @@ from mcmcpost.io.attach import Target, attach_scores, read_target
 from mcmcpost.io.blackjax import from_blackjax
 from mcmcpost.io.convention import read_trace
 from mcmcpost.io.diagnostics import (
+    Convergence,
+    ConvergenceWarning,
     Scored,
     check_agreement,
     check_convergence,
     check_tree,
     gate,
     recorded_log_density,
-    warn_of_disagreement,
+    warn_of_convergence,
 )
 from mcmcpost.io.files import load_tree, save_tree
 from mcmcpost.io.integrands import PosteriorVariables, integrand_values, posterior_variables
@@ -22,6 +24,8 @@ from mcmcpost.io.power_posteriors import adaptive_ladder, add_rungs, sample_powe
 from mcmcpost.io.stan import from_cmdstan
 
 __all__ = [
+    "Convergence",
+    "ConvergenceWarning",
     "PosteriorVariables",
     "Scored",
     "Target",
@@ -51,5 +55,5 @@ __all__ = [
     "sample_power_posteriors",
     "save_tree",
     "tempered_target",
-    "warn_of_disagreement",
+    "warn_of_convergence",
 ]

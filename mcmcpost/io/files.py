@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mcmcpost._core.arguments import as_path, missing_file
+from mcmcpost._core.arguments import as_path, check_no_pipe, missing_file
 from mcmcpost._core.errors import InputError, fault
-from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
+from mcmcpost._core.large_arrays import in_blocks, is_large, scratch_folder, zeros
 from mcmcpost._core.unfinished import written_beside
 from mcmcpost.io.convention import check_tree_type
 from mcmcpost.io.tables import read_csv
@@ -42,7 +42,8 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
     FileNotFoundError : there is nothing at `path`.
     ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a table holds what is not a number, a gradient
         without its parameter, gradients of some elements of an array only, a column or a draw twice, rows longer than
-        its header, or chains of different lengths.
+        its header, or chains of different lengths; a pipe; a file whose groups contain themselves, or whose variables
+        are larger than memory and disk.
 
     Warns
     -----
@@ -53,10 +54,13 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
     place = as_path("load_tree", path)
     if not place.exists():
         raise missing_file("load_tree", "an existing file", place)
+    check_no_pipe("load_tree", place)
     if place.suffix.lower() == ".csv":
         return read_csv(place)
     kind = "Zarr" if _is_zarr(place) else "netCDF-4"
     try:
+        if place.is_file():
+            _check_links(place)
         with (
             xarray.open_datatree(place, engine="zarr", consolidated=False)
             if _is_zarr(place)
@@ -65,6 +69,9 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
             tree = _in_order(stored)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError("load_tree", f"a {kind} tree at {place}", repr(error), _CURE) from error
+    except MemoryError as error:
+        cure = "Thin it, or read a part of it with xarray: open_datatree(path, chunks={})."
+        raise InputError("load_tree", f"a tree that fits into memory or {scratch_folder()}", error, cure) from error
     if not tree.children:
         raise InputError("load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE)
     return tree
@@ -136,6 +143,24 @@ def _in_order(tree: "xarray.DataTree") -> "xarray.DataTree":
     return xarray.DataTree(ordered, children=children, name=tree.name)
 
 
+def _check_links(place: Path) -> None:
+    """Refuse groups that an HDF5 file has in several places: where one contains itself, reading it would not end."""
+    import h5py
+
+    with h5py.File(place) as file:
+        seen, pending = {h5py.h5o.get_info(file.id).addr}, [file["/"]]
+        while pending:
+            group = pending.pop()
+            for name in group:
+                if group.get(name, getclass=True) is not h5py.Group:
+                    continue
+                address = h5py.h5o.get_info(group[name].id).addr
+                if address in seen:
+                    raise ValueError(f"a group in two places, {group.name}/{name}")  # load_tree says where
+                seen.add(address)
+                pending.append(group[name])
+
+
 def _read(stored: "xarray.Dataset") -> "xarray.Dataset":
     """Return the dataset with its values."""
     large = {
@@ -176,7 +201,7 @@ def _is_zarr(place: Path) -> bool:
 
 
 def _refuse_existing(place: Path) -> None:
-    if place.exists():
+    if os.path.lexists(place):
         raise FileExistsError(
             fault(
                 "save_tree", "a path that does not exist yet", str(place), "Nothing is overwritten: pick another name."

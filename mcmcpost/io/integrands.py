@@ -1,7 +1,7 @@
 """Values of the integrands at every draw: variables, arrays or functions of one constrained draw."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -113,6 +113,12 @@ class PosteriorVariables(NamedTuple):
     def draws(self) -> dict[str, np.ndarray]:
         """Return the usable variables as arrays (c, n, ...), without a copy."""
         return {name: variable.values for name, variable in self.usable.items()}
+
+    def scalars(self) -> "Iterator[tuple[tuple[str, ...], Float[np.ndarray, 'c n p']]]":
+        """Yield the names and values of the elements of each usable variable, of float64 variables without a copy."""
+        for name in self.usable:
+            names, values, _ = self.elements_of(name)
+            yield names, values
 
     def elements_of(self, name: str) -> Integrands:
         """Return the named elements of a usable variable, of a float64 variable without a copy."""

@@ -261,7 +261,7 @@ def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> 
         raise InputError("report", "an output ending in .html", str(place), "Rename it.")
     if place.is_dir():
         raise FileExistsError(fault("report", "an output file", f"the folder {place}", "Pick another name."))
-    if place.exists() and not overwrite:
+    if os.path.lexists(place) and not overwrite:
         cure = "Pick another name, or allow it to be replaced with --force (overwrite=True)."
         raise FileExistsError(fault("report", "a new output file", f"{place}, which exists", cure))
     if not place.parent.is_dir():
@@ -272,8 +272,9 @@ def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> 
 
 def write_html(text: str, path: Path, overwrite: bool = False) -> Path:
     """Write a rendered report under a temporary name beside `path` and rename it, so no half report is left."""
-    with written_beside(path) as temporary:
+    target = path.resolve()  # a link stays one
+    with written_beside(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
         check_destination(path, overwrite)
-        temporary.replace(path)
+        temporary.replace(target)
     return path

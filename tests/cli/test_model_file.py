@@ -227,9 +227,9 @@ def test_convergence_is_quiet_about_good_chains_and_names_a_bad_one(sampled):
     posterior = tree["posterior"].to_dataset()
     posterior["rate"] = posterior["rate"] + 9.0 * posterior["chain"]
     tree["posterior"] = type(tree)(posterior)
-    found = check_convergence(tree, posterior_variables(tree))
+    found = check_convergence(tree, posterior_variables(tree).scalars())
     assert found.worst == "rate"
     assert "R-hat" in found.complaint
-    assert Convergence(1.002, "x", 0).complaint is None
-    assert Convergence(float("nan"), "x", 0).complaint is None
-    assert "3 divergent" in Convergence(1.0, "x", 3).complaint
+    assert Convergence(1.002, "x", 0, 1.11, 0, 800).complaint is None
+    assert Convergence(float("nan"), "", 0, 1.11, 0, 800).complaint is None
+    assert "3 of 800 transitions were divergent" in Convergence(1.0, "x", 0, 1.11, 3, 800).complaint
