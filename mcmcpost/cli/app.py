@@ -150,6 +150,7 @@ def sample(
     """Sample a model file with NUTS and write the trace, scores kept."""
     with _program():
         import mcmcpost
+        from mcmcpost.cli.progress import phase
         from mcmcpost.cli.source import keeping, sample_model
         from mcmcpost.io import check_convergence, posterior_variables
 
@@ -160,7 +161,8 @@ def sample(
             convergence = check_convergence(tree, posterior_variables(tree).scalars())
             if convergence.complaint:
                 say("warning", convergence.complaint)
-            mcmcpost.save_tree(tree, output)
+            with phase(f"writing {output}"):
+                mcmcpost.save_tree(tree, output)
         shape = tree["posterior"].sizes
         if as_json:
             facts = {"path": str(output), "chains": shape["chain"], "draws": shape["draw"]}
@@ -194,6 +196,7 @@ def reduce(
         import mcmcpost
         from mcmcpost.api.expectation import check_probabilities
         from mcmcpost.cli.expressions import parse_expressions
+        from mcmcpost.cli.progress import phase
         from mcmcpost.cli.quantities import Asked, named_scalars
         from mcmcpost.cli.reduce import estimates_text, reduce_tree, tree_with
         from mcmcpost.cli.source import keeping, open_source
@@ -211,7 +214,8 @@ def reduce(
         with keeping(source, lambda: tree):
             estimates = reduce_tree(tree, asked, probabilities, method.value, allow_bad_scores)
             if output is not None:
-                mcmcpost.save_tree(tree_with(tree, estimates), output)
+                with phase(f"writing {output}"):
+                    mcmcpost.save_tree(tree_with(tree, estimates), output)
         if as_json:
             _print_json({"quantities": [q for e in estimates for q in e.to_json_dict()["quantities"]]})
         else:
@@ -258,6 +262,7 @@ def evidence(
     with _program():
         import mcmcpost
         from mcmcpost.cli.evidence import comparison_text, evidence_text, open_sources, source_evidence
+        from mcmcpost.cli.progress import phase
 
         check_output(output)
         if output is not None and len(sources) > 1:
@@ -275,7 +280,8 @@ def evidence(
                 )
                 found[str(source.path)] = estimate
                 if output is not None:
-                    mcmcpost.save_tree(estimate.to_datatree(source.tree), output)
+                    with phase(f"writing {output}"):
+                        mcmcpost.save_tree(estimate.to_datatree(source.tree), output)
         comparison = mcmcpost.compare_evidence(found) if len(found) > 1 else None
         if as_json:
             records = [{"source": name} | e.to_json_dict() for name, e in found.items()]
@@ -331,8 +337,10 @@ def info(
     with _program():
         from mcmcpost._core.text import json_able
         from mcmcpost.cli.info import describe, description
+        from mcmcpost.cli.progress import phase
 
-        facts = describe(trace)
+        with phase("reading and testing"):
+            facts = describe(trace)
         if as_json:
             _print_json(json_able(facts))
         else:
@@ -355,7 +363,12 @@ def doctor(as_json: AsJson = False) -> None:
 @contextmanager
 def _program() -> Iterator[None]:
     """Switch to 64 bits, use the compilation cache of the user, and print each warning as one line on stderr."""
-    import jax
+    from mcmcpost.cli.progress import phase
+
+    with phase("starting"):
+        import jax
+
+        import mcmcpost.io  # noqa: F401  (with all that takes long to import)
 
     jax.config.update("jax_enable_x64", True)
     directory = cache_directory()

@@ -17,6 +17,7 @@ from mcmcpost._core.text import digits_of, significant
 from mcmcpost.cli.edge import say
 from mcmcpost.cli.model_file import ModelFile, load_model_file, parse_options
 from mcmcpost.cli.options import LADDER, POSTERIOR, is_model_file, refuse_sampling, settings_of
+from mcmcpost.cli.progress import phase
 from mcmcpost.cli.source import keeping
 from mcmcpost.io import is_ladder, posterior_rung, tempered_target
 
@@ -54,7 +55,8 @@ def open_sources(
         default; stored files take none of them, but a trace the seed of its proposals.
     stack : keeps what was sampled where anything fails before it is closed.
     """
-    trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
+    with phase("reading"):
+        trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
     traces = [path for path, tree in trees.items() if not is_ladder(tree)]
     if traces and not models:
         raise InputError(
@@ -92,16 +94,18 @@ def source_evidence(
     """Return the evidence of a ladder; of a trace, by bridges; of a sampled model, by both."""
     file = source.path if is_model_file(source.path) else source.model
     if file is None:
-        return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores)
+        with phase("ladder"):
+            return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores)
     key = jax.random.key(POSTERIOR["seed"] if seed is None else seed)
 
     def bridge(trace: "xarray.DataTree") -> "Evidence":
         model_file = load_model_file(file)
         args, kwargs = model_file.arguments(parse_options(options or []))
         choice = "auto" if method is None else method
-        return mcmcpost.bridge_evidence(
-            trace, model_file.model, *args, key=key, method=choice, allow_bad_scores=allow_bad_scores, **kwargs
-        )
+        with phase("bridges"):
+            return mcmcpost.bridge_evidence(
+                trace, model_file.model, *args, key=key, method=choice, allow_bad_scores=allow_bad_scores, **kwargs
+            )
 
     if source.model is not None:
         return bridge(source.tree)
@@ -113,7 +117,8 @@ def source_evidence(
             last = bridge(posterior_rung(source.tree))
     except InputError as error:
         say("warning", f"no bridge beside the ladder: {error}")
-    return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores, bridge=last)
+    with phase("ladder"):
+        return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores, bridge=last)
 
 
 class Run(NamedTuple):

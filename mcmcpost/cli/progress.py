@@ -15,6 +15,9 @@ def phase(title: str) -> Iterator[None]:
     """Show a title and the time since on a terminal while the block runs, if it takes long; nothing in a pipe."""
     done = threading.Event()
     with tqdm(desc=title, bar_format="{desc} {elapsed}", disable=None, delay=DELAY, leave=False) as bar:
+        if bar.disable:
+            yield
+            return
         clock = threading.Thread(target=_tick, args=(bar, done), daemon=True)
         clock.start()
         try:

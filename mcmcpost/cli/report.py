@@ -14,8 +14,10 @@ from mcmcpost._core.text import number_of_quantities, significant
 from mcmcpost.api.report import gather, read_subject
 from mcmcpost.cli.edge import say
 from mcmcpost.cli.options import refuse_model_file
+from mcmcpost.cli.progress import phase
 from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
 from mcmcpost.cli.source import load_trace
+from mcmcpost.io import is_ladder
 from mcmcpost.report import check_destination, render, write_html
 
 
@@ -37,21 +39,25 @@ def report_facts(
     with warnings.catch_warnings():
         for told in (mcmcpost.ScoreWarning, mcmcpost.ConvergenceWarning, mcmcpost.EvidenceWarning):
             warnings.simplefilter("ignore", told)  # the notices of the report contain them
-        subject = read_subject(tree, None, allow_bad_scores)
+        with phase("evidence" if is_ladder(tree) else "reading"):
+            subject = read_subject(tree, None, allow_bad_scores)
         say_left_out(subject.variables)
-        contents = gather(
-            subject,
-            named_scalars(subject.tree, subject.variables, asked),
-            method,
-            evidence=subject.evidence,
-            title=f"Report on {trace.name}",
-            asked={"File": str(trace)} | ({} if model is None else {"Model": str(model)}),
-            command=shlex.join(["mcmcpost", *sys.argv[1:]]),
-            allow_bad_scores=allow_bad_scores,
-        )
+        scalars = named_scalars(subject.tree, subject.variables, asked)
+        with phase("control variates"):
+            contents = gather(
+                subject,
+                scalars,
+                method,
+                evidence=subject.evidence,
+                title=f"Report on {trace.name}",
+                asked={"File": str(trace)} | ({} if model is None else {"Model": str(model)}),
+                command=shlex.join(["mcmcpost", *sys.argv[1:]]),
+                allow_bad_scores=allow_bad_scores,
+            )
     for text in contents.notices:
         say("warning", text)
-    write_html(render(contents), place, overwrite)
+    with phase("figures"):
+        write_html(render(contents), place, overwrite)
     assert contents.posterior is not None  # a trace was given
     estimate, check = contents.posterior.estimate, contents.posterior.check
     facts = {

@@ -19,6 +19,7 @@ from mcmcpost._core.errors import InputError, fault
 from mcmcpost.cli.edge import say
 from mcmcpost.cli.model_file import ModelFile, load_model_file, parse_options
 from mcmcpost.cli.options import POSTERIOR, is_model_file, refuse_sampling, settings_of
+from mcmcpost.cli.progress import phase
 from mcmcpost.cli.quantities import example_tree, with_quantities
 from mcmcpost.io.integrands import as_numbers
 from mcmcpost.io.numpyro_model import ProbedModel, probe_model
@@ -78,12 +79,13 @@ def sample_posterior(
         if value < 1:
             raise InputError("sample_posterior", f"`{name}` of at least 1", value, "Ask for more.")
     start_key, chain_key = jax.random.split(key)
-    args, kwargs = model_file.arguments(options)
-    probed = probe_model(f"Model file {model_file.path}", model_file.model, args, kwargs)
-    example = example_tree(model_file, probed)
-    if ask is not None:
-        ask(example)
-    start = _starts(model_file, start_key, num_chains, probed, options)
+    with phase(f"model {model_file.path.name}"):
+        args, kwargs = model_file.arguments(options)
+        probed = probe_model(f"Model file {model_file.path}", model_file.model, args, kwargs)
+        example = example_tree(model_file, probed)
+        if ask is not None:
+            ask(example)
+        start = _starts(model_file, start_key, num_chains, probed, options)
     mcmc = MCMC(
         NUTS(model_file.model, dense_mass=True),
         num_warmup=num_warmup,
@@ -191,7 +193,11 @@ def sample_model(
         progress=sys.stderr.isatty(),
         ask=ask,
     )
-    with keeping(path, lambda: xarray.DataTree.from_dict({"posterior": arviz_base.from_numpyro(mcmc)["posterior"]})):
+
+    def draws() -> "xarray.DataTree":
+        return xarray.DataTree.from_dict({"posterior": arviz_base.from_numpyro(mcmc)["posterior"]})
+
+    with keeping(path, draws), phase("score gate and quantities"):
         tree = with_quantities(mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores), model_file)
     tree.attrs |= {"model_file": path.name, "seed": settings["seed"], "num_warmup": settings["warmup"]}
     return tree
@@ -222,11 +228,15 @@ def load_trace(
     if model is None:
         if options:
             raise InputError(f"--option: expected a model file, got the trace {path} alone. Add --model FILE.py.")
-        return mcmcpost.load_tree(path)
-    model_file = load_model_file(model)
-    args, kwargs = model_file.arguments(parse_options(options or []))
-    tree = mcmcpost.load_tree(path)
-    scored = mcmcpost.attach_scores(tree, model_file.model, *args, allow_bad_scores=allow_bad_scores, **kwargs)
-    scored = with_quantities(scored, model_file)
+        with phase(f"reading {path}"):
+            return mcmcpost.load_tree(path)
+    with phase(f"model {model}"):
+        model_file = load_model_file(model)
+        args, kwargs = model_file.arguments(parse_options(options or []))
+    with phase(f"reading {path}"):
+        tree = mcmcpost.load_tree(path)
+    with phase("scores and quantities"):
+        scored = mcmcpost.attach_scores(tree, model_file.model, *args, allow_bad_scores=allow_bad_scores, **kwargs)
+        scored = with_quantities(scored, model_file)
     scored.attrs |= {"model_file": model.name}
     return scored

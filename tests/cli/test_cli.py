@@ -170,7 +170,7 @@ def test_a_mistake_in_a_model_file_is_one_line_before_sampling(run, model, monke
     assert refused(run("sample", model, "-o", "trace.nc"), f"Model file {model}", words)
 
 
-@pytest.mark.filterwarnings("always:Score gate")
+@pytest.mark.filterwarnings("always:Score gate", "always::mcmcpost.ConvergenceWarning")
 def test_unconverged_chains_are_reported_on_stderr(run, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 1)) + np.array([0.0, 0.0, 0.0, 3.0])[:, None, None]
     with pytest.warns(mcmcpost.ScoreWarning):

@@ -5,6 +5,7 @@ import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import numpy as np
@@ -63,14 +64,19 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     assert (process.returncode, out, err) == (0, "done\n", "")
 
 
-def in_terminal(command, cwd, delay):
-    """Run the program in a terminal of its own, type Ctrl-C after `delay` seconds, and return code and output."""
+PROGRAM = "from mcmcpost.cli import main; main()"
+
+
+def in_terminal(cwd, *arguments, interrupted_after=None):
+    """Run Python in a terminal of its own, type Ctrl-C after some seconds, and return code and output."""
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(cwd)
-        os.execv(sys.executable, [sys.executable, "-c", "from mcmcpost.cli import main; main()", *command])
-    time.sleep(delay)
-    os.write(terminal, b"\x03")
+        os.execv(sys.executable, [sys.executable, "-c", *arguments])
+    termios.tcsetwinsize(terminal, (24, 80))
+    if interrupted_after is not None:
+        time.sleep(interrupted_after)
+        os.write(terminal, b"\x03")
     output = b""
     try:
         while chunk := os.read(terminal, 65536):
@@ -92,7 +98,32 @@ def test_ctrl_c_in_a_terminal(tmp_path, monkeypatch, command, delay):
     mp.save_tree(mp.from_arrays(draws, -draws), folder / "trace.nc")
     model = 'import numpyro\nfrom numpyro.distributions import Normal\ndef model(): numpyro.sample("x", Normal())\n'
     (folder / "model.py").write_text(model + "def data(): return {}\n")
-    code, output = in_terminal([*command], folder, delay)
+    code, output = in_terminal(folder, PROGRAM, *command, interrupted_after=delay)
     assert (code, output[-22:]) == (130, b"mcmcpost: interrupted\n")
     assert not (folder / "out.nc").exists()
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+PHASES = """
+import time
+from mcmcpost.cli import progress
+progress.DELAY, progress.INTERVAL = 0.1, 0.05
+with progress.phase("a short one"):
+    pass
+with progress.phase("a long one"):
+    time.sleep(0.5)
+print("done")
+"""
+
+
+def test_a_phase_that_takes_long_is_shown_on_a_terminal_and_cleared(tmp_path):
+    code, output = in_terminal(tmp_path, PHASES)
+    assert code == 0
+    assert b"a long one 00:00" in output
+    assert b"a short one" not in output
+    assert output.endswith(b"\rdone\n")
+
+
+def test_a_pipe_has_no_progress():
+    done = subprocess.run([sys.executable, "-c", PHASES], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("done\n", "")
