@@ -21,6 +21,13 @@ from ._core.errors import (
     MissingPackageError as MissingPackageError,
 )
 from ._core.status import Status as Status
+from .api.derived import (
+    correlation as correlation,
+    covariance as covariance,
+    delta_method as delta_method,
+    standard_deviation as standard_deviation,
+    variance as variance,
+)
 from .api.evidence import (
     EvidenceWarning as EvidenceWarning,
     bridge_evidence as bridge_evidence,
@@ -35,6 +42,7 @@ from .api.expectation import (
     quantile as quantile,
     summary as summary,
 )
+from .api.predictive import elpd as elpd
 from .api.question import METHODS as METHODS
 from .api.report import html_report as html_report
 from .api.weights import (

@@ -11,6 +11,7 @@ from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.status import Status
 from mcmcpost._core.warn import warn
+from mcmcpost.api.derived import answer_spread
 from mcmcpost.api.question import NO_GAIN, GatedTrace, Question, of_moving, pose, read_gated
 from mcmcpost.control import (
     AbstractControlVariate,
@@ -139,7 +140,7 @@ def joint_expectation(
                 raise ScoreError(f"joint_expectation: task {name!r}: {error}") from error
         trace, check = gated[id(tree)]
         failed = gated[id(tree)].failed
-        labels, values, events = integrand_values(tree, integrands)
+        labels, values, events, _ = integrand_values(tree, integrands)
         found = check_convergence(tree, [([f"{name}: {label}" for label in labels], values)])
         warn_of_convergence(found if new else found._replace(divergences=0))
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
@@ -156,20 +157,40 @@ def summary(
     folds: int | None = None,
     allow_bad_scores: bool = False,
     fallback: bool = True,
+    sd: bool = False,
+    quantiles: Sequence[float] = (),
 ) -> "pandas.DataFrame":
-    """Return a table beside ``az.summary``: mean, sd, mcse, mean_cv, mcse_cv, gain, method, status, digits.
+    """Return a table to join to ``az.summary``: mcse, mean_cv, mcse_cv, gain, method, status, digits.
 
-    Arguments are those of `expectation`; `digits` are the significant digits of `mean_cv` that its error supports.
+    ``az.summary(trace).join(mp.summary(trace))`` has the plain mean and standard deviation too, as has
+    ``expectation(trace).to_dataframe()``.
+
+    Parameters
+    ----------
+    tree, integrands, method, standardize, folds, allow_bad_scores, fallback : as in `expectation`.
+    sd : also `sd_cv` and `mcse_sd_cv`, the controlled standard deviation and its error; see `standard_deviation`.
+    quantiles : probabilities π whose quantiles are wanted too, in columns ``q{π}_cv`` and ``mcse_q{π}_cv``; see
+        `quantile`. The ends of ``az.summary``'s 89 % interval are those of (0.055, 0.945).
+
+    Returns
+    -------
+    DataFrame : a row for each quantity. `mcse` is the plain error and `gain` (mcse/mcse_cv)²; `digits` are the
+        significant digits of `mean_cv` that its error supports.
     """
-    return expectation(
-        tree,
-        integrands,
-        method,
-        standardize=standardize,
-        folds=folds,
-        allow_bad_scores=allow_bad_scores,
-        fallback=fallback,
-    ).to_dataframe()
+    check_flags("summary", sd=sd)
+    levels = check_probabilities(quantiles) if np.size(quantiles) else np.empty(0)
+    question = pose(tree, integrands, method, allow_bad_scores)
+    table = answer(question, standardize=standardize, folds=folds, fallback=fallback).to_dataframe()
+    table = table.drop(columns=["mean", "sd"])
+    if sd:
+        spread = answer_spread(question, "sd", standardize=standardize, folds=folds, fallback=fallback)
+        table["sd_cv"], table["mcse_sd_cv"] = spread.mean, spread.mcse
+    if len(levels):
+        found = answer_quantiles(question, levels, folds=folds)
+        for place, level in enumerate(levels):
+            own = slice(place, None, len(levels))
+            table[f"q{level:g}_cv"], table[f"mcse_q{level:g}_cv"] = found.mean[own], found.mcse[own]
+    return table
 
 
 def quantile(

@@ -70,7 +70,7 @@ class Question(NamedTuple):
 
     gated : the trace as it is stored, with the result of the score gate.
     trace : without fixed coordinates, whose features do not average to zero.
-    names, values, events : the integrands (c, n, p); see `mcmcpost.io.integrands.Integrands`.
+    names, values, events, shapes : the integrands (c, n, p); see `mcmcpost.io.integrands.Integrands`.
     method : the control variate, or the plain mean where the score gate failed.
     bad_scores : every status is ``bad_scores``.
     convergence : R-hat of the integrands, and divergences.
@@ -81,6 +81,7 @@ class Question(NamedTuple):
     names: tuple[str, ...]
     values: Float[np.ndarray, "c n p"]
     events: Bool[np.ndarray, " p"]
+    shapes: dict[str, tuple[int, ...]]
     method: AbstractControlVariate
     bad_scores: bool
     convergence: Convergence
@@ -100,13 +101,13 @@ def pose(
     if gated.check.pattern == "nonfinite":
         # Plain means do not use the scores, but they are transformed with the draws.
         trace = trace._replace(scores=np.zeros_like(trace.scores))
-    names, values, events = integrand_values(tree, integrands)
+    asked = integrand_values(tree, integrands)
     if gated.failed and not allow_bad_scores:
         choice = PlainMean()
     bad = gated.failed and not (gated.check.pattern in NO_GAIN and isinstance(choice, PlainMean))
-    convergence = check_convergence(tree, [(names, values)])
+    convergence = check_convergence(tree, [(asked.names, asked.values)])
     warn_of_convergence(convergence)
-    return Question(gated, trace, names, values, events, choice, bad, convergence)
+    return Question(gated, trace, *asked, choice, bad, convergence)
 
 
 def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool, *, scores_needed: bool = True) -> GatedTrace:

@@ -83,6 +83,8 @@ FilterVars = Annotated[
     Literal["like", "regex"] | None, typer.Option(help="Take --var-names as parts of names, or as regular expressions.")
 ]
 
+Quantile = Annotated[list[float] | None, typer.Option(help="Add this quantile of every quantity. Repeatable.")]
+
 Method = Annotated[MethodName, typer.Option(help="Control variate.")]
 
 AllowBadScores = Annotated[bool, typer.Option(help="Go on where the scores fail the gate.")]
@@ -179,9 +181,7 @@ def reduce(
     filter_vars: FilterVars = None,
     expect: Expect = None,
     method: Method = MethodName.AUTO,
-    quantile: Annotated[
-        list[float] | None, typer.Option(help="Add this quantile of every quantity. Repeatable.")
-    ] = None,
+    quantile: Quantile = None,
     model: ModelOf = None,
     as_json: AsJson = False,
     allow_bad_scores: AllowBadScores = False,
@@ -300,6 +300,7 @@ def report(
     filter_vars: FilterVars = None,
     expect: Expect = None,
     method: Method = MethodName.AUTO,
+    quantile: Quantile = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
     model: ModelOf = None,
     option: Options = None,
@@ -308,6 +309,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML file about a trace: estimates, errors, scores, convergence."""
     with _program():
+        from mcmcpost.api.expectation import check_probabilities
         from mcmcpost.cli.expressions import parse_expressions
         from mcmcpost.cli.quantities import Asked
         from mcmcpost.cli.report import report_facts, report_line
@@ -319,6 +321,7 @@ def report(
             method.value,
             model=model,
             options=option,
+            probabilities=check_probabilities(quantile) if quantile else None,
             overwrite=force,
             allow_bad_scores=allow_bad_scores,
         )

@@ -29,6 +29,7 @@ def report_facts(
     *,
     model: Path | None,
     options: list[str] | None,
+    probabilities: np.ndarray | None,
     overwrite: bool,
     allow_bad_scores: bool,
 ) -> dict[str, Any]:
@@ -53,20 +54,22 @@ def report_facts(
                 asked={"File": str(trace)} | ({} if model is None else {"Model": str(model)}),
                 command=shlex.join(["mcmcpost", *sys.argv[1:]]),
                 allow_bad_scores=allow_bad_scores,
+                levels=probabilities,
             )
     for text in contents.notices:
         say("warning", text)
     with phase("figures"):
         write_html(render(contents), place, overwrite)
     assert contents.posterior is not None  # a trace was given
-    estimate, check = contents.posterior.estimate, contents.posterior.check
+    check = contents.posterior.check
+    estimates = [part for part in (contents.posterior.estimate, contents.posterior.quantiles) if part is not None]
     facts = {
         "path": str(place),
         "bytes": place.stat().st_size,
         "score_check": check.verdict,
         "divergences": contents.posterior.divergences,
         "notices": list(contents.notices),
-        **estimate.to_json_dict(),
+        "quantities": [q for part in estimates for q in part.to_json_dict()["quantities"]],
     }
     if contents.evidence is not None:
         facts["evidence"] = contents.evidence.evidence.to_json_dict()

@@ -1,6 +1,7 @@
 """Control variates, cross-fitting and standard errors."""
 
 from mcmcpost.control.auto import MAX_DEGREE, NEED, Auto
+from mcmcpost.control.derived import KINDS, Smooth, estimate_derived, estimate_spread
 from mcmcpost.control.errors import SAFETY, tail_inflation
 from mcmcpost.control.estimate import Estimate, estimate_expectations
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact
@@ -26,6 +27,7 @@ from mcmcpost.control.zero_variance import ZeroVariance
 
 __all__ = [
     "HIGHEST_DEGREE",
+    "KINDS",
     "MAX_DEGREE",
     "NEED",
     "REML",
@@ -50,6 +52,7 @@ __all__ = [
     "Ridge",
     "Screened",
     "SemiExact",
+    "Smooth",
     "SteinWeights",
     "Stochastic",
     "TaskInput",
@@ -59,9 +62,11 @@ __all__ = [
     "ZeroVariance",
     "check_cross_fitting",
     "check_weights",
+    "estimate_derived",
     "estimate_expectations",
     "estimate_jointly",
     "estimate_quantiles",
+    "estimate_spread",
     "participants",
     "read_moments",
     "solve_stein_weights",

@@ -34,8 +34,17 @@ DISAGREEMENT = 2.9e-7
 GROUP = "control_variates"
 """The group of a tree that holds estimates."""
 
-NUMBERS = ("mean", "mcse", "gain", "variance_ratio", "sd", "mean_plain", "mcse_plain", "mean_crossfit")
-"""The fields of `Estimate` that are one number a quantity."""
+NUMBERS = {
+    "mean": "mean_plain",
+    "sd": "sd",
+    "mcse": "mcse_plain",
+    "mean_cv": "mean",
+    "mcse_cv": "mcse",
+    "gain": "gain",
+    "variance_ratio": "variance_ratio",
+    "mean_crossfit": "mean_crossfit",
+}
+"""What is written of a quantity in every table, file and JSON, and the field of `Estimate` that holds it."""
 
 
 class Estimate(NamedTuple):
@@ -96,12 +105,15 @@ class Estimate(NamedTuple):
         )
 
     def to_json_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """Return ``{"quantities": [{"name", "mean", "mcse", "gain", ...}]}`` with None for NaN and infinities."""
+        """Return ``{"quantities": [{"name", "mean", "mcse", "mean_cv", ...}]}`` with None for NaN and infinities.
+
+        The names mean what they do in `to_dataframe`.
+        """
         digits = significant_digits(self.mean, self.mcse)
         return {
             "quantities": [
                 {"name": name}
-                | {key: json_able(float(getattr(self, key)[j])) for key in NUMBERS}
+                | {key: json_able(float(getattr(self, field)[j])) for key, field in NUMBERS.items()}
                 | {"method": self.method[j], "status": str(self.status[j]), "digits": int(digits[j])}
                 for j, name in enumerate(self.names)
             ]
@@ -117,15 +129,18 @@ class Estimate(NamedTuple):
 
         Returns
         -------
-        DataTree : variables `mean`, `mcse`, `gain`, `variance_ratio`, `sd`, `mean_plain`, `mcse_plain`,
-            `mean_crossfit`, `status` and `method` over `quantity`; `residual` (chain, draw, quantity), whose spread is
-            that of f − g and not of the posterior; `covariance` (quantity, quantity_bis). Attrs: the methods, `info` as
-            JSON with null for what is not finite, its scalar entries one by one, and versions.
+        DataTree : variables `mean`, `sd`, `mcse`, `mean_cv`, `mcse_cv` and `gain`, which mean what they do in
+            `to_dataframe`, `variance_ratio`, `mean_crossfit`, `status` and `method` over `quantity`; `residual` (chain,
+            draw, quantity), whose spread is that of f − g and not of the posterior; `covariance` (quantity,
+            quantity_bis) of `mean_cv`. Attrs: the methods, `info` as JSON with null for what is not finite, its scalar
+            entries one by one, and versions.
         """
         import xarray
 
         names = np.array(self.names, dtype=object)
-        variables: dict[str, Any] = {name: ("quantity", np.asarray(getattr(self, name))) for name in NUMBERS}
+        variables: dict[str, Any] = {
+            name: ("quantity", np.asarray(getattr(self, field))) for name, field in NUMBERS.items()
+        }
         variables |= {
             "status": ("quantity", np.array([str(status) for status in self.status], dtype=object)),
             "method": ("quantity", np.array([str(method) for method in self.method], dtype=object)),

@@ -88,7 +88,7 @@ class JointEstimate(dict[str, Estimate]):
 
         Returns
         -------
-        DataTree : `mean`, `mcse`, `gain`, … `status` and `method` over `task`, labelled by the task's name, or
+        DataTree : `mean_cv`, `mcse_cv`, … `status` and `method` over `task`, labelled by the task's name, or
             ``name: integrand`` where a task has several; `covariance` (task, task_bis) of the errors; the learnt B as
             `task_correlation` (fitted_task, fitted_task_bis), a correlation matrix, and `task_covariance`. One subgroup
             per task, by its number, with what `Estimate.to_datatree` writes for it; its attr `task` is the name.
@@ -102,7 +102,8 @@ class JointEstimate(dict[str, Estimate]):
 
         parts = list(self.values())
         variables: dict[str, Any] = {
-            name: ("task", np.concatenate([np.asarray(getattr(part, name)) for part in parts])) for name in NUMBERS
+            name: ("task", np.concatenate([np.asarray(getattr(part, field)) for part in parts]))
+            for name, field in NUMBERS.items()
         }
         for name in ("status", "method"):
             flat = [str(item) for part in parts for item in getattr(part, name)]

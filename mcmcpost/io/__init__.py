@@ -16,7 +16,7 @@ from mcmcpost.io.diagnostics import (
     warn_of_convergence,
 )
 from mcmcpost.io.files import load_tree, save_tree
-from mcmcpost.io.integrands import PosteriorVariables, integrand_values, posterior_variables
+from mcmcpost.io.integrands import Integrands, PosteriorVariables, integrand_values, named_values, posterior_variables
 from mcmcpost.io.ladder_traces import ladder_from_traces
 from mcmcpost.io.ladder_trees import is_ladder, ladder_to_datatree, last_rung, posterior_rung, read_ladder
 from mcmcpost.io.numpyro import from_numpyro
@@ -26,6 +26,7 @@ from mcmcpost.io.stan import from_cmdstan
 __all__ = [
     "Convergence",
     "ConvergenceWarning",
+    "Integrands",
     "PosteriorVariables",
     "Scored",
     "Target",
@@ -46,6 +47,7 @@ __all__ = [
     "ladder_to_datatree",
     "last_rung",
     "load_tree",
+    "named_values",
     "posterior_rung",
     "posterior_variables",
     "read_ladder",

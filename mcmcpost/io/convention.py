@@ -191,9 +191,9 @@ def _check_aligned(tree: "xarray.DataTree", scores: "xarray.DataArray") -> None:
             )
 
 
-def coordinate_labels(variable: "xarray.DataArray", dim: str | None = None) -> tuple[str, ...] | None:
-    """Return the labels along a dim, by default the last; None where its coordinate holds no text."""
-    dim = str(variable.dims[-1]) if dim is None else dim
+def coordinate_labels(variable: "xarray.DataArray") -> tuple[str, ...] | None:
+    """Return the labels along the last dim; None where its coordinate holds no text."""
+    dim = variable.dims[-1]
     if dim in variable.coords and variable[dim].dtype.kind in "OUST":
         return tuple(str(label) for label in variable[dim].values)
     return None

@@ -18,7 +18,6 @@ from mcmcpost.io.convention import (
     as_chain_draw,
     check_same_labels,
     check_tree_type,
-    coordinate_labels,
     element_names,
     oriented,
 )
@@ -44,11 +43,13 @@ class Integrands(NamedTuple):
     values : (c, n, p), read-only: they may be the arrays of the tree.
     events : (p,) whether a constant zero or one may be that of an event that was not seen: not under the name of a
         parameter, an element of a float variable.
+    shapes : of one draw of each variable, array or function, by name; their elements are the integrands, in order.
     """
 
     names: tuple[str, ...]
     values: Float[np.ndarray, "c n p"]
     events: Bool[np.ndarray, " p"]
+    shapes: dict[str, tuple[int, ...]]
 
 
 def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integrands:
@@ -63,8 +64,8 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
 
     Returns
     -------
-    Integrands : elements of an array are named ``theta[0]``, ``theta[0, 1]``, or by the coordinate labels where those
-        are strings; integers and booleans become floats.
+    Integrands : elements of an array are named ``theta[0]``, ``theta[0, 1]``, those of a variable by its coordinates,
+        as in ``az.summary``; integers and booleans become floats.
 
     Raises
     ------
@@ -74,11 +75,11 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     check_tree_type("integrands", tree)
     chains_draws = _chains_draws(tree)
     if integrands is None:
-        parts = [_of_variable(_variable(tree, str(name))) for name in _posterior(tree).data_vars]
+        parts = [named_values(_variable(tree, str(name))) for name in _posterior(tree).data_vars]
     elif isinstance(integrands, str):
-        parts = [_of_variable(_variable(tree, integrands))]
+        parts = [named_values(_variable(tree, integrands))]
     elif isinstance(integrands, (list, tuple)) and all(isinstance(name, str) for name in integrands):
-        parts = [_of_variable(_variable(tree, name)) for name in integrands]
+        parts = [named_values(_variable(tree, name)) for name in integrands]
     elif isinstance(integrands, Mapping):
         parts = _of_entries(tree, integrands, chains_draws)
     else:
@@ -92,7 +93,8 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     if not names:
         raise InputError("integrands", "at least one integrand", "arrays without values", "Give one value a draw.")
     values = parts[0].values if len(parts) == 1 else _side_by_side([part.values for part in parts])
-    return Integrands(names, values, np.concatenate([part.events for part in parts]))
+    shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
+    return Integrands(names, values, np.concatenate([part.events for part in parts]), shapes)
 
 
 def _side_by_side(parts: list[Float[np.ndarray, "c n _"]]) -> Float[np.ndarray, "c n p"]:
@@ -117,12 +119,12 @@ class PosteriorVariables(NamedTuple):
     def scalars(self) -> "Iterator[tuple[tuple[str, ...], Float[np.ndarray, 'c n p']]]":
         """Yield the names and values of the elements of each usable variable, of float64 variables without a copy."""
         for name in self.usable:
-            names, values, _ = self.elements_of(name)
+            names, values, *_ = self.elements_of(name)
             yield names, values
 
     def elements_of(self, name: str) -> Integrands:
         """Return the named elements of a usable variable, of a float64 variable without a copy."""
-        return _of_variable(self.usable[name])
+        return named_values(self.usable[name])
 
 
 def posterior_variables(tree: "xarray.DataTree") -> PosteriorVariables:
@@ -164,14 +166,21 @@ def _variable(tree: "xarray.DataTree", name: str) -> "xarray.DataArray":
 
 def _names_of(variable: "xarray.DataArray") -> tuple[str, ...]:
     dims = [str(dim) for dim in variable.dims[2:]]
-    labels = tuple(coordinate_labels(variable, dim) or tuple(map(str, range(variable.sizes[dim]))) for dim in dims)
+    labels = tuple(_labels_along(variable, dim) for dim in dims)
     return tuple(element_names(str(variable.name), variable.shape[2:], labels))
 
 
-def _of_variable(variable: "xarray.DataArray") -> Integrands:
-    names = _names_of(variable)
-    values = _numeric(str(variable.name), variable.values, (variable.shape[0], variable.shape[1]))
-    return Integrands(names, values, np.full(len(names), variable.dtype.kind != "f"))
+def _labels_along(variable: "xarray.DataArray", dim: str) -> tuple[str, ...]:
+    """Return the coordinates along a dim, as ArviZ labels its tables; positions where they are none or repeat."""
+    labels = tuple(map(str, variable[dim].values))
+    return labels if len(set(labels)) == len(labels) else tuple(map(str, range(len(labels))))
+
+
+def named_values(variable: "xarray.DataArray") -> Integrands:
+    """Return the elements of a variable of dims chain, draw, …, named by its coordinates."""
+    name, names = str(variable.name), _names_of(variable)
+    values = _numeric(name, variable.values, (variable.shape[0], variable.shape[1]))
+    return Integrands(names, values, np.full(len(names), variable.dtype.kind != "f"), {name: variable.shape[2:]})
 
 
 def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draws: tuple[int, int]) -> list[Integrands]:
@@ -215,7 +224,8 @@ def _of_array(tree: "xarray.DataTree", name: str, values: Any, chains_draws: tup
             "Give one value, or one array of values, for every draw.",
         )
     names = tuple(element_names(name, array.shape[2:]))
-    return Integrands(names, _numeric(name, array, chains_draws), np.ones(len(names), bool))
+    values = _numeric(name, array, chains_draws)
+    return Integrands(names, values, np.ones(len(names), bool), {name: array.shape[2:]})
 
 
 def _numeric(name: str, array: np.ndarray, chains_draws: tuple[int, int]) -> Float[np.ndarray, "c n p"]:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import xarray
 
 
-def from_numpyro(mcmc: "numpyro.infer.MCMC", *, allow_bad_scores: bool = False) -> "xarray.DataTree":
+def from_numpyro(
+    mcmc: "numpyro.infer.MCMC", *, allow_bad_scores: bool = False, log_likelihood: bool = False
+) -> "xarray.DataTree":
     """Return the ArviZ tree of a NumPyro run with its unconstrained draws and scores, after the score gate.
 
     With ``extra_fields=("z_grad",)`` in the run the scores cost nothing: HMC and NUTS keep the gradient of the
@@ -34,6 +36,8 @@ def from_numpyro(mcmc: "numpyro.infer.MCMC", *, allow_bad_scores: bool = False) 
     ----------
     mcmc : a finished run.
     allow_bad_scores : keep scores that the gate would refuse.
+    log_likelihood : keep that of every observation at every draw too, in a group of that name, as ``az.loo`` and `elpd`
+        need it. The model is run once for each draw.
 
     Returns
     -------
@@ -48,12 +52,12 @@ def from_numpyro(mcmc: "numpyro.infer.MCMC", *, allow_bad_scores: bool = False) 
     import arviz_base
     import numpyro
 
-    check_flags("from_numpyro", allow_bad_scores=allow_bad_scores)
+    check_flags("from_numpyro", allow_bad_scores=allow_bad_scores, log_likelihood=log_likelihood)
     check_kind("from_numpyro", "mcmc", mcmc, numpyro.infer.MCMC, "Pass what was run, not its samples.")
     if mcmc.last_state is None:
         raise InputError("from_numpyro", "a finished MCMC run", "one without draws", "Call mcmc.run first.")
     _attach_submodules("numpyro")
-    tree = arviz_base.from_numpyro(mcmc)
+    tree = arviz_base.from_numpyro(mcmc, log_likelihood=log_likelihood)
     if GROUP in tree.children:
         tree[GROUP] = tree.children[GROUP].to_dataset().drop_vars("z_grad", errors="ignore")
     # Only HMC and its subclasses promise that z_grad is the gradient of the potential.

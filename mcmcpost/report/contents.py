@@ -19,7 +19,8 @@ TAIL = (0.05, 0.95)
 class PosteriorPart(NamedTuple):
     """One trace: its estimate, the integrands (c, n, p) behind it, and what the score gate found.
 
-    parameters : d labels of the unconstrained coordinates. divergences : transitions after warm-up.
+    parameters : d labels of the unconstrained coordinates. divergences : transitions after warm-up. quantiles : of the
+    integrands, where they are asked for.
     """
 
     estimate: Estimate
@@ -27,6 +28,7 @@ class PosteriorPart(NamedTuple):
     check: ScoreCheck
     parameters: tuple[str, ...]
     divergences: int
+    quantiles: Estimate | None = None
 
 
 class EvidencePart(NamedTuple):

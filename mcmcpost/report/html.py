@@ -228,11 +228,12 @@ def render(contents: Contents) -> str:
     environment.filters["drawn"] = lambda drawing: Markup(drawing.svg)
     template = environment.from_string(files("mcmcpost.report").joinpath(TEMPLATE).read_text(encoding="utf-8"))
     posterior, evidence, joint = contents.posterior, contents.evidence, contents.joint
-    facts: dict[str, object] = {"headline": "", "quantities": [], "convergence": [], "drawings": {}}
+    facts: dict[str, object] = {"headline": "", "quantities": [], "quantiles": [], "convergence": [], "drawings": {}}
     if posterior is not None:
         facts |= {
             "headline": headline(posterior.estimate),
             "quantities": estimate_rows(posterior.estimate),
+            "quantiles": [] if posterior.quantiles is None else estimate_rows(posterior.quantiles),
             "convergence": convergence_rows(posterior.estimate.names, posterior.values),
             "drawings": posterior_drawings(posterior),
         }

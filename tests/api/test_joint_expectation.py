@@ -111,7 +111,7 @@ def test_the_tree_of_a_joint_estimate_survives_a_file(tasks, draws, tmp_path):
     assert whole["covariance"].dims == ("task", "task_bis")
     assert whole["task_correlation"].dims == ("fitted_task", "fitted_task_bis")
     np.testing.assert_allclose(np.diag(whole["task_correlation"]), 1.0)
-    np.testing.assert_array_equal(whole["mean"], np.concatenate([part.mean for part in found.values()]))
+    np.testing.assert_array_equal(whole["mean_cv"], np.concatenate([part.mean for part in found.values()]))
     assert [str(s) for part in found.values() for s in part.status] == list(whole["status"].values)
     assert [tree[f"task_{k}"].attrs["task"] for k in range(2)] == ["high", "low"]
     loaded = mp.load_tree(mp.save_tree(tree, tmp_path / "joint.nc"))

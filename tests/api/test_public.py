@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import mcmcpost as mp
@@ -21,12 +22,13 @@ def tree(draws):
     return mp.from_arrays(draws, -draws, names=("a", "b"))
 
 
-def test_the_summary_has_the_promised_columns_and_the_plain_mean(tree, draws):
-    table = mp.summary(tree, method="zv2")
+def test_the_table_has_the_promised_columns_and_the_plain_mean(tree, draws):
+    table = mp.expectation(tree, method="zv2").to_dataframe()
     assert list(table.columns) == [
         "mean", "sd", "mcse", "mean_cv", "mcse_cv", "gain", "method", "status", "digits",
     ]  # fmt: skip
     assert list(table.index) == ["a", "b"]
+    pd.testing.assert_frame_equal(mp.summary(tree, method="zv2"), table.drop(columns=["mean", "sd"]))
     np.testing.assert_allclose(table["mean"], draws.mean(axis=(0, 1)))
     assert set(table["status"]) == {"on_trust"}  # no log density verifies the scores
     np.testing.assert_allclose(table["mean_cv"], 0.0, atol=1e-12)
@@ -46,7 +48,12 @@ def test_the_tree_is_untouched_and_results_go_into_a_new_one(tree):
     assert before.identical(tree)
     assert "control_variates" in out.children
     assert "control_variates" not in tree.children
-    assert out["control_variates"]["mean"].sizes == {"quantity": 2}
+    assert out["control_variates"]["mean_cv"].sizes == {"quantity": 2}
+    quantities = result.to_json_dict()["quantities"]
+    for name, column in result.to_dataframe().items():  # a name means one thing everywhere
+        assert [quantity[name] for quantity in quantities] == list(column)
+        if name != "digits":
+            assert list(out["control_variates"][name].values) == list(column)
 
 
 def test_json_has_null_for_what_is_not_finite(tree, draws):
@@ -55,6 +62,7 @@ def test_json_has_null_for_what_is_not_finite(tree, draws):
     (quantity,) = record["quantities"]
     assert quantity["status"] == "undefined"
     assert quantity["mean"] is None
+    assert quantity["mean_cv"] is None
 
 
 def test_an_unrecognised_failure_of_the_gate_gives_plain_means_whatever_the_method(rng):

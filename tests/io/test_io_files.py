@@ -141,8 +141,8 @@ def test_estimates_without_a_tree(estimate):
 def test_estimates_replace_the_older_ones(tree, estimate):
     first = estimate.to_datatree(tree)
     second = estimate._replace(mean=estimate.mean + 1).to_datatree(first)
-    np.testing.assert_array_equal(first["control_variates"]["mean"], estimate.mean)
-    np.testing.assert_array_equal(second["control_variates"]["mean"], estimate.mean + 1)
+    np.testing.assert_array_equal(first["control_variates"]["mean_cv"], estimate.mean)
+    np.testing.assert_array_equal(second["control_variates"]["mean_cv"], estimate.mean + 1)
 
 
 @pytest.mark.parametrize("suffix", [".NC", ".Zarr"])

@@ -27,8 +27,8 @@ def tree(rng):
 
 
 def test_every_variable_by_default(tree):
-    names, values, _ = integrand_values(tree)
-    corr = tuple(f"corr[{i}, {j}]" for i in range(2) for j in range(3))
+    names, values, *_ = integrand_values(tree)
+    corr = tuple(f"corr[{i}, {j}]" for i in (10, 20) for j in range(3))
     assert names == ("mu", "theta[Choate]", "theta[Deerfield]", *corr, "count", "flag")
     assert values.dtype == np.float64
     np.testing.assert_array_equal(values[..., 0], tree["posterior"]["mu"].T)
@@ -46,7 +46,7 @@ def test_chosen_variables_in_the_order_asked(tree, chosen):
 
 def test_arrays(tree, rng):
     values = rng.normal(size=(2, 5, 2))
-    names, got, _ = integrand_values(tree, values)
+    names, got, *_ = integrand_values(tree, values)
     assert names == ("f[0]", "f[1]")
     np.testing.assert_array_equal(got, values)
     assert integrand_values(tree, values[..., 0]).names == ("f",)
@@ -67,7 +67,7 @@ def test_arrays(tree, rng):
     ids=["jax", "numpy", "math", "branch", "scipy", "mask"],
 )
 def test_functions_traceable_or_not(tree, function):
-    names, values, _ = integrand_values(tree, {"f": function, "n": lambda d: jnp.arange(9.0)[d["count"]]})
+    names, values, *_ = integrand_values(tree, {"f": function, "n": lambda d: jnp.arange(9.0)[d["count"]]})
     assert names == ("f", "n")
     theta, mu = tree["posterior"]["theta"].values[..., 0], tree["posterior"]["mu"].values.T
     np.testing.assert_allclose(values[..., 0], np.exp(theta) * (mu > 0), rtol=1e-13)
@@ -75,7 +75,7 @@ def test_functions_traceable_or_not(tree, function):
 
 
 def test_functions_of_arrays_name_their_elements(tree):
-    names, values, _ = integrand_values(tree, {"m": lambda d: d["corr"].T, "all": lambda d: [d["mu"], d["mu"] + 1]})
+    names, values, *_ = integrand_values(tree, {"m": lambda d: d["corr"].T, "all": lambda d: [d["mu"], d["mu"] + 1]})
     assert names[:3] == ("m[0, 0]", "m[0, 1]", "m[1, 0]")
     assert names[-2:] == ("all[0]", "all[1]")
     np.testing.assert_array_equal(values[..., 1], tree["posterior"]["corr"][..., 1, 0])
@@ -135,6 +135,6 @@ def test_a_function_that_changes_its_draw_changes_a_copy(tree):
         return draw["theta"][0]
 
     before = tree.copy(deep=True)
-    _, values, _ = integrand_values(tree, {"changed": changed, "theta": lambda draw: draw["theta"][0]})
+    _, values, *_ = integrand_values(tree, {"changed": changed, "theta": lambda draw: draw["theta"][0]})
     assert tree.identical(before)
     np.testing.assert_array_equal(values[..., 1], tree["posterior"]["theta"][..., 0])

@@ -1,0 +1,114 @@
+"""Log predictive densities against their closed form, ArviZ's leave-one-out, and bad input."""
+
+import arviz_stats
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray as xr
+from numpyro.infer import MCMC, NUTS
+from scipy.stats import norm
+
+import mcmcpost as mp
+
+PRIOR = 4.0
+"""Variance of the prior of the mean; observations have variance one."""
+
+
+@pytest.fixture
+def y(rng):
+    return rng.normal(size=20)
+
+
+def with_log_likelihood(tree, mean, y):
+    values = norm.logpdf(y, loc=mean[..., None])
+    new = tree.copy()
+    data = xr.Dataset(
+        {"y": (("chain", "draw", "obs"), values)}, {"chain": tree.posterior.chain, "draw": tree.posterior.draw}
+    )
+    new["log_likelihood"] = xr.DataTree(data)
+    return new
+
+
+@pytest.fixture
+def tree(rng, y):
+    variance = 1 / (len(y) + 1 / PRIOR)
+    mean = variance * y.sum() + np.sqrt(variance) * rng.normal(size=(4, 200, 1))
+    scores = -(mean - variance * y.sum()) / variance
+    return with_log_likelihood(mp.from_arrays(mean, scores, names=("mu",)), mean[..., 0], y)
+
+
+def exact(y):
+    """Return log p(yᵢ | y₋ᵢ) and log p(yᵢ | y) of a normal mean."""
+
+    def predictive(others, at):
+        variance = 1 / (len(others) + 1 / PRIOR)
+        return norm.logpdf(at, variance * np.sum(others), np.sqrt(1 + variance))
+
+    leave_out = np.array([predictive(np.delete(y, i), y[i]) for i in range(len(y))])
+    return leave_out, predictive(y, y)
+
+
+@pytest.mark.parametrize("method", ["plain", "zv2", None])
+def test_densities_against_the_closed_form(tree, y, method):
+    found = mp.elpd(tree) if method is None else mp.elpd(tree, method=method)
+    leave_out, within = exact(y)
+    truth = np.concatenate([[leave_out.sum(), within.sum(), (within - leave_out).sum()], leave_out, within])
+    assert found.names[:4] == ("elpd_loo", "lppd", "p_loo", "elpd_loo(y[0])")
+    assert (np.abs(found.mean - truth) < 4.5 * found.mcse).all()
+    assert (np.abs(found.mean_plain - truth) < 4.5 * found.mcse_plain).all()
+    assert (found.gain[:3] > (0.99 if method == "plain" else 20)).all()
+    np.testing.assert_allclose(found.residuals.mean(axis=(0, 1))[:3], found.mean_crossfit[:3], rtol=1e-9)
+
+
+def test_it_stands_beside_arviz_s(tree):
+    ours, theirs = mp.elpd(tree, "y"), arviz_stats.loo(tree, pointwise=True)
+    assert abs(ours.mean[0] - theirs.elpd) < 5 * ours.mcse_plain[0]
+    n = tree.log_likelihood.sizes["obs"]
+    assert (np.abs(ours.mean[3 : 3 + n] - theirs.elpd_i.values) < 5 * ours.mcse_plain[3 : 3 + n]).all()
+
+
+def test_an_observation_of_much_influence_is_told(rng):
+    y = np.array([3.0])  # alone: 1/p(y | μ) has no variance under a posterior variance of 0.8
+    variance = 1 / (len(y) + 1 / PRIOR)
+    mean = variance * y.sum() + np.sqrt(variance) * rng.normal(size=(4, 500, 1))
+    tree = mp.from_arrays(mean, -(mean - variance * y.sum()) / variance, names=("mu",))
+    found = mp.elpd(with_log_likelihood(tree, mean[..., 0], y), method="plain")
+    assert found.status[found.names.index("elpd_loo(y[0])")] == "heavy_tail"
+    assert found.status[found.names.index("lppd(y[0])")] == "plain"
+
+
+@pytest.mark.usefixtures("rank_promotion")
+def test_numpyro_keeps_the_log_likelihood(key, y):
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+        with numpyro.plate("obs", len(y)):
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    mcmc = MCMC(
+        NUTS(model), num_warmup=200, num_samples=100, num_chains=2, chain_method="vectorized", progress_bar=False
+    )
+    mcmc.run(key, y, extra_fields=("z_grad",))
+    tree = mp.from_numpyro(mcmc, log_likelihood=True)
+    np.testing.assert_allclose(
+        tree.log_likelihood["y"], norm.logpdf(y, loc=np.array(tree.posterior["mu"])[..., None]), rtol=1e-6
+    )
+    assert abs(mp.elpd(tree, method="zv2").mean[0] - exact(y)[0].sum()) < 0.05
+    assert "log_likelihood" not in mp.from_numpyro(mcmc).children
+
+
+@pytest.mark.parametrize(
+    ("kept", "name", "words"),
+    [(False, None, "group `log_likelihood`"), (True, "z", "`var_name` among y")],
+)
+def test_a_log_likelihood_that_is_not_there_is_refused(tree, kept, name, words):
+    with pytest.raises(mp.InputError, match=words):
+        mp.elpd(tree if kept else tree.drop_nodes("log_likelihood"), name)
+
+
+def test_one_of_several_must_be_named(tree):
+    both = tree.copy()
+    both["log_likelihood"]["z"] = both["log_likelihood"]["y"]
+    with pytest.raises(mp.InputError, match="`var_name` where there are several"):
+        mp.elpd(both)
+    assert mp.elpd(both, "z", "plain").names[3] == "elpd_loo(z[0])"
