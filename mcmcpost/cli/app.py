@@ -1,6 +1,7 @@
 """The commands, thin over the public functions. JAX, NumPy and the rest are imported inside them, when one runs."""
 
 import json
+import logging
 import os
 import sys
 import warnings
@@ -374,6 +375,7 @@ def _program() -> Iterator[None]:
         import mcmcpost.io  # noqa: F401  (with all that takes long to import)
 
     jax.config.update("jax_enable_x64", True)
+    logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)  # the error it prints is raised too
     directory = cache_directory()
     if directory is not None and jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(directory))

@@ -18,7 +18,7 @@ from mcmcpost.cli.edge import say
 from mcmcpost.cli.model_file import ModelFile, load_model_file, parse_options
 from mcmcpost.cli.options import LADDER, POSTERIOR, is_model_file, refuse_sampling, settings_of
 from mcmcpost.cli.progress import phase
-from mcmcpost.cli.source import keeping
+from mcmcpost.cli.source import check_memory, keeping
 from mcmcpost.io import is_ladder, posterior_rung, tempered_target
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def open_sources(
         stored, kind = (traces[0], "trace") if traces else (next(iter(trees)), "ladder")
         refuse_sampling("evidence", stored, kind, {**given, **own})
     settings = settings_of(given, LADDER)
-    runs = {path: _prepare(path, options) for path in paths if is_model_file(path)}
+    runs = {path: _prepare(path, options, settings) for path in paths if is_model_file(path)}
     for path, run in runs.items():
         trees[path] = sample_ladder(run, settings)
         stack.enter_context(keeping(path, partial(trees.__getitem__, path)))
@@ -130,10 +130,11 @@ class Run(NamedTuple):
     init: dict[str, Any] | None
 
 
-def _prepare(path: Path, options: list[str] | None) -> Run:
+def _prepare(path: Path, options: list[str] | None, settings: Mapping[str, int]) -> Run:
     model_file, chosen = load_model_file(path), parse_options(options or [])
     args, kwargs = model_file.arguments(chosen)
-    tempered_target(f"Model file {path}", model_file.model, args, kwargs)
+    target, _ = tempered_target(f"Model file {path}", model_file.model, args, kwargs)
+    check_memory(settings["rungs"] * settings["chains"] * settings["draws"], len(target.names))
     return Run(model_file, args, kwargs, model_file.start(chosen))
 
 

@@ -26,9 +26,9 @@ def ended_by_signals() -> Iterator[None]:
     """
     inner, outer = socket.socketpair()
     outer.setblocking(False)
+    descriptor = signal.set_wakeup_fd(outer.fileno(), warn_on_full_buffer=False)
     caught = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     handlers = {number: signal.signal(number, lambda *_: None) for number in caught}
-    descriptor = signal.set_wakeup_fd(outer.fileno(), warn_on_full_buffer=False)
     watch = threading.Thread(target=_watch, args=(inner,), daemon=True)
     watch.start()
     try:

@@ -83,6 +83,7 @@ def sample_posterior(
         args, kwargs = model_file.arguments(options)
         probed = probe_model(f"Model file {model_file.path}", model_file.model, args, kwargs)
         example = example_tree(model_file, probed)
+        check_memory(num_chains * num_samples, len(probed.names))
         if ask is not None:
             ask(example)
         start = _starts(model_file, start_key, num_chains, probed, options)
@@ -101,6 +102,19 @@ def sample_posterior(
             raise InputError(_no_start(model_file, "none in NumPyro's attempts")) from error
         raise
     return mcmc
+
+
+def check_memory(draws: int, width: int) -> None:
+    """Refuse numbers of draws that no memory holds, each with `width` parameters, as many scores and their log density.
+
+    The memory of the machine is a bound: a run needs more than its draws.
+    """
+    needed = 8 * draws * (2 * width + 1)
+    if hasattr(os, "sysconf") and needed > (have := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        got = f"{draws} draws of {width} parameters, {needed / 1e9:.3g} GB"
+        raise InputError(
+            "--draws, --chains", f"draws that fit into {have / 1e9:.3g} GB of memory", got, "Ask for less."
+        )
 
 
 def _no_start(model_file: ModelFile, got: str) -> str:

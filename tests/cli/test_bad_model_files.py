@@ -117,6 +117,8 @@ def test_one_line_before_the_sampling(run, write, old, new, words):
         (["--var-names", "twicee"], "Did you mean 'twice'?"),
         (["--seed", "9223372036854775808"], "--seed"),
         (["--option", "lok=3"], "Did you mean 'loc'?"),
+        (["--draws", "1000000000000"], "draws that fit into"),
+        (["--chains", "99999999999999999999"], "draws that fit into"),
     ],
 )
 def test_what_is_asked_is_checked_before_the_sampling(run, write, asked, words):
@@ -129,6 +131,12 @@ def test_what_is_asked_is_checked_before_the_sampling(run, write, asked, words):
 def test_every_model_file_is_checked_before_the_first_ladder(run, write):
     second = write('"x", dist', '"temperature", dist', name="second.py")
     assert refused(run("evidence", write(), second), "second.py", "names other than chain, draw, temperature")
+
+
+@pytest.mark.usefixtures("not_sampled")
+@pytest.mark.parametrize("option", ["--draws", "--chains", "--rungs"])
+def test_a_ladder_that_no_memory_holds(run, write, option):
+    assert refused(run("evidence", write(), option, 10**12), "draws that fit into")
 
 
 def test_what_was_sampled_is_kept_where_the_rest_fails(run, write, monkeypatch, rng):

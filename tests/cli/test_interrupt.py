@@ -19,8 +19,8 @@ from pathlib import Path
 from mcmcpost._core.unfinished import written_beside
 from mcmcpost.cli.interrupt import ended_by_signals
 
-if sys.argv[1] == "ignored":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN if sys.argv[1] == "ignored" else signal.SIG_DFL)
 with ended_by_signals(), written_beside(Path("trace.nc")) as file, written_beside(Path("trace.zarr")) as folder:
     file.write_text("half")
     folder.mkdir()
@@ -67,24 +67,32 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
 PROGRAM = "from mcmcpost.cli import main; main()"
 
 
-def in_terminal(cwd, *arguments, interrupted_after=None):
+OWN_TERMINAL = """
+import fcntl, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it in its background jobs
+"""
+
+
+def in_terminal(cwd, program, *arguments, interrupted_after=None):
     """Run Python in a terminal of its own, type Ctrl-C after some seconds, and return code and output."""
-    process, terminal = pty.fork()
-    if process == 0:
-        os.chdir(cwd)
-        os.execv(sys.executable, [sys.executable, "-c", *arguments])
+    terminal, inside = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 80))
-    if interrupted_after is not None:
-        time.sleep(interrupted_after)
-        os.write(terminal, b"\x03")
-    output = b""
-    try:
-        while chunk := os.read(terminal, 65536):
-            output += chunk
-    except OSError:  # how Linux says that the other end is closed
-        pass
+    command = [sys.executable, "-c", OWN_TERMINAL + program, *arguments]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), inside)
+    with subprocess.Popen(command, cwd=cwd, start_new_session=True, **streams) as process:
+        os.close(inside)
+        if interrupted_after is not None:
+            time.sleep(interrupted_after)
+            os.write(terminal, b"\x03")
+        output = b""
+        try:
+            while chunk := os.read(terminal, 65536):
+                output += chunk
+        except OSError:  # how Linux says that the other end is closed
+            pass
     os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), output.replace(b"\r\n", b"\n")
+    return process.returncode, output.replace(b"\r\n", b"\n")
 
 
 @pytest.mark.slow
