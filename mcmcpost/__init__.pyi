@@ -92,6 +92,7 @@ from .evidence import (
     power_ladder as power_ladder,
 )
 from .io import (
+    ConvergenceWarning as ConvergenceWarning,
     adaptive_ladder as adaptive_ladder,
     add_rungs as add_rungs,
     attach_scores as attach_scores,

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from mcmcpost._core.errors import InputError, InputTypeError, fault
+from mcmcpost._core.text import did_you_mean
 
 
 def as_float64(where: str, name: str, values: object, shape: str, *, copy: bool = True) -> np.ndarray:
@@ -213,6 +214,19 @@ def as_path(where: str, path: object) -> Path:
     except (OSError, ValueError) as error:  # too long, or with a null byte
         raise InputError(where, "`path` that a file can have", str(error), "Pick another name.") from error
     return Path(path)
+
+
+def check_no_pipe(where: str, place: Path) -> None:
+    """Refuse a pipe, socket or device: reading one waits for another program, and formats need a file's ends."""
+    if place.exists() and not (place.is_file() or place.is_dir()):
+        raise InputError(where, "a file", f"{place}, a pipe or a device", "Write its content to a file first.")
+
+
+def missing_file(where: str, expected: str, place: Path) -> FileNotFoundError:
+    """Return the error of a file that does not exist; it asks for the file of the folder that has almost its name."""
+    beside = [path.name for path in place.parent.iterdir()] if place.parent.is_dir() else []
+    cure = f"{did_you_mean(place.name, beside)}Check the path; it is relative to {Path.cwd()}."
+    return FileNotFoundError(fault(where, expected, str(place), cure))
 
 
 def check_writable(where: str, folder: Path) -> None:

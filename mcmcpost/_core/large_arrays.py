@@ -51,7 +51,7 @@ def zeros(shape: Sequence[int], dtype: np.dtype | type = np.float64) -> np.ndarr
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size >= SCRATCH and hasattr(os, "posix_fallocate"):
         try:
-            with tempfile.TemporaryFile(dir=_folder()) as file:
+            with tempfile.TemporaryFile(dir=scratch_folder()) as file:
                 os.posix_fallocate(file.fileno(), 0, size)
                 return np.frombuffer(mmap.mmap(file.fileno(), size), dtype).reshape(shape)
         except OSError:
@@ -72,7 +72,7 @@ def rows_of(array: np.ndarray, index: np.ndarray) -> np.ndarray:
     return np.take(array, index, axis=0, out=new, mode="clip")  # any other mode makes a whole copy first
 
 
-def _folder() -> str | None:
-    """Return the folder of large files, None for Python's choice; /tmp may itself be in memory."""
+def scratch_folder() -> str:
+    """Return the folder of large files: /var/tmp where there is none in ``$TMPDIR``, since /tmp may be in memory."""
     large = "/var/tmp"
-    return large if "TMPDIR" not in os.environ and Path(large).is_dir() else None
+    return large if "TMPDIR" not in os.environ and Path(large).is_dir() else tempfile.gettempdir()

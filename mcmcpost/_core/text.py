@@ -1,12 +1,20 @@
 """How numbers and counts are printed."""
 
+import difflib
 import math
+from collections.abc import Iterable
 from typing import Any
 
 
 def one_line(message: object) -> str:
     """Return the message on one line."""
     return " ".join(str(message).split())
+
+
+def did_you_mean(name: str, known: Iterable[object]) -> str:
+    """Return a question about the known name that is most like `name`, and "" where none is."""
+    alike = difflib.get_close_matches(name, list(map(str, known)), 1)
+    return f"Did you mean {alike[0]!r}? " if alike else ""
 
 
 def number_of_quantities(count: int) -> str:

@@ -12,7 +12,6 @@ from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.api.question import Question, of_moving, pose
 from mcmcpost.control import KINDS, AbstractControlVariate, Estimate, Smooth, estimate_derived, estimate_spread
-from mcmcpost.io import warn_of_disagreement
 
 if TYPE_CHECKING:
     import xarray
@@ -131,7 +130,7 @@ def delta_method(
         raise InputError(where, "`functions`, at least one", "none", cure)
     for name, function in functions.items():
         check_function(where, name, function, 1, cure)
-    question = _posed(tree, integrands, method, allow_bad_scores)
+    question = pose(tree, integrands, method, allow_bad_scores)
     every = np.arange(len(question.names))[None]
     parts = [Smooth((name,), every, _of_means(name, function, question)) for name, function in functions.items()]
     return in_float64(estimate_derived)(
@@ -176,7 +175,7 @@ def _spread(
     folds: int | None,
     fallback: bool,
 ) -> Estimate:
-    question = _posed(tree, integrands, method, allow_bad_scores)
+    question = pose(tree, integrands, method, allow_bad_scores)
     return answer_spread(question, kind, standardize=standardize, folds=folds, fallback=fallback)
 
 
@@ -200,14 +199,6 @@ def answer_spread(
         question.method,
         **estimate_options(question, standardize, folds, fallback),
     )
-
-
-def _posed(
-    tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, allow_bad_scores: bool
-) -> Question:
-    question = pose(tree, integrands, method, allow_bad_scores)
-    warn_of_disagreement(question.names, question.values)
-    return question
 
 
 def estimate_options(

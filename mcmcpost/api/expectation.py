@@ -24,7 +24,7 @@ from mcmcpost.control import (
     estimate_jointly,
     estimate_quantiles,
 )
-from mcmcpost.io import integrand_values, warn_of_disagreement
+from mcmcpost.io import check_convergence, integrand_values, warn_of_convergence
 from mcmcpost.scores import ScoreError, ScoreWarning
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ def expectation(
     ScoreWarning : Stein's identity fails for a reason that was not recognised, or the chains have not converged. A
         control variate would then be biased by more than its error says, so plain means are returned, whatever the
         method; `allow_bad_scores` overrides.
-    UserWarning : the chains, or their halves, disagree about the mean or the spread of an integrand (R-hat).
+    ConvergenceWarning : the chains, or their halves, disagree about the mean or the spread of an integrand (R-hat), or
+        transitions of the sampler diverged.
     """
     question = pose(tree, integrands, method, allow_bad_scores)
-    warn_of_disagreement(question.names, question.values)
     return answer(question, standardize=standardize, folds=folds, fallback=fallback)
 
 
@@ -100,7 +100,7 @@ def joint_expectation(
 
     Warns
     -----
-    ScoreWarning, UserWarning : as in `expectation`.
+    ScoreWarning, ConvergenceWarning : as in `expectation`.
 
     Returns
     -------
@@ -132,7 +132,8 @@ def joint_expectation(
                 "Add None for the stored values.",
             )
         tree, integrands = pair
-        if id(tree) not in gated:
+        new = id(tree) not in gated  # the divergences of a tree are told once
+        if new:
             try:
                 gated[id(tree)] = read_gated(tree, allow_bad_scores)
             except ScoreError as error:
@@ -140,7 +141,8 @@ def joint_expectation(
         trace, check = gated[id(tree)]
         failed = gated[id(tree)].failed
         labels, values, events, _ = integrand_values(tree, integrands)
-        warn_of_disagreement(tuple(f"{name}: {label}" for label in labels), values)
+        found = check_convergence(tree, [([f"{name}: {label}" for label in labels], values)])
+        warn_of_convergence(found if new else found._replace(divergences=0))
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
         inputs[name] = TaskInput(trace, labels, values, bad, not failed or allow_bad_scores, check.verified, events)
     return in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize, fallback=fallback)
@@ -178,7 +180,6 @@ def summary(
     check_flags("summary", sd=sd)
     levels = check_probabilities(quantiles) if np.size(quantiles) else np.empty(0)
     question = pose(tree, integrands, method, allow_bad_scores)
-    warn_of_disagreement(question.names, question.values)
     table = answer(question, standardize=standardize, folds=folds, fallback=fallback).to_dataframe()
     table = table.drop(columns=["mean", "sd"])
     if sd:
@@ -213,7 +214,6 @@ def quantile(
     """
     levels = check_probabilities(probabilities)
     question = pose(tree, integrands, method, allow_bad_scores)
-    warn_of_disagreement(question.names, question.values)
     return answer_quantiles(question, levels, folds=folds)
 
 

@@ -11,7 +11,7 @@ from mcmcpost._core.precision import in_float64
 from mcmcpost.api.derived import estimate_options
 from mcmcpost.api.question import pose
 from mcmcpost.control import AbstractControlVariate, Auto, Estimate, Smooth, estimate_derived
-from mcmcpost.io import Integrands, named_values, warn_of_disagreement
+from mcmcpost.io import Integrands, named_values
 from mcmcpost.io.convention import check_tree_type, oriented
 
 if TYPE_CHECKING:
@@ -61,10 +61,11 @@ def elpd(
     check_tree_type(where, tree)
     found = _log_likelihood(tree, var_name)
     values = found.values
-    warn_of_disagreement(found.names, values)
     best, worst = values.max(axis=(0, 1)), values.min(axis=(0, 1))
     with np.errstate(invalid="ignore"):
-        densities = np.concatenate([np.exp(values - best), np.exp(worst - values)], axis=-1)
+        scaled = np.exp(values - best), np.exp(worst - values)
+    densities = {f"p({name})": scaled[0][..., i] for i, name in enumerate(found.names)}
+    densities |= {f"1/p({name})": scaled[1][..., i] for i, name in enumerate(found.names)}
     question = pose(tree, densities, method, allow_bad_scores)
     n = len(found.names)
     own, other = np.arange(n), np.arange(n) + n

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 
 from mcmcpost._core.arguments import check_flags
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.text import did_you_mean
 from mcmcpost.control import (
     AbstractControlVariate,
     Auto,
@@ -17,7 +18,15 @@ from mcmcpost.control import (
     ZeroVariance,
     read_moments,
 )
-from mcmcpost.io import gate, integrand_values, read_trace, recorded_log_density
+from mcmcpost.io import (
+    Convergence,
+    check_convergence,
+    gate,
+    integrand_values,
+    read_trace,
+    recorded_log_density,
+    warn_of_convergence,
+)
 from mcmcpost.scores import ScoreCheck, ScoreError
 from mcmcpost.trace import Trace, moving, without_fixed
 
@@ -64,6 +73,7 @@ class Question(NamedTuple):
     names, values, events, shapes : the integrands (c, n, p); see `mcmcpost.io.integrands.Integrands`.
     method : the control variate, or the plain mean where the score gate failed.
     bad_scores : every status is ``bad_scores``.
+    convergence : R-hat of the integrands, and divergences.
     """
 
     gated: GatedTrace
@@ -74,12 +84,16 @@ class Question(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     method: AbstractControlVariate
     bad_scores: bool
+    convergence: Convergence
 
 
 def pose(
     tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, allow_bad_scores: bool
 ) -> Question:
-    """Return the arrays and the method of a question, after the score gate; arguments as in `expectation`."""
+    """Return the arrays and the method of a question, after the score gate; arguments as in `expectation`.
+
+    It warns once of what is wrong with the chains.
+    """
     choice = resolve_method(method)
     check_flags("score gate", allow_bad_scores=allow_bad_scores)
     gated = read_gated(tree, allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
@@ -91,7 +105,9 @@ def pose(
     if gated.failed and not allow_bad_scores:
         choice = PlainMean()
     bad = gated.failed and not (gated.check.pattern in NO_GAIN and isinstance(choice, PlainMean))
-    return Question(gated, trace, *asked, choice, bad)
+    convergence = check_convergence(tree, [(asked.names, asked.values)])
+    warn_of_convergence(convergence)
+    return Question(gated, trace, *asked, choice, bad, convergence)
 
 
 def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool, *, scores_needed: bool = True) -> GatedTrace:
@@ -128,5 +144,5 @@ def resolve_method(method: str | AbstractControlVariate) -> AbstractControlVaria
         "method",
         f"one of {', '.join(METHODS)} or a method object",
         repr(method),
-        "See ZeroVariance, SemiExact.",
+        did_you_mean(str(method), METHODS) + "See ZeroVariance, SemiExact.",
     )

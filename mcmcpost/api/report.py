@@ -1,20 +1,22 @@
 """The public function of the report: one HTML file about a trace, an evidence or a joint estimate."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
 
 from mcmcpost._core.arguments import as_names, check_count, check_flags, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.versions import versions
 from mcmcpost.api.evidence import evidence_of
-from mcmcpost.api.expectation import answer
+from mcmcpost.api.expectation import answer, answer_quantiles, check_probabilities
 from mcmcpost.api.question import pose, resolve_method
 from mcmcpost.control import AbstractControlVariate, JointEstimate
 from mcmcpost.evidence import Evidence, disagreements
 from mcmcpost.io import (
     PosteriorVariables,
-    check_convergence,
     is_ladder,
     last_rung,
     posterior_variables,
@@ -46,6 +48,7 @@ def html_report(
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,
     fallback: bool = True,
+    quantiles: float | Sequence[float] = (),
 ) -> str:
     """Return one self-contained HTML file about a trace, and write it where a `path` is given.
 
@@ -59,6 +62,7 @@ def html_report(
         `evidence` or `joint` alone.
     path : a new file ending in .html, checked before the work; `overwrite` allows it to exist.
     integrands, method, allow_bad_scores, standardize, folds, fallback : as in `expectation`.
+    quantiles : probabilities whose quantiles of every integrand are wanted too; see `quantile`.
     evidence : from `log_evidence`. joint : from `joint_expectation`.
     title : heading. asked : more lines about the request, from label to text. command : how the report was made.
 
@@ -81,6 +85,7 @@ def html_report(
     check_kind(where, "title", title, str, "It is the heading.")
     check_kind(where, "command", command, (str, None), "It is a line of text.")
     check_kind(where, "asked", asked, (Mapping, None), "Pass {label: text}.")
+    levels = check_probabilities(quantiles) if np.size(quantiles) else None
     as_names(where, "asked", [part for pair in (asked or {}).items() for part in pair])
     place = None if path is None else check_destination(path, overwrite)
     subject = None if tree is None else read_subject(tree, evidence, allow_bad_scores)
@@ -94,6 +99,7 @@ def html_report(
         asked=asked,
         command=command,
         allow_bad_scores=allow_bad_scores,
+        levels=levels,
         standardize=standardize,
         folds=folds,
         fallback=fallback,
@@ -138,9 +144,11 @@ def gather(
     command: str | None,
     allow_bad_scores: bool,
     joint: JointEstimate | None = None,
+    levels: Float[np.ndarray, " a"] | None = None,
+    folds: int | None = None,
     **options: Any,
 ) -> Contents:
-    """Compute what a report shows; arguments as in `html_report`."""
+    """Compute what a report shows; arguments as in `html_report`, and `levels` the checked probabilities."""
     if subject is None and evidence is None and joint is None:
         raise InputError("html_report", "a trace, an evidence or a joint estimate", "none", "Pass one.")
     lines = dict(asked or {})
@@ -149,8 +157,8 @@ def gather(
     if subject is not None:
         lines |= {} if subject.note is None else {"Trace": subject.note}
         question = pose(subject.tree, integrands, method, allow_bad_scores)
-        estimate = answer(question, **options)
-        convergence = check_convergence(subject.tree, subject.variables)
+        estimate = answer(question, folds=folds, **options)
+        quantiles = None if levels is None else answer_quantiles(question, levels, folds=folds)
         trace, check = question.gated
         chains, draws, d = trace.draws.shape
         lines |= {
@@ -158,8 +166,10 @@ def gather(
             "Draws": f"{chains} chains of {draws} draws, {d} unconstrained parameters",
             "Expectations": ", ".join(question.names),
         }
-        notices += [text for text in (convergence.complaint, check.message) if text]
-        posterior = PosteriorPart(estimate, question.values, check, trace.names, convergence.divergences)
+        notices += [text for text in (question.convergence.complaint, check.message) if text]
+        posterior = PosteriorPart(
+            estimate, question.values, check, trace.names, question.convergence.divergences, quantiles
+        )
     if evidence is not None:
         notices += [f"Evidence: {text}" for text in (*evidence.complaints, *disagreements(evidence))]
     if joint is not None:

@@ -1,6 +1,7 @@
 """The commands, thin over the public functions. JAX, NumPy and the rest are imported inside them, when one runs."""
 
 import json
+import logging
 import os
 import sys
 import warnings
@@ -8,21 +9,27 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from mcmcpost._core.errors import InputError
-from mcmcpost.cli.edge import cache_directory, is_user_error, join_processes, model_file_fault, say
-from mcmcpost.cli.options import LADDER, POSTERIOR, check_distinct, check_output, settings_of
+from mcmcpost.cli.edge import cache_directory, is_user_error, join_processes, model_file_fault, say, usage_fault
+from mcmcpost.cli.options import LADDER, LARGEST_SEED, POSTERIOR, check_distinct, check_output, settings_of
+
+if TYPE_CHECKING:
+    import xarray
 
 app = typer.Typer(
     help="Post-processing of MCMC traces: Stein control variates with Monte Carlo errors, evidence, reports.",
-    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input or usage, in one line.",
-    no_args_is_help=True,
+    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input or usage, in a line; 130 Ctrl-C.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+PIPE_CLOSED = 141
+"""The exit code of programs that the signal SIGPIPE ends, 128 + 13."""
 
 
 class MethodName(StrEnum):
@@ -54,7 +61,9 @@ Draws = Annotated[int | None, typer.Option(help=f"Draws per chain to keep [defau
 
 Chains = Annotated[int | None, typer.Option(help=f"Number of chains [default: {POSTERIOR['chains']}].", min=1)]
 
-Seed = Annotated[int | None, typer.Option(help=f"Seed of the sampler [default: {POSTERIOR['seed']}].", min=0)]
+Seed = Annotated[
+    int | None, typer.Option(help=f"Seed of the sampler [default: {POSTERIOR['seed']}].", min=0, max=LARGEST_SEED)
+]
 
 Options = Annotated[
     list[str] | None,
@@ -65,6 +74,17 @@ Expect = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=EXPRESSION", help="Add an expectation, as 'p=alpha > 0.5'. Repeatable."),
 ]
+
+VarNames = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A variable to estimate, or ~NAME for all but it. Repeatable [default: all]."),
+]
+
+FilterVars = Annotated[
+    Literal["like", "regex"] | None, typer.Option(help="Take --var-names as parts of names, or as regular expressions.")
+]
+
+Quantile = Annotated[list[float] | None, typer.Option(help="Add this quantile of every quantity. Repeatable.")]
 
 Method = Annotated[MethodName, typer.Option(help="Control variate.")]
 
@@ -82,14 +102,21 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="New file, .
 
 def main() -> None:
     """Run the command line. Errors in the input end in one line and exit code 2, errors of mcmcpost in a traceback."""
+    code = 0
     try:
-        app()
-    except Exception as error:
-        message = model_file_fault(error) or (str(error) if is_user_error(error) else None)
+        arguments = sys.argv[1:]
+        code = app(arguments or ["--help"], prog_name="mcmcpost", standalone_mode=False) or (0 if arguments else 2)
+        sys.stdout.flush()
+    except (Exception, SystemExit) as error:  # a model file may exit
+        if BrokenPipeError in (type(error), type(error.__context__)):  # what reads the output has enough of it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(PIPE_CLOSED)
+        message = usage_fault(error) or model_file_fault(error) or (str(error) if is_user_error(error) else None)
         if os.environ.get("MCMCPOST_DEBUG") or message is None:
             raise
         say("error", message)
-        sys.exit(2)
+        code = 2
+    sys.exit(code)
 
 
 def _print_version(wanted: bool | None) -> None:
@@ -126,16 +153,19 @@ def sample(
     """Sample a model file with NUTS and write the trace, scores kept."""
     with _program():
         import mcmcpost
-        from mcmcpost.cli.source import sample_model
+        from mcmcpost.cli.progress import phase
+        from mcmcpost.cli.source import keeping, sample_model
         from mcmcpost.io import check_convergence, posterior_variables
 
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
         tree = sample_model(model, settings_of(given, POSTERIOR), option)
-        convergence = check_convergence(tree, posterior_variables(tree))
-        if convergence.complaint:
-            say("warning", convergence.complaint)
-        mcmcpost.save_tree(tree, output)
+        with keeping(model, lambda: tree):
+            convergence = check_convergence(tree, posterior_variables(tree).scalars())
+            if convergence.complaint:
+                say("warning", convergence.complaint)
+            with phase(f"writing {output}"):
+                mcmcpost.save_tree(tree, output)
         shape = tree["posterior"].sizes
         if as_json:
             facts = {"path": str(output), "chains": shape["chain"], "draws": shape["draw"]}
@@ -148,11 +178,11 @@ def sample(
 def reduce(
     source: Annotated[Path, typer.Argument(metavar="TRACE_OR_MODEL", help="A trace (.nc, .zarr) or a model file.")],
     output: Output = None,
+    var_names: VarNames = None,
+    filter_vars: FilterVars = None,
     expect: Expect = None,
     method: Method = MethodName.AUTO,
-    quantile: Annotated[
-        list[float] | None, typer.Option(help="Add this quantile of every quantity. Repeatable.")
-    ] = None,
+    quantile: Quantile = None,
     model: ModelOf = None,
     as_json: AsJson = False,
     allow_bad_scores: AllowBadScores = False,
@@ -167,17 +197,26 @@ def reduce(
         import mcmcpost
         from mcmcpost.api.expectation import check_probabilities
         from mcmcpost.cli.expressions import parse_expressions
+        from mcmcpost.cli.progress import phase
+        from mcmcpost.cli.quantities import Asked, named_scalars
         from mcmcpost.cli.reduce import estimates_text, reduce_tree, tree_with
-        from mcmcpost.cli.source import open_source
+        from mcmcpost.cli.source import keeping, open_source
+        from mcmcpost.io import posterior_variables
 
-        expressions = parse_expressions(expect or [])
+        asked = Asked(parse_expressions(expect or []), var_names, filter_vars)
         probabilities = check_probabilities(quantile) if quantile else None
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
-        tree = open_source(source, model, given, option, allow_bad_scores=allow_bad_scores)
-        estimates = reduce_tree(tree, expressions, probabilities, method.value, allow_bad_scores)
-        if output is not None:
-            mcmcpost.save_tree(tree_with(tree, estimates), output)
+
+        def ask(example: "xarray.DataTree") -> None:
+            named_scalars(example, posterior_variables(example), asked)
+
+        tree = open_source(source, model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
+        with keeping(source, lambda: tree):
+            estimates = reduce_tree(tree, asked, probabilities, method.value, allow_bad_scores)
+            if output is not None:
+                with phase(f"writing {output}"):
+                    mcmcpost.save_tree(tree_with(tree, estimates), output)
         if as_json:
             _print_json({"quantities": [q for e in estimates for q in e.to_json_dict()["quantities"]]})
         else:
@@ -220,7 +259,10 @@ def evidence(
     ] = None,
     chains: Chains = None,
     seed: Annotated[
-        int | None, typer.Option(help=f"Seed of the sampler, or of a bridge [default: {POSTERIOR['seed']}].", min=0)
+        int | None,
+        typer.Option(
+            help=f"Seed of the sampler, or of a bridge [default: {POSTERIOR['seed']}].", min=0, max=LARGEST_SEED
+        ),
     ] = None,
     option: Options = None,
 ) -> None:
@@ -228,6 +270,7 @@ def evidence(
     with _program():
         import mcmcpost
         from mcmcpost.cli.evidence import comparison_text, evidence_text, open_sources, source_evidence
+        from mcmcpost.cli.progress import phase
 
         check_output(output)
         if output is not None and len(sources) > 1:
@@ -238,14 +281,16 @@ def evidence(
         }  # fmt: skip
         choice = None if method is None else method.value
         found = {}
-        for source in open_sources(sources, model or [], given, option, with_ladder=ladder):
-            estimate = source_evidence(
-                source, option, path=path.value, method=choice, seed=seed, allow_bad_scores=allow_bad_scores
-            )
-            found[str(source.path)] = estimate
-            if output is not None:
-                kept = source.tree if source.ladder is None else source.ladder
-                mcmcpost.save_tree(estimate.to_datatree(kept), output)
+        with ExitStack() as stack:
+            for source in open_sources(sources, model or [], given, option, stack, with_ladder=ladder):
+                estimate = source_evidence(
+                    source, option, path=path.value, method=choice, seed=seed, allow_bad_scores=allow_bad_scores
+                )
+                found[str(source.path)] = estimate
+                if output is not None:
+                    kept = source.tree if source.ladder is None else source.ladder
+                    with phase(f"writing {output}"):
+                        mcmcpost.save_tree(estimate.to_datatree(kept), output)
         comparison = mcmcpost.compare_evidence(found) if len(found) > 1 else None
         if as_json:
             records = [{"source": name} | e.to_json_dict() for name, e in found.items()]
@@ -260,8 +305,11 @@ def evidence(
 def report(
     trace: Annotated[Path, typer.Argument(help="A trace with scores, or a ladder (.nc, .zarr).")],
     output: Annotated[Path, typer.Option("--output", "-o", help="New file, .html.")],
+    var_names: VarNames = None,
+    filter_vars: FilterVars = None,
     expect: Expect = None,
     method: Method = MethodName.AUTO,
+    quantile: Quantile = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
     model: ModelOf = None,
     option: Options = None,
@@ -270,16 +318,19 @@ def report(
 ) -> None:
     """Write one self-contained HTML file about a trace: estimates, errors, scores, convergence."""
     with _program():
+        from mcmcpost.api.expectation import check_probabilities
         from mcmcpost.cli.expressions import parse_expressions
+        from mcmcpost.cli.quantities import Asked
         from mcmcpost.cli.report import report_facts, report_line
 
         facts = report_facts(
             trace,
             output,
-            parse_expressions(expect or []),
+            Asked(parse_expressions(expect or []), var_names, filter_vars),
             method.value,
             model=model,
             options=option,
+            probabilities=check_probabilities(quantile) if quantile else None,
             overwrite=force,
             allow_bad_scores=allow_bad_scores,
         )
@@ -287,6 +338,25 @@ def report(
             _print_json(facts)
         else:
             print(report_line(facts))
+
+
+@app.command()
+def info(
+    trace: Annotated[Path, typer.Argument(help="A trace or a ladder (.nc, .zarr, .csv).")],
+    as_json: AsJson = False,
+) -> None:
+    """Print what is in a file: variables, sampler, convergence, and whether its scores pass the gate."""
+    with _program():
+        from mcmcpost._core.text import json_able
+        from mcmcpost.cli.info import describe, description
+        from mcmcpost.cli.progress import phase
+
+        with phase("reading and testing"):
+            facts = describe(trace)
+        if as_json:
+            _print_json(json_able(facts))
+        else:
+            print(description(facts))
 
 
 @app.command()
@@ -308,12 +378,19 @@ def _program() -> Iterator[None]:
 
     Of several processes only the first prints.
     """
-    import jax
+    from mcmcpost.cli.progress import phase
+
+    with phase("starting"):
+        import jax
+
+        join_processes()  # before anything is computed
+
+        import mcmcpost.io  # noqa: F401  (with all that takes long to import)
 
     from mcmcpost._core.devices import is_first_process
 
-    join_processes()
     jax.config.update("jax_enable_x64", True)
+    logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)  # the error it prints is raised too
     directory = cache_directory()
     if directory is not None and jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(directory))

@@ -1,12 +1,15 @@
 """Errors and warnings of the program as one line each, and the folder of the compilation cache."""
 
 import ast
+import linecache
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from mcmcpost._core.errors import InputError, InputTypeError, MissingPackageError, fault
-from mcmcpost._core.text import one_line
+from mcmcpost._core.text import did_you_mean, one_line
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -24,10 +27,25 @@ def is_user_error(error: BaseException) -> bool:
     return isinstance(error, (InputError, InputTypeError, MissingPackageError, OSError))
 
 
+def usage_fault(error: BaseException) -> str | None:
+    """Return what is wrong with a command line in one sentence and where its help is; None for any other error."""
+    import typer
+
+    usage: type[Any] = typer.BadParameter.__mro__[1]  # the class that typer keeps to itself
+    if not isinstance(error, usage):
+        return None
+    text = error.format_message().replace("Value error, ", "").rstrip(".")
+    value, found, choices = text.partition(" is not one of ")
+    question = did_you_mean(value.split()[-1].strip("'"), re.findall(r"'([^']+)'", choices)) if found else ""
+    end = "" if text.endswith("?") else "."
+    command = error.ctx.command_path if error.ctx else "mcmcpost"
+    return f"{text}{end} {question}See {command} --help."
+
+
 def model_file_fault(error: BaseException) -> str | None:
     """Return the message of an error raised in a model file or in code that it calls; None for any other error.
 
-    An error that the file raises itself keeps its own message.
+    An error that the file raises itself keeps its own message, if it has one that says more than a key.
     """
     trace, place = error.__traceback__, None
     while trace is not None:
@@ -39,11 +57,29 @@ def model_file_fault(error: BaseException) -> str | None:
     if place is None:
         return None
     code = place.tb_frame.f_code
-    if place.tb_next is None and _is_raised_at(Path(code.co_filename), place.tb_lineno):
+    own = place.tb_next is None and _is_raised_at(Path(code.co_filename), place.tb_lineno)
+    if own and str(error) and not isinstance(error, KeyError):
         return str(error)
     where = f"Model file {code.co_filename}, line {place.tb_lineno}"
-    cure = "Set MCMCPOST_DEBUG=1 to see the traceback."
-    return fault(where, f"`{code.co_name}` to run", f"{type(error).__name__}: {error}", cure)
+    said = _gist(error) or linecache.getline(code.co_filename, place.tb_lineno).strip()
+    cure = _CURES.get(type(error).__name__, "Set MCMCPOST_DEBUG=1 to see the traceback.")
+    return fault(where, f"`{code.co_name}` to run", f"{type(error).__name__}: {said.rstrip('.')}", cure)
+
+
+_CURES = {
+    "EquinoxRuntimeError": "Give `diffeqsolve` throw=False, and the log density −inf where its result is not a success:"
+    " a solve that fails at any point ends all chains.",
+    "SystemExit": "Leave it out: a model file is imported.",
+}
+
+_INNER = re.compile(r"^[\w.]*(?:Error|Exception): (.+)", re.MULTILINE)
+"""The last line of a traceback, which JAX puts into the messages of errors at run time."""
+
+
+def _gist(error: BaseException) -> str:
+    """Return the line of a message that says what happened; "" where there is none."""
+    text = "" if isinstance(error, SystemExit) else str(error)
+    return next(reversed(_INNER.findall(text)), next(iter(text.strip().splitlines()), ""))
 
 
 def _is_raised_at(file: Path, line: int) -> bool:

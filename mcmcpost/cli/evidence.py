@@ -3,6 +3,8 @@
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,9 +15,11 @@ import mcmcpost
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.cli.edge import say
-from mcmcpost.cli.model_file import load_model_file, parse_options
+from mcmcpost.cli.model_file import ModelFile, load_model_file, parse_options
 from mcmcpost.cli.options import LADDER, POSTERIOR, is_model_file, refuse_sampling, settings_of
-from mcmcpost.io import is_ladder, posterior_rung
+from mcmcpost.cli.progress import phase
+from mcmcpost.cli.source import check_memory, keeping
+from mcmcpost.io import is_ladder, posterior_rung, tempered_target
 from mcmcpost.report import diagnostics_text
 
 if TYPE_CHECKING:
@@ -46,16 +50,19 @@ def open_sources(
     models: list[Path],
     given: Mapping[str, int | None],
     options: list[str] | None,
+    stack: ExitStack,
     *,
     with_ladder: bool = False,
 ) -> list[Source]:
-    """Load ladders and traces, and sample the power posteriors of model files.
+    """Load ladders and traces, and sample the power posteriors of model files, all of which are checked before.
 
     models : of the traces, one for all of them or one for each in order. given : sampling settings, None for the
         default; stored files take none of them, but a trace the seed of its proposals. with_ladder : sample one from a
         normal fitted to each trace, with these settings.
+    stack : keeps what was sampled where anything fails before it is closed.
     """
-    trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
+    with phase("reading"):
+        trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
     traces = [path for path, tree in trees.items() if not is_ladder(tree)]
     if traces and not models:
         raise InputError(
@@ -79,14 +86,17 @@ def open_sources(
     settings = settings_of(given, LADDER)
     if with_ladder:
         placed = settings_of(given, POSTERIOR | {"draws": LADDER["draws"]})
-        return [
-            Source(path, trees[path], model_of[path], sample_ladder(model_of[path], placed, options, trees[path]))
-            for path in paths
-        ]
-    return [
-        Source(path, trees[path] if path in trees else sample_ladder(path, settings, options), model_of.get(path))
-        for path in paths
-    ]
+        runs = {path: _prepare(model_of[path], options, placed) for path in paths}
+        ladders = {}
+        for path, run in runs.items():
+            ladders[path] = sample_ladder(run, placed, trees[path])
+            stack.enter_context(keeping(path, partial(ladders.__getitem__, path)))
+        return [Source(path, trees[path], model_of[path], ladders[path]) for path in paths]
+    runs = {path: _prepare(path, options, settings) for path in paths if is_model_file(path)}
+    for path, run in runs.items():
+        trees[path] = sample_ladder(run, settings)
+        stack.enter_context(keeping(path, partial(trees.__getitem__, path)))
+    return [Source(path, trees[path], model_of.get(path)) for path in paths]
 
 
 def source_evidence(
@@ -101,16 +111,18 @@ def source_evidence(
     """Return the evidence of a ladder; of a trace, by bridges; of a sampled ladder, by both."""
     file = source.path if is_model_file(source.path) else source.model
     if file is None:
-        return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores)
+        with phase("ladder"):
+            return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores)
     key = jax.random.key(POSTERIOR["seed"] if seed is None else seed)
 
     def bridge(trace: "xarray.DataTree") -> "Evidence":
         model_file = load_model_file(file)
         args, kwargs = model_file.arguments(parse_options(options or []))
         choice = "auto" if method is None else method
-        return mcmcpost.bridge_evidence(
-            trace, model_file.model, *args, key=key, method=choice, allow_bad_scores=allow_bad_scores, **kwargs
-        )
+        with phase("bridges"):
+            return mcmcpost.bridge_evidence(
+                trace, model_file.model, *args, key=key, method=choice, allow_bad_scores=allow_bad_scores, **kwargs
+            )
 
     if source.model is not None and source.ladder is None:
         return bridge(source.tree)
@@ -123,40 +135,53 @@ def source_evidence(
             beside = bridge(posterior_rung(ladder) if source.ladder is None else source.tree)
     except InputError as error:
         say("warning", f"no bridge beside the ladder: {error}")
-    return mcmcpost.log_evidence(ladder, method, path=path, allow_bad_scores=allow_bad_scores, bridge=beside)
+    with phase("ladder"):
+        return mcmcpost.log_evidence(ladder, method, path=path, allow_bad_scores=allow_bad_scores, bridge=beside)
+
+
+class Run(NamedTuple):
+    """A model file that can be sampled, with the arguments of its model, and starting values or None."""
+
+    file: ModelFile
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    init: dict[str, Any] | None
+
+
+def _prepare(path: Path, options: list[str] | None, settings: Mapping[str, int]) -> Run:
+    model_file, chosen = load_model_file(path), parse_options(options or [])
+    args, kwargs = model_file.arguments(chosen)
+    target, _ = tempered_target(f"Model file {path}", model_file.model, args, kwargs)
+    check_memory(settings.get("rungs", 1) * settings["chains"] * settings["draws"], len(target.names))
+    return Run(model_file, args, kwargs, model_file.start(chosen))
 
 
 def sample_ladder(
-    path: Path,
-    settings: Mapping[str, int],
-    options: list[str] | None,
-    reference: "xarray.DataTree | None" = None,
+    run: Run, settings: Mapping[str, int], reference: "xarray.DataTree | None" = None
 ) -> "xarray.DataTree":
     """Sample the power posteriors of a model file, from its prior or from a normal fitted to a trace.
 
     settings : those of `LADDER`, and `exchange`, the iterations between swaps, where rungs are swapped. Without
         `rungs`, a ladder from a reference has as many as its barrier asks for.
     """
-    model_file, chosen = load_model_file(path), parse_options(options or [])
-    args, kwargs = model_file.arguments(chosen)
     seed = settings["seed"]
     # The bridge beside it uses the same seed.
     key = jax.random.key(seed) if reference is None else jax.random.fold_in(jax.random.key(seed), 1)
     tree = mcmcpost.sample_power_posteriors(
-        model_file.model,
-        args,
-        kwargs,
+        run.file.model,
+        run.args,
+        run.kwargs,
         temperatures=mcmcpost.power_ladder(settings["rungs"], POWER) if reference is None else settings.get("rungs"),
         reference=reference,
         key=key,
         num_warmup=settings["warmup"],
         num_samples=settings["draws"],
         num_chains=settings["chains"],
-        init=model_file.start(chosen),
+        init=run.init,
         exchange=settings.get("exchange"),
         progress=sys.stderr.isatty(),
     )
-    tree.attrs |= {"model_file": path.name, "seed": seed}
+    tree.attrs |= {"model_file": run.file.path.name, "seed": seed}
     return tree
 
 

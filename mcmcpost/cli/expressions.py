@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.text import did_you_mean
 from mcmcpost.cli.options import check_distinct
 
 type Values = Mapping[str, np.ndarray]
@@ -131,7 +132,9 @@ class Evaluation(NamedTuple):
         name = self.quoted.get(node.id, node.id)
         if name not in self.values:
             available = ", ".join(n if n.isidentifier() else f"`{n}`" for n in self.values)
-            self.refuse(node, f"names {name!r}, which is not among the variables ({available})")
+            question = did_you_mean(name, self.values).strip()
+            known = f"{available}; {question}" if question else available
+            self.refuse(node, f"names {name!r}, which is not among the variables ({known})")
         return np.asarray(self.values[name], np.float64)
 
     def element(self, node: ast.Subscript) -> np.ndarray:

@@ -9,8 +9,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from mcmcpost._core.errors import InputError, InputTypeError, fault
+import jax
+import jax.numpy as jnp
+
+from mcmcpost._core.arguments import check_function, missing_file
+from mcmcpost._core.errors import InputError, InputTypeError
+from mcmcpost._core.text import did_you_mean
 from mcmcpost.cli.edge import MODULE_PREFIX
+from mcmcpost.io.convention import check_names
+from mcmcpost.io.integrands import as_numbers
 
 
 class ModelFile(NamedTuple):
@@ -32,7 +39,7 @@ class ModelFile(NamedTuple):
     def arguments(self, options: Mapping[str, object] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments of `model` under `options`."""
         self._refuse_unknown(options or {})
-        values = _call(self.data, options or {})
+        values = self._call("data", self.data, options or {})
         if not isinstance(values, Mapping | tuple):
             raise InputTypeError(
                 f"Model file {self.path}",
@@ -51,11 +58,26 @@ class ModelFile(NamedTuple):
 
     def start(self, options: Mapping[str, object] | None = None) -> dict[str, Any] | None:
         """Return the constrained starting values under `options`, or None if the file gives none."""
-        return None if self.init is None else self._dict_of("init()", _call(self.init, options or {}))
+        return None if self.init is None else self._dict_of("init()", self._call("init", self.init, options or {}))
 
-    def named(self, draw: dict[str, Any]) -> dict[str, Any]:
+    def named(self, draw: dict[str, Any]) -> dict[str, jax.Array]:
         """Return the ``quantities`` of one constrained draw by name, none if the file has none."""
-        return {} if self.quantities is None else self._dict_of("quantities(draw)", self.quantities(draw))
+        if self.quantities is None:
+            return {}
+        where, values = f"Model file {self.path}", self._dict_of("quantities(draw)", self.quantities(draw))
+        return {name: as_numbers(where, f"quantities(draw)[{name!r}]", v, jnp.asarray) for name, v in values.items()}
+
+    def _call(self, name: str, function: Callable[..., Any], options: Mapping[str, object]) -> Any:
+        accepted = _accepted(function)
+        chosen = {option: value for option, value in options.items() if None in accepted or option in accepted}
+        signature = inspect.signature(function)
+        try:
+            signature.bind(**chosen)
+        except TypeError as error:
+            cure = "Give it a default, or its value with --option NAME=VALUE."
+            expected = f"options for the arguments of `{name}{signature}`"
+            raise InputError(f"Model file {self.path}", expected, f"none: {error}", cure) from error
+        return function(**chosen)
 
     def _dict_of(self, function: str, values: object) -> dict[str, Any]:
         if not isinstance(values, Mapping):
@@ -65,6 +87,7 @@ class ModelFile(NamedTuple):
                 type(values).__name__,
                 "Name each value.",
             )
+        check_names(f"Model file {self.path}", dict.fromkeys(values, ()))
         return dict(values)
 
     def _refuse_unknown(self, options: Mapping[str, object]) -> None:
@@ -75,7 +98,7 @@ class ModelFile(NamedTuple):
                 f"Model file {self.path}",
                 f"options among {sorted(name for name in accepted if name) or 'none'}",
                 unknown,
-                "Options are the arguments of `data()` and `init()`.",
+                did_you_mean(unknown[0], accepted) + "Options are the arguments of `data()` and `init()`.",
             )
 
 
@@ -91,20 +114,23 @@ def load_model_file(path: str | Path) -> ModelFile:
         There is no such file.
     ValueError
         It is not a Python module, or lacks a callable ``model`` or ``data``.
+    TypeError
+        ``quantities`` does not take one argument.
     """
     file = Path(path).expanduser().resolve()
     if not file.is_file():
-        raise FileNotFoundError(
-            fault("Model file", "an existing Python file", str(path), "Check the path; it is relative to the cwd.")
-        )
+        raise missing_file("Model file", "an existing Python file", Path(path))
     module = _execute(file)
-    return ModelFile(
+    loaded = ModelFile(
         file,
         _function(module, file, "model"),
         _function(module, file, "data"),
         _function(module, file, "quantities") if hasattr(module, "quantities") else None,
         _function(module, file, "init") if hasattr(module, "init") else None,
     )
+    cure = "Its argument is one draw, a dict of arrays."
+    check_function(f"Model file {file}", "quantities", loaded.quantities, 1, cure, optional=True)
+    return loaded
 
 
 def _execute(file: Path) -> ModuleType:
@@ -152,11 +178,6 @@ def _accepted(function: Callable[..., Any]) -> set[str | None]:
 
 
 _POSITIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
-
-
-def _call(function: Callable[..., Any], options: Mapping[str, object]) -> Any:
-    accepted = _accepted(function)
-    return function(**{name: value for name, value in options.items() if None in accepted or name in accepted})
 
 
 def parse_options(texts: list[str]) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Defaults and checks of the options, before any work. Imports nothing heavy, since ``--help`` needs the defaults."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,6 +8,9 @@ from mcmcpost._core.errors import InputError
 
 POSTERIOR = {"warmup": 500, "draws": 1000, "chains": 4, "seed": 0}
 """Settings of a posterior's sampler: adaptation draws, draws to keep, chains, seed."""
+
+LARGEST_SEED = 2**63 - 1
+"""What a JAX key can be made of."""
 
 LADDER = POSTERIOR | {"draws": 500, "rungs": 16}
 """Settings of a ladder's sampler, for each rung."""
@@ -45,7 +49,7 @@ def check_output(path: Path | None) -> None:
 
     if path.suffix.lower() not in (".nc", ".zarr"):
         raise InputError(f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the format.")
-    if path.exists():
+    if os.path.lexists(path):  # a link that leads nowhere too
         raise FileExistsError(f"--output: expected a new file, got {path}, which exists. Nothing is overwritten.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"--output: expected an existing folder, got {path.parent}. Make it first.")

@@ -1,18 +1,20 @@
 """The quantities that are estimated: posterior variables, those of a model file, and expressions, as named scalars."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
+from mcmcpost._core.text import did_you_mean
 from mcmcpost.cli.edge import say
 from mcmcpost.cli.expressions import Expression, evaluate_expressions
 from mcmcpost.cli.model_file import ModelFile
 from mcmcpost.io import PosteriorVariables, posterior_variables
-from mcmcpost.io.convention import element_names
+from mcmcpost.io.convention import check_names, element_names, sample_dataset
 from mcmcpost.io.numpyro_model import ProbedModel
 
 if TYPE_CHECKING:
@@ -42,14 +44,39 @@ def with_quantities(tree: "xarray.DataTree", model_file: ModelFile) -> "xarray.D
     return new
 
 
-def check_quantities(model_file: ModelFile, probed: ProbedModel) -> None:
-    """Trace ``quantities`` on one abstract draw of the model, so that its errors appear before sampling."""
+def example_tree(model_file: ModelFile, probed: ProbedModel) -> "xarray.DataTree":
+    """Return the tree that a run of the model will end in, with one draw of ones, from an abstract run.
 
-    def at_one(draw: jax.Array) -> list[Any]:
-        return list(model_file.named(probed.sites_of(draw)).values())
+    What is wrong with ``quantities``, or with what is asked of the tree, appears before the sampling.
+
+    Raises
+    ------
+    ValueError
+        The name of a quantity is taken by a variable of the trace or cannot be saved; it is empty or not real.
+    TypeError
+        A quantity is no number.
+    """
+    import xarray
+
+    where = f"Model file {model_file.path}"
+
+    def at_one(draw: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
+        sites = probed.sites_of(draw)
+        return sites, model_file.named(sites)
 
     with jax.enable_x64(True):
-        jax.eval_shape(at_one, jax.ShapeDtypeStruct((len(probed.names),), np.float64))
+        sites, values = jax.eval_shape(at_one, jax.ShapeDtypeStruct((len(probed.names),), np.float64))
+    taken = sorted(set(values) & set(sites))
+    if taken:
+        raise InputError(where, "`quantities(draw)` to name what is no site", taken, "Rename them.")
+    bad = [name for name, value in values.items() if value.dtype.kind not in "fiub" or not value.size]
+    if bad:
+        got = f"{values[bad[0]].dtype} of shape {values[bad[0]].shape} for {bad[0]}"
+        raise InputError(where, "`quantities(draw)` to return real numbers", got, "Leave it out.")
+    check_names(where, {name: value.shape for name, value in values.items()})
+    groups = {"posterior": sites, GROUP: values} if values else {"posterior": sites}
+    ones = {group: {name: np.ones((1, 1, *v.shape), v.dtype) for name, v in of.items()} for group, of in groups.items()}
+    return xarray.DataTree.from_dict({group: sample_dataset(variables) for group, variables in ones.items()})
 
 
 def evaluate_quantities(model_file: ModelFile, posterior: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -83,10 +110,21 @@ def evaluate_quantities(model_file: ModelFile, posterior: Mapping[str, np.ndarra
     return {name: array.reshape(*lead, *array.shape[1:]) for name, array in zip(names, arrays, strict=True)}
 
 
-def named_scalars(
-    tree: "xarray.DataTree", variables: PosteriorVariables, expressions: Mapping[str, str | Expression]
-) -> dict[str, np.ndarray]:
-    """Return every scalar of the posterior, every stored quantity and every expression of them, {name: (c, n)}.
+class Asked(NamedTuple):
+    """What is asked of a trace.
+
+    expressions : of its variables, by name.
+    names : of variables, or what ArviZ's `filter_vars` finds them by; None for all.
+    filter_vars : None for whole names, ``"like"`` for parts of them, ``"regex"`` for regular expressions.
+    """
+
+    expressions: Mapping[str, str | Expression]
+    names: Sequence[str] | None = None
+    filter_vars: Literal["like", "regex"] | None = None
+
+
+def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked: Asked) -> dict[str, np.ndarray]:
+    """Return the scalars of the posterior, the stored quantities and the expressions that are asked, {name: (c, n)}.
 
     Parameters
     ----------
@@ -95,17 +133,46 @@ def named_scalars(
     Raises
     ------
     ValueError
-        Two of them have the same name, or an expression contains an unknown variable.
+        Two of them have the same name, no variable has a name that is asked for, or an expression contains an unknown
+        variable.
     """
     draws, stored = variables.draws(), _stored(tree)
+    chosen = _chosen([*draws, *stored], asked)
     scalars: dict[str, np.ndarray] = {}
-    for names, values, *_ in variables.elements():
-        _add(scalars, names, np.moveaxis(values, -1, 0))
-    for arrays in (stored, evaluate_expressions({**draws, **stored}, expressions)):
+    for name in (name for name in chosen if name in draws):
+        part = variables.elements_of(name)
+        _add(scalars, part.names, np.moveaxis(part.values, -1, 0))
+    kept = {name: array for name, array in stored.items() if name in chosen}
+    for arrays in (kept, evaluate_expressions({**draws, **stored}, asked.expressions)):
         for name, array in arrays.items():
             parts = [array[(..., *i)] for i in np.ndindex(array.shape[2:])]
             _add(scalars, element_names(name, array.shape[2:]), parts)
     return scalars
+
+
+def _chosen(known: list[str], asked: Asked) -> list[str]:
+    """Return the names of the variables that are asked for, in the order of ArviZ's `var_names`."""
+    import arviz_base
+    import xarray
+
+    if asked.names is None:
+        return known
+    where, cure = "--var-names", f"There are {', '.join(known)}."
+    exact = asked.filter_vars is None
+    for name in (given.removeprefix("~") for given in asked.names if exact):
+        if name not in known:
+            raise InputError(where, "names of variables", name, did_you_mean(name, known) + cure)
+    names = xarray.Dataset({name: (("chain", "draw"), np.zeros((1, 1))) for name in known})
+    tree = xarray.DataTree.from_dict({"posterior": names})
+    try:
+        found = arviz_base.extract(
+            tree, var_names=list(asked.names), filter_vars=asked.filter_vars, combined=False, keep_dataset=True
+        )
+    except re.error as error:
+        raise InputError(where, "regular expressions", f"{error.pattern!r}: {error}", cure) from error
+    if not found.data_vars:
+        raise InputError(where, "what some variable has in its name", ", ".join(asked.names), cure)
+    return [str(name) for name in found.data_vars]
 
 
 def say_left_out(variables: PosteriorVariables) -> None:

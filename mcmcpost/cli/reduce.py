@@ -9,11 +9,10 @@ import pandas
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.api.expectation import answer, answer_quantiles
 from mcmcpost.api.question import pose
-from mcmcpost.cli.edge import say
-from mcmcpost.cli.expressions import Expression
-from mcmcpost.cli.quantities import named_scalars, say_left_out
+from mcmcpost.cli.progress import phase
+from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
 from mcmcpost.control import Estimate
-from mcmcpost.io import check_convergence, posterior_variables
+from mcmcpost.io import posterior_variables
 
 if TYPE_CHECKING:
     import xarray
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 def reduce_tree(
     tree: "xarray.DataTree",
-    expressions: dict[str, Expression],
+    asked: Asked,
     probabilities: np.ndarray | None,
     method: str,
     allow_bad_scores: bool,
@@ -29,12 +28,14 @@ def reduce_tree(
     """Return the expectations of every quantity and, where `probabilities` are given, their quantiles."""
     variables = posterior_variables(tree)
     say_left_out(variables)
-    complaint = check_convergence(tree, variables).complaint
-    if complaint:
-        say("warning", complaint)
-    question = pose(tree, named_scalars(tree, variables, expressions), method, allow_bad_scores)
-    estimates = [answer(question)]
-    return estimates if probabilities is None else [*estimates, answer_quantiles(question, probabilities)]
+    with phase("score gate"):
+        question = pose(tree, named_scalars(tree, variables, asked), method, allow_bad_scores)
+    with phase("control variates"):
+        estimates = [answer(question)]
+    if probabilities is not None:
+        with phase("quantiles"):
+            estimates.append(answer_quantiles(question, probabilities))
+    return estimates
 
 
 def tree_with(tree: "xarray.DataTree", estimates: Sequence[Estimate]) -> "xarray.DataTree":

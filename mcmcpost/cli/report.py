@@ -13,21 +13,23 @@ from mcmcpost._core.status import WITHOUT_GAIN
 from mcmcpost._core.text import number_of_quantities, significant
 from mcmcpost.api.report import gather, read_subject
 from mcmcpost.cli.edge import say
-from mcmcpost.cli.expressions import Expression
 from mcmcpost.cli.options import refuse_model_file
-from mcmcpost.cli.quantities import named_scalars, say_left_out
+from mcmcpost.cli.progress import phase
+from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
 from mcmcpost.cli.source import load_trace
+from mcmcpost.io import is_ladder
 from mcmcpost.report import check_destination, render, write_html
 
 
 def report_facts(
     trace: Path,
     output: Path,
-    expressions: dict[str, Expression],
+    asked: Asked,
     method: str,
     *,
     model: Path | None,
     options: list[str] | None,
+    probabilities: np.ndarray | None,
     overwrite: bool,
     allow_bad_scores: bool,
 ) -> dict[str, Any]:
@@ -36,33 +38,39 @@ def report_facts(
     refuse_model_file("report", trace)
     tree = load_trace(trace, model, options, allow_bad_scores=allow_bad_scores)
     with warnings.catch_warnings():
-        for told in (mcmcpost.ScoreWarning, mcmcpost.EvidenceWarning):
+        for told in (mcmcpost.ScoreWarning, mcmcpost.ConvergenceWarning, mcmcpost.EvidenceWarning):
             warnings.simplefilter("ignore", told)  # the notices of the report contain them
-        subject = read_subject(tree, None, allow_bad_scores)
+        with phase("evidence" if is_ladder(tree) else "reading"):
+            subject = read_subject(tree, None, allow_bad_scores)
         say_left_out(subject.variables)
-        contents = gather(
-            subject,
-            named_scalars(subject.tree, subject.variables, expressions),
-            method,
-            evidence=subject.evidence,
-            title=f"Report on {trace.name}",
-            asked={"File": str(trace)} | ({} if model is None else {"Model": str(model)}),
-            command=shlex.join(["mcmcpost", *sys.argv[1:]]),
-            allow_bad_scores=allow_bad_scores,
-        )
+        scalars = named_scalars(subject.tree, subject.variables, asked)
+        with phase("control variates"):
+            contents = gather(
+                subject,
+                scalars,
+                method,
+                evidence=subject.evidence,
+                title=f"Report on {trace.name}",
+                asked={"File": str(trace)} | ({} if model is None else {"Model": str(model)}),
+                command=shlex.join(["mcmcpost", *sys.argv[1:]]),
+                allow_bad_scores=allow_bad_scores,
+                levels=probabilities,
+            )
     for text in contents.notices:
         say("warning", text)
-    text = render(contents)
-    write_html(text, place, overwrite)
+    with phase("figures"):
+        text = render(contents)
+        write_html(text, place, overwrite)
     assert contents.posterior is not None  # a trace was given
-    estimate, check = contents.posterior.estimate, contents.posterior.check
+    check = contents.posterior.check
+    estimates = [part for part in (contents.posterior.estimate, contents.posterior.quantiles) if part is not None]
     facts = {
         "path": str(place),
         "bytes": len(text.encode()),
         "score_check": check.verdict,
         "divergences": contents.posterior.divergences,
         "notices": list(contents.notices),
-        **estimate.to_json_dict(),
+        "quantities": [q for part in estimates for q in part.to_json_dict()["quantities"]],
     }
     if contents.evidence is not None:
         facts["evidence"] = contents.evidence.evidence.to_json_dict()

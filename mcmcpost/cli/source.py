@@ -1,18 +1,27 @@
 """The draws of the command line: a stored trace, with or without its model file, or a model file that is sampled."""
 
+import itertools
+import os
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import mcmcpost
+from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError, fault
+from mcmcpost.cli.edge import say
 from mcmcpost.cli.model_file import ModelFile, load_model_file, parse_options
 from mcmcpost.cli.options import POSTERIOR, is_model_file, refuse_sampling, settings_of
-from mcmcpost.cli.quantities import check_quantities, with_quantities
+from mcmcpost.cli.progress import phase
+from mcmcpost.cli.quantities import example_tree, with_quantities
+from mcmcpost.io.integrands import as_numbers
 from mcmcpost.io.numpyro_model import ProbedModel, probe_model
 
 if TYPE_CHECKING:
@@ -35,6 +44,7 @@ def sample_posterior(
     num_chains: int = POSTERIOR["chains"],
     options: Mapping[str, object] | None = None,
     progress: bool = False,
+    ask: "Callable[[xarray.DataTree], object] | None" = None,
 ) -> "MCMC":
     """Run NUTS with a dense mass matrix on a model file and return NumPyro's `MCMC`, scores kept.
 
@@ -54,6 +64,9 @@ def sample_posterior(
         Passed by name to ``data()`` and ``init()``, to whichever accepts them.
     progress
         Show NumPyro's progress bar.
+    ask
+        Called before the sampling with a tree of one draw, shaped as that of the run: it raises the errors of what
+        will be asked of the draws.
 
     Returns
     -------
@@ -66,10 +79,14 @@ def sample_posterior(
         if value < 1:
             raise InputError("sample_posterior", f"`{name}` of at least 1", value, "Ask for more.")
     start_key, chain_key = jax.random.split(key)
-    args, kwargs = model_file.arguments(options)
-    probed = probe_model(f"Model file {model_file.path}", model_file.model, args, kwargs)
-    check_quantities(model_file, probed)
-    start = _starts(model_file, start_key, num_chains, probed, options)
+    with phase(f"model {model_file.path.name}"):
+        args, kwargs = model_file.arguments(options)
+        probed = probe_model(f"Model file {model_file.path}", model_file.model, args, kwargs)
+        example = example_tree(model_file, probed)
+        check_memory(num_chains * num_samples, len(probed.names))
+        if ask is not None:
+            ask(example)
+        start = _starts(model_file, start_key, num_chains, probed, options)
     mcmc = MCMC(
         NUTS(model_file.model, dense_mass=True),
         num_warmup=num_warmup,
@@ -84,9 +101,20 @@ def sample_posterior(
         if "Cannot find valid initial parameters" in str(error):
             raise InputError(_no_start(model_file, "none in NumPyro's attempts")) from error
         raise
-    if not jnp.isfinite(mcmc.get_extra_fields()["potential_energy"]).all():
-        raise InputError(_no_start(model_file, "chains whose log density is never finite"))
     return mcmc
+
+
+def check_memory(draws: int, width: int) -> None:
+    """Refuse numbers of draws that no memory holds, each with `width` parameters, as many scores and their log density.
+
+    The memory of the machine is a bound: a run needs more than its draws.
+    """
+    needed = 8 * draws * (2 * width + 1)
+    if hasattr(os, "sysconf") and needed > (have := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        got = f"{draws} draws of {width} parameters, {needed / 1e9:.3g} GB"
+        raise InputError(
+            "--draws, --chains", f"draws that fit into {have / 1e9:.3g} GB of memory", got, "Ask for less."
+        )
 
 
 def _no_start(model_file: ModelFile, got: str) -> str:
@@ -102,28 +130,37 @@ def _starts(
     probed: ProbedModel,
     options: Mapping[str, object] | None,
 ) -> dict[str, jax.Array] | None:
-    """Return unconstrained starts, (c, ...) per site, or None if the file has no ``init``."""
-    from numpyro.infer.util import unconstrain_fn
+    """Return unconstrained starts, (c, ...) per site, or None if the file has no ``init``.
+
+    The log density is evaluated there, so that a model that fails does so before the sampling.
+    """
+    from numpyro.infer.util import potential_energy, unconstrain_fn
 
     values = model_file.start(options)
     if values is None:
         return None
-    sites = list(probed.sites)
+    sites, where = list(probed.sites), f"Model file {model_file.path}"
     if set(values) != set(sites):
-        raise InputError(
-            f"Model file {model_file.path}", f"`init()` to name the sites {sites}", sorted(values), "Name each."
-        )
-    constrained = {name: jnp.asarray(values[name], jnp.result_type(float)) for name in sites}
+        raise InputError(where, f"`init()` to name the sites {sites}", sorted(values), "Name each.")
+    constrained = {name: as_numbers(where, f"init()[{name!r}]", values[name], jnp.asarray) for name in sites}
+    for name, value in constrained.items():
+        if value.shape != probed.sites[name] or value.dtype.kind not in "fiub":
+            expected = f"`init()[{name!r}]` of shape {probed.sites[name]}, real"
+            raise InputError(where, expected, f"shape {value.shape}, {value.dtype}", "Give one value for each element.")
+    constrained = {name: value.astype(float) for name, value in constrained.items()}
     centre = unconstrain_fn(model_file.model, probed.args, probed.kwargs, constrained)
     bad = [name for name in sites if not jnp.isfinite(centre[name]).all()]
     if bad:
-        raise InputError(
-            f"Model file {model_file.path}", "`init()` inside the support", f"{bad} outside", "Move it inside."
-        )
+        raise InputError(where, "`init()` inside the support", f"{bad} outside", "Move it inside.")
     keys = dict(zip(sites, jax.random.split(key, len(sites)), strict=True))
     lead = () if num_chains == 1 else (num_chains,)  # NumPyro wants no chain axis for one chain
-    starts = {name: jnp.broadcast_to(centre[name], lead + jnp.shape(centre[name])) for name in sites}
-    return {name: x + JITTER * jax.random.normal(keys[name], x.shape, x.dtype) for name, x in starts.items()}
+    around = {name: jnp.broadcast_to(centre[name], lead + jnp.shape(centre[name])) for name in sites}
+    starts = {name: x + JITTER * jax.random.normal(keys[name], x.shape, x.dtype) for name, x in around.items()}
+    rows = starts if lead else {name: x[None] for name, x in starts.items()}
+    energies = map_rows(lambda row: potential_energy(probed.model, probed.args, probed.kwargs, row), rows)
+    if not np.isfinite(energies).all():
+        raise InputError(_no_start(model_file, f"{energies.tolist()} at those of `init()`"))
+    return starts
 
 
 def open_source(
@@ -133,23 +170,32 @@ def open_source(
     options: list[str] | None,
     *,
     allow_bad_scores: bool,
+    ask: "Callable[[xarray.DataTree], object] | None" = None,
 ) -> "xarray.DataTree":
     """Return the trace of a model file, by sampling, or of a stored file, for which sampling options are refused.
 
-    model : model file of a stored trace. given : sampling settings, None for the default.
+    model : model file of a stored trace. given : sampling settings, None for the default. ask : of `sample_posterior`.
     """
     if not is_model_file(source):
         refuse_sampling("reduce", source, "trace", given)
         return load_trace(source, model, options, allow_bad_scores=allow_bad_scores)
     if model is not None:
         raise InputError(f"--model: expected a trace, got the model file {source}. Leave --model out.")
-    return sample_model(source, settings_of(given, POSTERIOR), options, allow_bad_scores=allow_bad_scores)
+    return sample_model(source, settings_of(given, POSTERIOR), options, allow_bad_scores=allow_bad_scores, ask=ask)
 
 
 def sample_model(
-    path: Path, settings: Mapping[str, int], options: list[str] | None, *, allow_bad_scores: bool = False
+    path: Path,
+    settings: Mapping[str, int],
+    options: list[str] | None,
+    *,
+    allow_bad_scores: bool = False,
+    ask: "Callable[[xarray.DataTree], object] | None" = None,
 ) -> "xarray.DataTree":
     """Sample a model file with NUTS, scores kept; the settings are those of `POSTERIOR`."""
+    import arviz_base
+    import xarray
+
     model_file = load_model_file(path)
     mcmc = sample_posterior(
         model_file,
@@ -159,10 +205,34 @@ def sample_model(
         num_chains=settings["chains"],
         options=parse_options(options or []),
         progress=sys.stderr.isatty(),
+        ask=ask,
     )
-    tree = with_quantities(mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores), model_file)
+
+    def draws() -> "xarray.DataTree":
+        return xarray.DataTree.from_dict({"posterior": arviz_base.from_numpyro(mcmc)["posterior"]})
+
+    with keeping(path, draws), phase("score gate and quantities"):
+        tree = with_quantities(mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores), model_file)
     tree.attrs |= {"model_file": path.name, "seed": settings["seed"], "num_warmup": settings["warmup"]}
     return tree
+
+
+@contextmanager
+def keeping(source: Path, draws: "Callable[[], xarray.DataTree]") -> Iterator[None]:
+    """Save what was sampled from a model file where what follows fails, and say where.
+
+    The file is new, in the current folder, or in the folder of temporary files where that cannot be written to.
+    """
+    try:
+        yield
+    except Exception:
+        if is_model_file(source):
+            here = Path.cwd()
+            folder = here if os.access(here, os.W_OK) else Path(tempfile.gettempdir())
+            names = (folder / f"{source.stem}-draws{i or ''}.nc" for i in itertools.count())
+            place = mcmcpost.save_tree(draws(), next(name for name in names if not os.path.lexists(name)))
+            say("warning", f"the draws are kept in {place}. Read a trace with --model {source}, a ladder as it is.")
+        raise
 
 
 def load_trace(
@@ -172,11 +242,15 @@ def load_trace(
     if model is None:
         if options:
             raise InputError(f"--option: expected a model file, got the trace {path} alone. Add --model FILE.py.")
-        return mcmcpost.load_tree(path)
-    model_file = load_model_file(model)
-    args, kwargs = model_file.arguments(parse_options(options or []))
-    tree = mcmcpost.load_tree(path)
-    scored = mcmcpost.attach_scores(tree, model_file.model, *args, allow_bad_scores=allow_bad_scores, **kwargs)
-    scored = with_quantities(scored, model_file)
+        with phase(f"reading {path}"):
+            return mcmcpost.load_tree(path)
+    with phase(f"model {model}"):
+        model_file = load_model_file(model)
+        args, kwargs = model_file.arguments(parse_options(options or []))
+    with phase(f"reading {path}"):
+        tree = mcmcpost.load_tree(path)
+    with phase("scores and quantities"):
+        scored = mcmcpost.attach_scores(tree, model_file.model, *args, allow_bad_scores=allow_bad_scores, **kwargs)
+        scored = with_quantities(scored, model_file)
     scored.attrs |= {"model_file": model.name}
     return scored

@@ -12,6 +12,7 @@ import numpy as np
 from mcmcpost._core.arguments import check_kind
 from mcmcpost._core.devices import is_first_process, read_everywhere
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.unfinished import written_beside
 
 DIGEST = hashlib.sha256().digest_size
 """Bytes of the digest that a file begins with: one that is cut off, or changed, is known before it is read."""
@@ -34,9 +35,9 @@ def save_checkpoint(
     content |= {"step": step, "settings": np.array(json.dumps(settings))}
     buffer = io.BytesIO()
     np.savez(buffer, **content)
-    temporary = path.with_name(f".{path.name}.part")  # the next one takes the place of what a crash leaves
-    temporary.write_bytes(hashlib.sha256(buffer.getbuffer()).digest() + buffer.getvalue())
-    temporary.replace(path)
+    with written_beside(path, f".{path.name}.part") as temporary:
+        temporary.write_bytes(hashlib.sha256(buffer.getbuffer()).digest() + buffer.getvalue())
+        temporary.replace(path)
 
 
 def load_checkpoint(path: Path, settings: dict[str, Any]) -> Checkpoint | None:

@@ -5,13 +5,15 @@ from mcmcpost.io.attach import Target, attach_scores, read_target
 from mcmcpost.io.blackjax import from_blackjax
 from mcmcpost.io.convention import read_trace
 from mcmcpost.io.diagnostics import (
+    Convergence,
+    ConvergenceWarning,
     Scored,
     check_agreement,
     check_convergence,
     check_tree,
     gate,
     recorded_log_density,
-    warn_of_disagreement,
+    warn_of_convergence,
 )
 from mcmcpost.io.files import load_tree, save_tree
 from mcmcpost.io.integrands import Integrands, PosteriorVariables, integrand_values, named_values, posterior_variables
@@ -28,6 +30,8 @@ from mcmcpost.io.power_posteriors import (
 from mcmcpost.io.stan import from_cmdstan
 
 __all__ = [
+    "Convergence",
+    "ConvergenceWarning",
     "Integrands",
     "PosteriorVariables",
     "Scored",
@@ -60,5 +64,5 @@ __all__ = [
     "sample_power_posteriors",
     "save_tree",
     "tempered_target",
-    "warn_of_disagreement",
+    "warn_of_convergence",
 ]

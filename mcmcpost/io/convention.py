@@ -1,6 +1,6 @@
 """The data contract: the group, variables, dims and attrs of draws and scores in a tree."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -101,15 +101,35 @@ def sample_dataset(variables: Mapping[str, np.ndarray]) -> "xarray.Dataset":
     """Return variables (chain, draw, ...) with ArviZ's dims and coordinates, and none of its attrs."""
     import arviz_base
 
-    check_names("Variables", variables, ("chain", "draw"))
+    check_names("Variables", {name: array.shape[2:] for name, array in variables.items()})
     return arviz_base.dict_to_dataset(dict(variables), check_conventions=False).drop_attrs()
 
 
-def check_names(where: str, names: Iterable[str], dims: tuple[str, ...]) -> None:
-    """Refuse names that variables with `dims` cannot have: the name of a dim is that of its coordinate."""
-    bad = [name for name in names if name in dims or "/" in name]
+SAMPLE_DIMS = ("chain", "draw")
+
+
+def check_names(where: str, shapes: Mapping[Any, tuple[int, ...]], dims: tuple[str, ...] = SAMPLE_DIMS) -> None:
+    """Refuse names under which variables cannot be saved, or would be lost as the coordinate of a dim.
+
+    Parameters
+    ----------
+    shapes : of each variable at one draw; its axes become the dims ``NAME_dim_0``, ``NAME_dim_1``, as ArviZ's.
+    dims : those that all variables have in common.
+    """
+    bad = [name for name in shapes if not _can_be_saved(name)]
     if bad:
-        raise InputError(where, f"names without '/' and other than {', '.join(dims)}", bad, "Rename them.")
+        raise InputError(where, "names without '/' and null bytes", bad, "Rename them: no file could have them.")
+    axes = {f"{name}_dim_{i}" for name, shape in shapes.items() for i in range(len(shape))}
+    lost = [name for name in shapes if name in axes or name in dims]
+    if lost:
+        expected = f"names other than {', '.join([*dims, *sorted(axes & set(lost))])}"
+        raise InputError(where, expected, lost, "Rename them: they are those of dims, and would be lost.")
+
+
+def _can_be_saved(name: object) -> bool:
+    if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\0"):
+        return False
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)  # halves of letters, which UTF-8 has not
 
 
 def as_chain_draw(where: str, name: str, values: Any) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Checks of traces: the score gate, scores against the recorded log density, R-hat and divergences."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -8,10 +8,10 @@ from jaxtyping import Float
 
 from mcmcpost._core.arguments import check_flags
 from mcmcpost._core.errors import fault
+from mcmcpost._core.large_arrays import in_blocks
 from mcmcpost._core.mcse import rank_rhat
 from mcmcpost._core.warn import warn
 from mcmcpost.io.convention import GROUP, read_trace
-from mcmcpost.io.integrands import PosteriorVariables
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores
 from mcmcpost.trace import Trace
 
@@ -60,68 +60,76 @@ def check_tree(tree: "xarray.DataTree", allow_bad_scores: bool = False) -> Score
     return gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
 
 
-RHAT_LIMIT = 1.01
-"""Vehtari et al. (2021, doi:10.1214/20-BA1221)."""
+class ConvergenceWarning(UserWarning):
+    """The chains of a trace disagree about what is asked, or transitions of its sampler diverged."""
+
+
+RHAT_LIMIT, RHAT_SHORT = 1.1, 5.0
+"""The limit of R-hat is the first plus the second over the draws of a chain. Above 1.01 (Vehtari et al. 2021,
+doi:10.1214/20-BA1221) are all chains that mix slowly, whose errors can be right, and short ones."""
 
 
 class Convergence(NamedTuple):
-    """The largest R-hat of the scalars of the posterior, the name of that scalar, and the number of divergences."""
+    """What the chains of a trace say about it.
+
+    max_rhat : the largest R-hat, NaN for one chain or where nothing varies. worst : the name of that scalar.
+    apart : scalars whose R-hat is above the limit. limit : 1.1 + 5/n for n draws a chain.
+    divergences, transitions : of the sampler; none where they are not recorded.
+    """
 
     max_rhat: float
     worst: str
+    apart: int
+    limit: float
     divergences: int
+    transitions: int
 
     @property
     def complaint(self) -> str | None:
-        """A warning in one line, None where nothing is wrong."""
+        """A warning with its cure in one line, None where nothing is wrong."""
         parts = []
-        if self.max_rhat > RHAT_LIMIT:
-            parts.append(f"R-hat {self.max_rhat:.3f} of {self.worst} is above {RHAT_LIMIT}")
+        if self.apart:
+            others = f" and of {self.apart - 1} more" if self.apart > 1 else ""
+            parts.append(
+                f"R-hat {self.max_rhat:.3g} of {self.worst}{others} is above {self.limit:.3g}: the chains have not "
+                "converged for what is asked, and neither means nor errors are reliable. Run longer chains."
+            )
         if self.divergences:
-            parts.append(f"{self.divergences} divergent transitions")
-        return (
-            f"{' and '.join(parts)}: the chains have not converged, and neither means nor errors are reliable"
-            if parts
-            else None
-        )
+            parts.append(
+                f"{self.divergences} of {self.transitions} transitions were divergent: draws are missing where the "
+                "density curves sharply, and means can be off by more than their errors. Raise the target acceptance "
+                "(target_accept_prob, adapt_delta), or reparameterise."
+            )
+        return " ".join(parts) or None
 
 
-def check_convergence(tree: "xarray.DataTree", variables: PosteriorVariables) -> Convergence:
-    """Return the convergence diagnostics of `tree`, whose posterior has these `variables`.
+def check_convergence(
+    tree: "xarray.DataTree", parts: Iterable[tuple[Sequence[str], Float[np.ndarray, "c n _"]]]
+) -> Convergence:
+    """Return the rank-normalised R-hat of the named scalars in `parts`, and the divergences of `tree`.
 
-    R-hat is NaN, and `worst` empty, for one chain or where nothing varies.
+    Such an R-hat sees disagreement of the chains, or of their halves, about the mean and about the spread.
     """
-    names: list[str] = []
-    rhat: list[float] = []
-    for part in variables.elements():
-        names += part.names
-        with np.errstate(all="ignore"):
-            rhat += rank_rhat(part.values).tolist()
-    known = {name: value for name, value in zip(names, rhat, strict=True) if not np.isnan(value)}
+    rhat: dict[str, float] = {}
+    draws = 1
+    for names, values in parts:
+        draws = values.shape[1]
+        for some in in_blocks(len(names), values.shape[0] * draws):
+            with np.errstate(all="ignore"):
+                rhat |= zip(names[some], rank_rhat(values[..., some]).tolist(), strict=True)
+    known = {name: value for name, value in rhat.items() if not np.isnan(value)}
     worst = max(known, key=known.__getitem__, default="")
+    limit = RHAT_LIMIT + RHAT_SHORT / draws
+    apart = sum(value > limit for value in known.values())
     stats = tree.children.get(GROUP)
-    diverging = 0 if stats is None or "diverging" not in stats else int(np.asarray(stats["diverging"].values).sum())
-    return Convergence(known.get(worst, float("nan")), worst, diverging)
+    diverging = np.zeros(0) if stats is None or "diverging" not in stats else np.asarray(stats["diverging"].values)
+    return Convergence(known.get(worst, float("nan")), worst, apart, limit, int(diverging.sum()), diverging.size)
 
 
-RHAT_INTEGRAND, RHAT_SHORT = 1.1, 5.0
-"""The limit for integrands is the first plus the second over the draws of a chain. Above `RHAT_LIMIT` are all chains
-that mix slowly, whose errors can be right, and short ones."""
-
-
-def warn_of_disagreement(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> None:
-    """Warn where the chains, or their halves, disagree about the mean or the spread of integrands (c, n, p)."""
-    with np.errstate(all="ignore"):
-        rhat = rank_rhat(values)
-    limit = RHAT_INTEGRAND + RHAT_SHORT / values.shape[1]
-    apart = np.flatnonzero(rhat > limit)
-    if apart.size:
-        worst = int(apart[np.argmax(rhat[apart])])
-        others = f" and of {apart.size - 1} more" if apart.size > 1 else ""
-        warn(
-            f"R-hat {rhat[worst]:.3g} of {names[worst]}{others} is above {limit:.3g}: the chains have not converged "
-            "for what is asked, and neither means nor errors are reliable. Run longer chains."
-        )
+def warn_of_convergence(convergence: Convergence) -> None:
+    """Warn of what is wrong with the chains, in one warning."""
+    if convergence.complaint:
+        warn(convergence.complaint, ConvergenceWarning)
 
 
 RECORDED = ("lp", "logp")

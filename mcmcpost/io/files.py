@@ -2,17 +2,16 @@
 
 import json
 import os
-import shutil
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mcmcpost._core.arguments import as_path
+from mcmcpost._core.arguments import as_path, check_no_pipe, missing_file
 from mcmcpost._core.devices import is_first_process
 from mcmcpost._core.errors import InputError, fault
-from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
+from mcmcpost._core.large_arrays import in_blocks, is_large, scratch_folder, zeros
+from mcmcpost._core.unfinished import written_beside
 from mcmcpost.io.convention import check_tree_type
 from mcmcpost.io.tables import read_csv
 
@@ -44,7 +43,8 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
     FileNotFoundError : there is nothing at `path`.
     ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a table holds what is not a number, a gradient
         without its parameter, gradients of some elements of an array only, a column or a draw twice, rows longer than
-        its header, or chains of different lengths.
+        its header, or chains of different lengths; a pipe; a file whose groups contain themselves, or whose variables
+        are larger than memory and disk.
 
     Warns
     -----
@@ -54,11 +54,14 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
 
     place = as_path("load_tree", path)
     if not place.exists():
-        raise FileNotFoundError(fault("load_tree", "an existing file", str(place), "Check the path."))
+        raise missing_file("load_tree", "an existing file", place)
+    check_no_pipe("load_tree", place)
     if place.suffix.lower() == ".csv":
         return read_csv(place)
     kind = "Zarr" if _is_zarr(place) else "netCDF-4"
     try:
+        if place.is_file():
+            _check_links(place)
         with (
             xarray.open_datatree(place, engine="zarr", consolidated=False)
             if _is_zarr(place)
@@ -67,6 +70,9 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
             tree = _in_order(stored)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError("load_tree", f"a {kind} tree at {place}", repr(error), _CURE) from error
+    except MemoryError as error:
+        cure = "Thin it, or read a part of it with xarray: open_datatree(path, chunks={})."
+        raise InputError("load_tree", f"a tree that fits into memory or {scratch_folder()}", error, cure) from error
     if not tree.children:
         raise InputError("load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE)
     return tree
@@ -90,7 +96,8 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     FileExistsError : `path` exists; nothing is overwritten.
-    ValueError : the suffix is neither ``.nc`` nor ``.zarr``.
+    ValueError : the suffix is neither ``.nc`` nor ``.zarr``; a variable has a name that a folder cannot have, and the
+        suffix is ``.zarr``.
     """
     check_tree_type("save_tree", tree)
     place = as_path("save_tree", path)
@@ -98,23 +105,19 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
         raise InputError("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it.")
     if is_first_process():
         _refuse_existing(place)
+    if _is_zarr(place):
+        _check_folder_names(tree)
     if not place.parent.is_dir():
         raise FileNotFoundError(fault("save_tree", "an existing folder", str(place.parent), "Create it first."))
     if not is_first_process():
         return place
-    temporary = place.with_name(f".{place.stem}-{uuid.uuid4().hex}{place.suffix}")
-    try:
+    with written_beside(place) as temporary:
         if _is_zarr(place):
             _with_order(tree).to_zarr(temporary, consolidated=False)
         else:
             _with_order(tree).to_netcdf(temporary, engine="h5netcdf")
         _refuse_existing(place)
         temporary.rename(place)
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
     return place
 
 
@@ -145,6 +148,24 @@ def _in_order(tree: "xarray.DataTree") -> "xarray.DataTree":
     return xarray.DataTree(ordered, children=children, name=tree.name)
 
 
+def _check_links(place: Path) -> None:
+    """Refuse groups that an HDF5 file has in several places: where one contains itself, reading it would not end."""
+    import h5py
+
+    with h5py.File(place) as file:
+        seen, pending = {h5py.h5o.get_info(file.id).addr}, [file["/"]]
+        while pending:
+            group = pending.pop()
+            for name in group:
+                if group.get(name, getclass=True) is not h5py.Group:
+                    continue
+                address = h5py.h5o.get_info(group[name].id).addr
+                if address in seen:
+                    raise ValueError(f"a group in two places, {group.name}/{name}")  # load_tree says where
+                seen.add(address)
+                pending.append(group[name])
+
+
 def _read(stored: "xarray.Dataset") -> "xarray.Dataset":
     """Return the dataset with its values."""
     large = {
@@ -167,12 +188,25 @@ def _by_pieces(variable: "xarray.DataArray") -> np.ndarray:
     return values
 
 
+LONGEST_NAME = 255
+"""Bytes of the name of a folder."""
+
+
+def _check_folder_names(tree: "xarray.DataTree") -> None:
+    """Refuse variables that Zarr, which makes a folder of each, would lose or could not write."""
+    names = [str(name) for node in tree.subtree for name in node.to_dataset().variables]
+    bad = [name for name in names if "\\" in name or name == "zarr.json" or len(name.encode()) > LONGEST_NAME]
+    if bad:
+        expected = f"names that folders can have, of at most {LONGEST_NAME} bytes and without backslashes"
+        raise InputError("save_tree", expected, bad, "Rename them, or write netCDF: .nc.")
+
+
 def _is_zarr(place: Path) -> bool:
     return place.suffix.lower() == ".zarr"
 
 
 def _refuse_existing(place: Path) -> None:
-    if place.exists():
+    if os.path.lexists(place):
         raise FileExistsError(
             fault(
                 "save_tree", "a path that does not exist yet", str(place), "Nothing is overwritten: pick another name."

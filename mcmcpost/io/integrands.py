@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from mcmcpost._core.arguments import check_function, check_kind
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.large_arrays import zeros
+from mcmcpost._core.text import did_you_mean
 from mcmcpost.io.convention import (
     GROUP,
     as_chain_draw,
@@ -115,9 +116,15 @@ class PosteriorVariables(NamedTuple):
         """Return the usable variables as arrays (c, n, ...), without a copy."""
         return {name: variable.values for name, variable in self.usable.items()}
 
-    def elements(self) -> Iterator[Integrands]:
-        """Yield the named elements of each usable variable, of float64 variables without a copy."""
-        return map(named_values, self.usable.values())
+    def scalars(self) -> "Iterator[tuple[tuple[str, ...], Float[np.ndarray, 'c n p']]]":
+        """Yield the names and values of the elements of each usable variable, of float64 variables without a copy."""
+        for name in self.usable:
+            names, values, *_ = self.elements_of(name)
+            yield names, values
+
+    def elements_of(self, name: str) -> Integrands:
+        """Return the named elements of a usable variable, of a float64 variable without a copy."""
+        return named_values(self.usable[name])
 
 
 def posterior_variables(tree: "xarray.DataTree") -> PosteriorVariables:
@@ -152,9 +159,8 @@ def _chains_draws(tree: "xarray.DataTree") -> tuple[int, int]:
 def _variable(tree: "xarray.DataTree", name: str) -> "xarray.DataArray":
     variables = _posterior(tree).data_vars
     if name not in variables:
-        raise InputError(
-            "integrands", "a variable of the posterior group", name, f"It has {', '.join(map(str, variables))}."
-        )
+        cure = f"{did_you_mean(name, variables)}It has {', '.join(map(str, variables))}."
+        raise InputError("integrands", "a variable of the posterior group", name, cure)
     return oriented("integrands", variables[name])
 
 
@@ -247,7 +253,7 @@ def _evaluate(
 
 def _vectorised(name: str, function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]) -> np.ndarray:
     def of_row(row: dict[str, object]) -> jax.Array:
-        array = _as_numbers(name, function(row), jnp.asarray)
+        array = as_numbers("integrands", name, function(row), jnp.asarray)
         if not array.size:
             raise InputError("integrands", f"`{name}` to return a number", f"shape {array.shape}", "Return one.")
         return array
@@ -257,24 +263,24 @@ def _vectorised(name: str, function: Callable[[dict[str, object]], object], draw
         return np.asarray(compiled(draws))
 
 
-def _as_numbers[A: (jax.Array, np.ndarray)](name: str, value: object, convert: Callable[[Any], A]) -> A:
+def as_numbers[A: (jax.Array, np.ndarray)](where: str, name: str, value: object, convert: Callable[[Any], A]) -> A:
     """Return what a function returned as an array; refuse what is no number and ragged lists."""
     wanted, cure = f"`{name}` to return numbers", "Several values are an array, or functions of their own."
     if value is None or isinstance(value, Mapping | str | bytes):
-        raise InputTypeError("integrands", wanted, type(value).__name__, cure)
+        raise InputTypeError(where, wanted, type(value).__name__, cure)
     try:
         return convert(value)
     except _NOT_TRACEABLE:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputTypeError("integrands", wanted, repr(value), cure) from error
+        raise InputTypeError(where, wanted, repr(value), cure) from error
 
 
 def _one_by_one(name: str, function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]) -> np.ndarray:
     size = len(next(iter(draws.values())))
     with jax.enable_x64(True):
         rows = ({key: array[i].copy() for key, array in draws.items()} for i in range(size))
-        values = [_as_numbers(name, function(row), np.asarray) for row in rows]
+        values = [as_numbers("integrands", name, function(row), np.asarray) for row in rows]
     shapes = {value.shape for value in values}
     if len(shapes) > 1:
         raise InputError(

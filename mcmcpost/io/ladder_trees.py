@@ -69,7 +69,7 @@ def ladder_to_datatree(
     import xarray
 
     variables = _draws_by_name(ladder) if values is None else values
-    check_names("Ladder", variables, DIMS)
+    check_names("Ladder", {name: array.shape[3:] for name, array in variables.items()}, DIMS)
     coords = {
         "chain": np.arange(ladder.draws.shape[0]),
         "draw": np.arange(ladder.draws.shape[1]),

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from mcmcpost._core.arguments import check_function
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
-from mcmcpost.io.convention import element_names, posterior_sites, stored_draws
+from mcmcpost.io.convention import SAMPLE_DIMS, check_names, element_names, posterior_sites, stored_draws
 
 if TYPE_CHECKING:
     import xarray
@@ -104,7 +104,12 @@ class ProbedModel(NamedTuple):
 
 
 def probe_model(
-    where: str, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], only: set[str] | None = None
+    where: str,
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    only: set[str] | None = None,
+    dims: tuple[str, ...] = SAMPLE_DIMS,
 ) -> ProbedModel:
     """Return `model` with its latent sites, found by an abstract run.
 
@@ -114,6 +119,7 @@ def probe_model(
     model, args, kwargs : a NumPyro program and its arguments.
     only : sites that were sampled by their gradient; others, as enumerated ones, are left out. None takes all and
         refuses discrete ones.
+    dims : of every variable of the trace: no site may have their names, or one that cannot be saved.
     """
     from numpyro import handlers
     from numpyro.distributions import biject_to
@@ -129,11 +135,17 @@ def probe_model(
     sites: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     discrete: list[str] = []
+    kept: dict[str, tuple[int, ...]] = {}
+    observed: list[str] = []
 
     def run() -> Array:
         # Improper priors cannot be sampled; init_to_sample can start them.
         trace = handlers.trace(handlers.substitute(seeded, substitute_fn=init_to_sample)).get_trace(*args, **kwargs)
         for name, site in trace.items():
+            if site["type"] == "sample" and site["is_observed"]:
+                observed.append(name)
+            elif site["type"] in ("sample", "deterministic"):
+                kept[name] = jnp.shape(site["value"])
             if site["type"] != "sample" or site["is_observed"] or (only is not None and name not in only):
                 continue
             if site["fn"].support.is_discrete:
@@ -145,6 +157,8 @@ def probe_model(
 
     with jax.enable_x64(True):
         jax.eval_shape(run)
+    check_names(where, kept, dims)
+    check_names(where, dict.fromkeys(observed, ()), dims)
     if discrete:
         raise InputError(
             where,

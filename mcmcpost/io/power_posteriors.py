@@ -35,8 +35,8 @@ from mcmcpost.evidence import (
     sample_ladder,
     sample_more_rungs,
 )
-from mcmcpost.io.convention import GROUP, TEMPERATURE, posterior_as_draws, stored_draws
-from mcmcpost.io.ladder_trees import ROUND_TRIPS, is_ladder, ladder_to_datatree, read_ladder
+from mcmcpost.io.convention import GROUP, TEMPERATURE, check_names, posterior_as_draws, stored_draws
+from mcmcpost.io.ladder_trees import DIMS, ROUND_TRIPS, is_ladder, ladder_to_datatree, read_ladder
 from mcmcpost.io.numpyro_model import ProbedModel, probe_model
 from mcmcpost.scores import check_scalar
 
@@ -61,7 +61,7 @@ def tempered_target(
     ------
     ValueError : a latent site is discrete, has an improper prior, or is scaled or masked; nothing is observed.
     """
-    probed = probe_model(where, model, args, kwargs)
+    probed = probe_model(where, model, args, kwargs, dims=DIMS)
     check_evidence_exists(probed)
     target = TemperedTarget(
         log_likelihood=lambda draw: _terms(probed, draw)[0],
@@ -442,7 +442,9 @@ def resolve_target(
         (d,) = jax.eval_shape(prior_draw, jax.random.key(0)).shape
     for name, function in (("log_likelihood", log_likelihood), ("log_prior", log_prior)):
         check_scalar(where, function, d, name)
-    return TemperedTarget(log_likelihood, log_prior, sample_prior, as_labels(where, names, d)), None
+    labels = as_labels(where, names, d)
+    check_names(where, dict.fromkeys(labels, ()), DIMS)
+    return TemperedTarget(log_likelihood, log_prior, sample_prior, labels), None
 
 
 def _unconstrained_init(where: str, probed: ProbedModel | None, init: object) -> object:

@@ -23,7 +23,8 @@ MANY_ROWS, FOLDED_ROWS = 30, 8
 class PosteriorPart(NamedTuple):
     """One trace: its estimate, the integrands (c, n, p) behind it, and what the score gate found.
 
-    parameters : d labels of the unconstrained coordinates. divergences : transitions after warm-up.
+    parameters : d labels of the unconstrained coordinates. divergences : transitions after warm-up. quantiles : of the
+    integrands, where they are asked for.
     """
 
     estimate: Estimate
@@ -31,6 +32,7 @@ class PosteriorPart(NamedTuple):
     check: ScoreCheck
     parameters: tuple[str, ...]
     divergences: int
+    quantiles: Estimate | None = None
 
 
 class EvidencePart(NamedTuple):

@@ -3,7 +3,6 @@
 import io
 import os
 import re
-import uuid
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +15,7 @@ from mcmcpost._core.arguments import as_path, check_writable
 from mcmcpost._core.devices import is_first_process
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.text import digits_of, significant
+from mcmcpost._core.unfinished import written_beside
 from mcmcpost.control import Estimate, JointEstimate
 from mcmcpost.evidence import BridgeOverlap, Evidence, PathDiagnostics
 from mcmcpost.report.canvas import require, rows_height
@@ -249,12 +249,21 @@ def render(contents: Contents) -> str:
     environment.filters["drawn"] = lambda drawing: Markup(drawing.svg)
     template = environment.from_string(files("mcmcpost.report").joinpath(TEMPLATE).read_text(encoding="utf-8"))
     posterior, evidence, joint = contents.posterior, contents.evidence, contents.joint
-    facts: dict[str, object] = {"headline": "", "shortfalls": [], "quantities": [], "convergence": [], "drawings": {}}
+    facts: dict[str, object] = {
+        "headline": "",
+        "shortfalls": [],
+        "quantities": [],
+        "quantiles": [],
+        "convergence": [],
+        "drawings": {},
+    }
     if posterior is not None:
+        quantiles = [] if posterior.quantiles is None else estimate_rows(posterior.quantiles)
         facts |= {
             "headline": headline(posterior.estimate),
             "shortfalls": shortfalls(posterior.estimate),
             "quantities": groups_of(estimate_rows(posterior.estimate)),
+            "quantiles": groups_of(quantiles),
             "convergence": groups_of(convergence_rows(posterior.estimate.names, posterior.values)),
             "drawings": posterior_drawings(posterior),
         }
@@ -287,7 +296,7 @@ def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> 
         raise InputError("report", "an output ending in .html", str(place), "Rename it.")
     if place.is_dir():
         raise FileExistsError(fault("report", "an output file", f"the folder {place}", "Pick another name."))
-    if place.exists() and not overwrite and is_first_process():
+    if os.path.lexists(place) and not overwrite and is_first_process():
         cure = "Pick another name, or allow it to be replaced with --force (overwrite=True)."
         raise FileExistsError(fault("report", "a new output file", f"{place}, which exists", cure))
     if not place.parent.is_dir():
@@ -303,11 +312,9 @@ def write_html(text: str, path: Path, overwrite: bool = False) -> Path:
     """
     if not is_first_process():
         return path
-    temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
-    try:
+    target = path.resolve()  # a link stays one
+    with written_beside(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
         check_destination(path, overwrite)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        temporary.replace(target)
     return path

@@ -635,6 +635,7 @@ ROWS = [
     ((3, None, b"a"), lambda g, v: mp.html_report(g.tree, title=v), "title"),
     (("a", [1], {"a": 1}, {1: "a"}), lambda g, v: mp.html_report(g.tree, asked=v), "asked"),
     ((3, b"a"), lambda g, v: mp.html_report(g.tree, command=v), "command"),
+    ((0, 1, 2.0, [0.5, 5], "a", None), lambda g, v: mp.html_report(g.tree, quantiles=v), "probabilities"),
     (FLAG, lambda g, v: mp.html_report(g.tree, overwrite=v), "overwrite"),
     ((3, "", b"a.html", "report.pdf", "report"), lambda g, v: mp.html_report(g.tree, v), "path|html"),
     (("nothing",), lambda g, v: mp.html_report(None), "html_report"),

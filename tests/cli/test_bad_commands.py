@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cli_cases import refused
 
 import mcmcpost as mp
 
@@ -49,6 +50,13 @@ REFUSED = [
     # the command, with @ for the folder, and words of the one line
     ("reduce @/missing.nc", "missing.nc"),
     ("reduce @/missing.csv", "missing.csv"),
+    ("reduce @/trase.nc", "Did you mean 'trace.nc'?"),
+    ("reduce @/modle.py", "Did you mean 'model.py'?"),
+    ("reduce @/trace.nc --var-names c", "There are a, b."),
+    ("reduce @/trace.nc --var-names ~c", "names of variables, got c"),
+    ("reduce @/trace.nc --var-names c --filter-vars like", "what some variable has in its name"),
+    ("reduce @/trace.nc --var-names ( --filter-vars regex", "regular expressions"),
+    ("report @/trace.nc -o out.html --var-names c", "There are a, b."),
     ("reduce @/missing.py", "missing.py"),
     ("reduce @", "netCDF"),
     ("reduce @/text.nc", "netCDF"),
@@ -134,13 +142,15 @@ REFUSED = [
 ]
 
 USAGE = [
-    # commands that are misspelt, and words of the usage that is printed
-    ("", "Usage"),
-    ("redcue @/trace.nc", "redcue"),
+    # commands that are misspelt, and words of the line that is printed
+    ("redcue @/trace.nc", "Did you mean 'reduce'?"),
+    ("reduce @/trace.nc --filter-vars lik", "Did you mean 'like'?"),
+    ("reduce @/trace.nc --quantil 0.5", "--quantile"),
+    ("reduce @/model.py --seed 9223372036854775808", "seed"),
     ("reduce", "TRACE_OR_MODEL"),
     ("reduce @/trace.nc @/trace.nc", "unexpected"),
     ("reduce @/trace.nc --methd zv2", "--methd"),
-    ("reduce @/trace.nc --method magic", "magic"),
+    ("reduce @/trace.nc --method zv22", "Did you mean 'zv2'?"),
     ("reduce @/trace.nc --method", "--method"),
     ("reduce @/trace.nc --quantile half", "quantile"),
     ("reduce @/model.py --draws 0", "draws"),
@@ -176,10 +186,13 @@ def test_one_line(run, folder, command, words):
 
 @pytest.mark.parametrize(("command", "words"), USAGE, ids=[command.replace("@/", "") for command, _ in USAGE])
 def test_usage(run, folder, command, words):
-    done = run(*command.replace("@", str(folder)).split())
+    assert refused(run(*command.replace("@", str(folder)).split()), words, "--help.")
+
+
+def test_nothing_asked_is_answered_by_the_help(run):
+    done = run()
     assert done.code == 2
-    assert words in done.err + done.out
-    assert "Traceback" not in done.err
+    assert done.out.startswith("Usage: mcmcpost ")
 
 
 def test_nothing_was_written(folder):

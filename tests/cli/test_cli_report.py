@@ -48,6 +48,19 @@ def test_the_summary_is_that_of_reduce(run, trace):
     assert written["bytes"] > 10_000
 
 
+def test_quantiles_and_chosen_variables_are_in_the_report(run, trace, tmp_path):
+    options = ["--quantile", "0.5", "--var-names", "a", "--method", "zv1", "--json"]
+    done = run("report", trace, "-o", "report.html", *options)
+    rows = json.loads(done.out)["quantities"]
+    assert [row["name"] for row in rows] == ["a", "a [0.5]"]
+    assert rows == json.loads(run("reduce", trace, *options).out)["quantities"]
+    reading = Reading((tmp_path / "cwd" / "report.html").read_text())
+    assert reading.problems == []
+    assert {"a", "a [0.5]"} <= set(reading.texts("th"))
+    assert "b[0]" not in reading.texts("th")
+    assert refused(run("report", trace, "-o", "other.html", "--quantile", "5"), "inside (0, 1)")
+
+
 def test_an_existing_report_is_kept_unless_forced(run, trace, tmp_path):
     taken = tmp_path / "taken.html"
     taken.write_text("precious")

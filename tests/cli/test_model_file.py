@@ -6,7 +6,7 @@ import pytest
 from numpyro.infer.util import log_density
 
 from mcmcpost.cli.model_file import load_model_file, parse_options
-from mcmcpost.cli.quantities import evaluate_quantities, named_scalars, with_quantities
+from mcmcpost.cli.quantities import Asked, evaluate_quantities, named_scalars, with_quantities
 from mcmcpost.cli.source import sample_posterior
 from mcmcpost.io import from_numpyro, posterior_variables
 from mcmcpost.io.diagnostics import Convergence, check_convergence
@@ -207,11 +207,11 @@ def test_quantities_travel_with_the_tree(sampled):
     more = with_quantities(tree, loaded)
     assert "generated_quantities" not in tree.children
     variables = posterior_variables(more)
-    scalars = named_scalars(more, variables, {"p": "square > 1 and `q[0.5]` == 1"})
+    scalars = named_scalars(more, variables, Asked({"p": "square > 1 and `q[0.5]` == 1"}))
     assert list(scalars) == ["rate", "x", "square", "q[0.5]", "p"]
     np.testing.assert_array_equal(scalars["p"], (scalars["square"] > 1) & (scalars["rate"] > 2))
     with pytest.raises(ValueError, match=r"names not taken yet, got \['square'\]"):
-        named_scalars(more, variables, {"square": "x"})
+        named_scalars(more, variables, Asked({"square": "x"}))
 
 
 def test_the_log_density_is_that_of_the_file(write):
@@ -227,9 +227,9 @@ def test_convergence_is_quiet_about_good_chains_and_names_a_bad_one(sampled):
     posterior = tree["posterior"].to_dataset()
     posterior["rate"] = posterior["rate"] + 9.0 * posterior["chain"]
     tree["posterior"] = type(tree)(posterior)
-    found = check_convergence(tree, posterior_variables(tree))
+    found = check_convergence(tree, posterior_variables(tree).scalars())
     assert found.worst == "rate"
     assert "R-hat" in found.complaint
-    assert Convergence(1.002, "x", 0).complaint is None
-    assert Convergence(float("nan"), "x", 0).complaint is None
-    assert "3 divergent" in Convergence(1.0, "x", 3).complaint
+    assert Convergence(1.002, "x", 0, 1.11, 0, 800).complaint is None
+    assert Convergence(float("nan"), "", 0, 1.11, 0, 800).complaint is None
+    assert "3 of 800 transitions were divergent" in Convergence(1.0, "x", 0, 1.11, 3, 800).complaint

@@ -201,6 +201,6 @@ def test_only_a_budget_that_the_user_gives_in_seconds_reads_a_clock():
 def test_importing_stays_light():
     """The package loads nothing that computes or draws, and its command line no more than Typer for its help."""
     loaded = f"print(*[m for m in {('jax', 'numpy', *HEAVY)} if m in sys.modules])"
-    code = f"import sys, mcmcpost\n{loaded}\nimport mcmcpost.cli\n{loaded}\nimport mcmcpost.io\n{loaded}"
+    code = f"import sys, mcmcpost\n{loaded}\nimport mcmcpost.cli.app\n{loaded}\nimport mcmcpost.io\n{loaded}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["", "typer", "jax numpy typer"]

@@ -1,7 +1,11 @@
 """Files that are not what they should be: every one is refused in a message of ours, none is read wrongly."""
 
+import os
+from functools import partial
 from pathlib import Path
 
+import h5netcdf
+import h5py
 import numpy as np
 import pytest
 import xarray
@@ -141,6 +145,83 @@ def test_missing_files(path, words):
     for read in (mp.load_tree, mp.from_cmdstan):
         with pytest.raises(FileNotFoundError, match=words):
             read(path)
+
+
+def write_cycle(path):
+    with h5py.File(path, "w") as file:
+        group = file.create_group("posterior")
+        group["x"] = np.zeros((2, 5))
+        group["loop"] = file["/"]
+
+
+def write_itself(path):
+    with h5py.File(path, "w") as file:
+        group = file.create_group("posterior")
+        group.create_group("inner")["itself"] = group
+
+
+def write_soft_link(path):
+    with h5py.File(path, "w") as file:
+        file.create_group("posterior")["loop"] = h5py.SoftLink("/posterior")
+
+
+def write_sparse(path, dtype="f8"):
+    """A file of a few kilobytes whose data set would have 320 terabytes."""
+    with h5netcdf.File(path, "w") as file:
+        file.dimensions = {"chain": 4, "draw": 10**13}
+        chunks = (4, 1 << 16)
+        file.create_group("posterior").create_variable("x", ("chain", "draw"), dtype, chunks=chunks)
+
+
+SPECIAL = [
+    # label, name, function that makes it, words of the message
+    ("a group that contains the root", "x.nc", write_cycle, "a group in two places, /posterior/loop"),
+    ("a group that contains itself", "x.nc", write_itself, "a group in two places"),
+    ("a soft link to its own group", "x.nc", write_soft_link, "a group in two places"),
+    ("sparse numbers", "x.nc", write_sparse, "fits into memory"),
+    ("sparse texts", "x.nc", partial(write_sparse, dtype="S8"), "fits into memory"),
+    ("a pipe", "x.nc", os.mkfifo, "a pipe or a device"),
+    ("a pipe of a table", "x.csv", os.mkfifo, "a pipe or a device"),
+    ("a pipe without suffix", "x", os.mkfifo, "a pipe or a device"),
+]
+
+
+@pytest.mark.parametrize(("name", "write", "words"), [pytest.param(*case, id=label) for label, *case in SPECIAL])
+def test_files_that_would_not_end(tmp_path, name, write, words):
+    write(tmp_path / name)
+    with pytest.raises(mp.InputError, match=words):
+        mp.load_tree(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["x.nc", "x.zarr"])
+def test_a_link_as_output_is_not_replaced(tmp_path, name):
+    link = tmp_path / name
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError, match="does not exist yet"):
+        mp.save_tree(mp.from_arrays(ONES, -ONES), link)
+    assert link.is_symlink()
+    assert [*tmp_path.iterdir()] == [link]
+
+
+NAMES = ["", ".", "..", "a/b", "a\0b", "\ud800", "chain", "draw"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_no_file_can_have_are_refused_when_the_tree_is_made(name):
+    with pytest.raises(mp.InputError, match="names "):
+        mp.from_arrays(ONES, -ONES, names=("a", "b", name))
+
+
+@pytest.mark.parametrize("name", ["a\\b", "zarr.json", "x" * 256])
+def test_names_that_no_folder_can_have(tmp_path, name):
+    tree = mp.from_arrays(ONES, -ONES, names=("a", "b", name))
+    with pytest.raises(mp.InputError, match=r"names that folders can have.*write netCDF"):
+        mp.save_tree(tree, tmp_path / "x.zarr")
+    assert name in mp.load_tree(mp.save_tree(tree, tmp_path / "x.nc"))["posterior"]
+
+
+def test_a_long_name_of_a_file_is_no_obstacle_to_its_temporary_one(tmp_path):
+    assert mp.save_tree(mp.from_arrays(ONES, -ONES), tmp_path / f"{'x' * 250}.nc").exists()
 
 
 DIMS = ("chain", "draw", "unconstrained_parameter")

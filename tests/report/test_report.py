@@ -329,14 +329,14 @@ def test_more_rows_than_a_figure_has(rng):
     assert "The first 60 of 70 parameters." in text
 
 
-@pytest.mark.filterwarnings("ignore:Score gate")
+@pytest.mark.filterwarnings("ignore:Score gate", "ignore::mcmcpost.ConvergenceWarning")
 def test_what_is_wrong_comes_first(rng):
     x = rng.normal(size=(4, 200, 1)) + np.array([0.0, 0.0, 0.0, 3.0])[:, None, None]
     tree = mp.from_arrays(x, -x, allow_bad_scores=True)
     tree.attrs["seed"] = 11
     reading = Reading(mp.html_report(tree, method="plain", allow_bad_scores=True))
     text = " ".join(reading.texts("p"))
-    assert re.search(r"R-hat 1\.\d+ of x\[0\] is above 1\.01", text)
+    assert re.search(r"R-hat 1\.\d+ of x\[0\] is above 1\.12: ", text)
     assert "Score gate: the chains disagree" in text
     assert "11" in reading.texts("dd")
 
@@ -373,6 +373,16 @@ def test_a_destination_is_refused_before_the_work(tmp_path, monkeypatch, tree):
     with pytest.raises(PermissionError, match="written to"):
         mp.html_report(tree, "/proc/new.html")
     assert taken.read_text() == "precious"
+
+
+def test_a_link_is_written_through_when_asked_for_and_refused_otherwise(tree, tmp_path):
+    link, target = tmp_path / "link.html", tmp_path / "target.html"
+    link.symlink_to(target)
+    with pytest.raises(FileExistsError, match="which exists"):
+        mp.html_report(tree, link, method="plain")
+    mp.html_report(tree, link, method="plain", overwrite=True)
+    assert link.is_symlink()
+    assert target.read_text().startswith("<!")
 
 
 def test_overwriting_is_allowed_when_asked_for(tmp_path, tree):

@@ -1,0 +1,41 @@
+"""Files and folders that are written under a temporary name, so that a crash leaves no half-written one."""
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_UNFINISHED: set[Path] = set()
+
+_LENGTH = 50
+"""Characters of a name that its temporary one keeps: file names end at 255 bytes."""
+
+
+@contextmanager
+def written_beside(place: Path, name: str | None = None) -> Iterator[Path]:
+    """Give a temporary name beside `place`, to write under and to rename; what is still there at the end is removed.
+
+    name : the temporary one, so that the next writer takes the place of what a kill leaves; by default one that no
+        other writer has.
+    """
+    temporary = place.with_name(name or f".{place.stem[:_LENGTH]}-{uuid.uuid4().hex}{place.suffix}")
+    _UNFINISHED.add(temporary)
+    try:
+        yield temporary
+    finally:
+        _remove(temporary)
+        _UNFINISHED.discard(temporary)
+
+
+def remove_unfinished() -> None:
+    """Remove what is being written in any thread, before the process ends without unwinding them."""
+    for temporary in tuple(_UNFINISHED):
+        _remove(temporary)
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)

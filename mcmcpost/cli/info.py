@@ -1,0 +1,132 @@
+"""The command ``info``: what is in a file, and whether it can be used."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import mcmcpost
+from mcmcpost._core.errors import InputError
+from mcmcpost._core.text import significant
+from mcmcpost.cli.options import refuse_model_file
+from mcmcpost.io import (
+    check_convergence,
+    is_ladder,
+    posterior_rung,
+    posterior_variables,
+    read_trace,
+    recorded_log_density,
+)
+from mcmcpost.io.convention import DRAWS, GROUP, SCORES, TEMPERATURE
+from mcmcpost.io.diagnostics import RECORDED as LOG_DENSITIES
+from mcmcpost.scores import check_scores
+
+if TYPE_CHECKING:
+    import xarray
+
+RECORDED = ("model_file", "seed", "num_warmup", "created_at", "sampling_time")
+"""Attributes of a run, which samplers and mcmcpost record."""
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return what is in the trace or ladder at `path`, as plain values for JSON.
+
+    The scores are tested by the gate, and R-hat is the largest of the posterior's scalars: of a ladder, those of its
+    last rung.
+    """
+    refuse_model_file("info", path)
+    tree = mcmcpost.load_tree(path)
+    ladder = is_ladder(tree)
+    trace = posterior_rung(tree) if ladder else tree
+    attrs = {str(name): value for node in tree.subtree for name, value in node.attrs.items()}
+    posterior = tree.children.get("posterior")
+    sizes = {} if posterior is None else dict(posterior.sizes)
+    return {
+        "path": str(path),
+        "bytes": sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()),
+        "kind": "ladder" if ladder else "trace",
+        "chains": sizes.get("chain"),
+        "draws": sizes.get("draw"),
+        "temperatures": np.asarray(tree[GROUP][TEMPERATURE]).tolist() if ladder else None,
+        "sampler": attrs.get("inference_library"),
+        **{name: attrs.get(name) for name in RECORDED},
+        **_convergence(trace),
+        "scores": _scores(trace),
+        "log_density": [name for name in LOG_DENSITIES if name in _names(tree)],
+        "versions": dict(_versions(attrs)),
+        "groups": {node.path: _variables(node) for node in tree.subtree if node.data_vars},
+    }
+
+
+def _convergence(trace: "xarray.DataTree") -> dict[str, Any]:
+    parts = posterior_variables(trace).scalars() if "posterior" in trace.children else ()
+    found = check_convergence(trace, parts)
+    known = bool(found.transitions)
+    return {"max_rhat": found.max_rhat, "worst": found.worst, "divergences": found.divergences if known else None}
+
+
+def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
+    """Return how many parameters have scores, the verdict of the gate, and what it says."""
+    if not {DRAWS, SCORES} <= _names(trace):
+        cure = "none; add --model FILE.py to `reduce` and `report`, or see attach_scores"
+        return {"parameters": 0, "check": None, "message": cure}
+    try:
+        arrays = read_trace(trace)
+    except InputError as error:
+        return {"parameters": 0, "check": "error", "message": str(error)}
+    check = check_scores(arrays, recorded_log_density(trace, arrays))
+    return {"parameters": arrays.draws.shape[-1], "check": check.verdict, "message": check.message}
+
+
+def _names(trace: "xarray.DataTree") -> set[str]:
+    """Return the names of the statistics of the sampler."""
+    return set(map(str, trace.children[GROUP].data_vars)) if GROUP in trace.children else set()
+
+
+def _versions(attrs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in attrs.items():
+        package = name.removesuffix("_version")
+        if name.endswith("_version"):
+            yield str(attrs.get(package, package)), str(value)
+
+
+def _variables(node: "xarray.DataTree") -> dict[str, dict[str, Any]]:
+    return {
+        str(name): {"dims": dict(variable.sizes), "type": str(variable.dtype)}
+        for name, variable in node.data_vars.items()
+    }
+
+
+def description(facts: dict[str, Any]) -> str:
+    """Return the facts as lines, and one line for each variable."""
+    scores, rhat = facts["scores"], facts["max_rhat"]
+    log_density = ", ".join(facts["log_density"]) or "not recorded"
+    shape = f"{facts['chains']} chains of {facts['draws']} draws" if facts["chains"] else "no posterior"
+    lines = {
+        "file": f"{facts['path']}, a {facts['kind']}, {significant(facts['bytes'] / 1e6, 3)} MB",
+        "draws": shape,
+        "temperatures": _temperatures(facts["temperatures"]),
+        "sampler": facts["sampler"],
+        **{name.replace("_", " "): facts[name] for name in RECORDED},
+        "divergences": "not recorded" if facts["divergences"] is None else facts["divergences"],
+        "largest R-hat": None if np.isnan(rhat) else f"{significant(rhat, 4)}, {facts['worst']}",
+        "scores": f"of {scores['parameters']} parameters: {scores['check']}" if scores["check"] else scores["message"],
+        "score gate": scores["message"] if scores["check"] else None,
+        "log density": log_density,
+        "versions": ", ".join(f"{name} {text}" for name, text in facts["versions"].items()) or None,
+    }
+    shown = {name: value for name, value in lines.items() if value not in (None, "")}
+    rows = [
+        (f"{group.strip('/')}.{name}", ", ".join(f"{dim} {size}" for dim, size in about["dims"].items()), about["type"])
+        for group, variables in facts["groups"].items()
+        for name, about in variables.items()
+    ]
+    widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
+    table = [f"{name:<{widths[0]}}  {dims:<{widths[1]}}  {kind}" for name, dims, kind in rows]
+    width = max(map(len, shown))
+    return "\n".join([*(f"{name:<{width}}  {value}" for name, value in shown.items()), "", *table])
+
+
+def _temperatures(levels: list[float] | None) -> str | None:
+    return None if levels is None else f"{len(levels)}: {', '.join(significant(t, 3) for t in levels)}"

@@ -1,0 +1,32 @@
+"""What the program is doing, on a terminal."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+DELAY, INTERVAL = 2.0, 0.5
+"""Seconds after which a phase is shown, and after which its clock is drawn again."""
+
+
+@contextmanager
+def phase(title: str) -> Iterator[None]:
+    """Show a title and the time since on a terminal while the block runs, if it takes long; nothing in a pipe."""
+    done = threading.Event()
+    with tqdm(desc=title, bar_format="{desc} {elapsed}", disable=None, delay=DELAY, leave=False) as bar:
+        if bar.disable:
+            yield
+            return
+        clock = threading.Thread(target=_tick, args=(bar, done), daemon=True)
+        clock.start()
+        try:
+            yield
+        finally:
+            done.set()
+            clock.join()
+
+
+def _tick(bar: tqdm, done: threading.Event) -> None:
+    while not done.wait(INTERVAL):
+        bar.update(0)  # unlike refresh, it waits for the delay

@@ -1,0 +1,70 @@
+"""Chains that disagree and divergent transitions are told in one warning, with the cure, by every function."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import mcmcpost as mp
+
+
+@pytest.fixture
+def tree(rng):
+    draws = rng.normal(size=(4, 200, 2))
+    return mp.from_arrays(draws, -draws, names=("a", "b"))
+
+
+@pytest.fixture
+def diverging(tree):
+    flags = np.zeros((4, 200), bool)
+    flags[2, 5:8] = True
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=(("chain", "draw"), flags))
+    return tree
+
+
+ASKED = {
+    "expectation": lambda tree: mp.expectation(tree, method="zv1"),
+    "summary": lambda tree: mp.summary(tree, method="zv1"),
+    "quantile": lambda tree: mp.quantile(tree, 0.5, method="plain"),
+    "joint_expectation": lambda tree: mp.joint_expectation({"one": (tree, ["a"]), "two": (tree, ["b"])}),
+    "html_report": lambda tree: mp.html_report(tree, method="zv1"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_divergences_are_told_once(diverging, name):
+    with pytest.warns(mp.ConvergenceWarning) as told:
+        ASKED[name](diverging)
+    (warning,) = told
+    assert str(warning.message).startswith("3 of 800 transitions were divergent")
+    assert "target_accept_prob" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_disagreement_and_divergences_are_one_warning(diverging):
+    apart = {"apart": diverging["posterior"]["a"].values + 9.0 * np.arange(4)[:, None], "not": lambda draw: draw["b"]}
+    with pytest.warns(mp.ConvergenceWarning) as told:
+        mp.expectation(diverging, apart, method="plain")
+    (warning,) = told
+    assert "of apart is above 1.12: the chains have not converged" in str(warning.message)
+    assert "3 of 800 transitions were divergent" in str(warning.message)
+
+
+def test_sound_chains_are_not_told_of_and_the_class_can_be_filtered(diverging):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", mp.ConvergenceWarning)
+        mp.expectation(diverging, method="zv1")
+        del diverging["sample_stats"]["diverging"]
+        warnings.simplefilter("error", mp.ConvergenceWarning)
+        mp.expectation(diverging, method="zv1")
+
+
+@pytest.mark.filterwarnings("always::mcmcpost.ConvergenceWarning")
+def test_the_command_line_uses_the_same_words(run, diverging, tmp_path):
+    mp.save_tree(diverging, tmp_path / "trace.nc")
+    for command in (["reduce"], ["report", "-o", "out.html"]):
+        done = run(command[0], tmp_path / "trace.nc", *command[1:], "--method", "zv1")
+        assert done.code == 0
+        assert done.err.startswith("mcmcpost: warning: 3 of 800 transitions were divergent")
+        assert done.err.count("\n") == 1

@@ -1,0 +1,76 @@
+"""``mcmcpost info``: what is in a file, as text and as JSON."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ladder_cases import short_ladder
+
+import mcmcpost as mp
+
+FOREIGN = Path(__file__).parents[1] / "data" / "arviz_0_23.nc"
+
+
+def facts(run, path):
+    done = run("info", path, "--json")
+    assert (done.code, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+@pytest.mark.parametrize("name", ["trace.nc", "trace.zarr"])
+def test_a_trace(run, tmp_path, rng, name):
+    draws = rng.normal(size=(4, 200, 2))
+    tree = mp.from_arrays(draws, -draws, names=("a", "b"))
+    stats = tree["sample_stats"].to_dataset()
+    dims = ("chain", "draw")
+    diverging = np.zeros((4, 200), bool)
+    diverging[1, :7] = True
+    tree["sample_stats"] = stats.assign(diverging=(dims, diverging), lp=(dims, -0.5 * (draws**2).sum(-1)))
+    tree.attrs |= {"seed": 7, "model_file": "model.py"}
+    path = mp.save_tree(tree, tmp_path / name)
+    found = facts(run, path)
+    assert (found["kind"], found["chains"], found["draws"], found["temperatures"]) == ("trace", 4, 200, None)
+    assert found["scores"] == {"parameters": 2, "check": "pass", "message": ""}
+    assert (found["log_density"], found["divergences"]) == (["lp"], 7)
+    assert (found["seed"], found["model_file"]) == (7, "model.py")
+    assert found["max_rhat"] < 1.05
+    assert found["versions"]["mcmcpost"] == mp.__version__
+    gradient = {"dims": {"chain": 4, "draw": 200, "unconstrained_parameter": 2}, "type": "float64"}
+    assert found["groups"]["/sample_stats"]["gradient"] == gradient
+    assert found["bytes"] > 10_000
+    lines = run("info", path).out.splitlines()
+    assert "scores         of 2 parameters: pass" in lines
+    assert "divergences    7" in lines
+    assert any(line.split() == ["posterior.a", "chain", "4,", "draw", "200", "float64"] for line in lines)
+
+
+def test_scores_that_fail_the_gate_are_an_answer_and_no_error(run, tmp_path, rng):
+    draws = rng.normal(size=(4, 200, 1))
+    path = mp.save_tree(mp.from_arrays(draws, draws, allow_bad_scores=True), tmp_path / "wrong.nc")
+    assert facts(run, path)["scores"]["check"] == "error"
+    assert "of 1 parameters: error" in run("info", path).out
+
+
+def test_a_trace_of_another_program_without_scores(run):
+    found = facts(run, FOREIGN)
+    assert found["scores"]["check"] is None
+    assert (found["sampler"], found["log_density"], found["divergences"]) == ("numpyro", ["lp"], 0)
+    assert found["groups"]["/posterior"]["weights"]["dims"] == {"chain": 4, "draw": 100, "part": 3}
+    assert "scores         none; add --model FILE.py" in run("info", FOREIGN).out
+
+
+def test_a_ladder(run, tmp_path, rng):
+    drawn, _ = short_ladder(rng)
+    path = mp.save_tree(mp.ladder_from_arrays(*drawn[:5]), tmp_path / "ladder.nc")
+    found = facts(run, path)
+    assert found["kind"] == "ladder"
+    np.testing.assert_allclose(found["temperatures"], drawn[0])
+    assert found["scores"]["check"] == "pass"
+    assert f"temperatures   {len(drawn[0])}: 0, " in run("info", path).out
+
+
+def test_a_table(run, tmp_path):
+    (tmp_path / "draws.csv").write_text("a,gradient_a\n0.5,-0.5\n-1,1\n")
+    found = facts(run, tmp_path / "draws.csv")
+    assert (found["chains"], found["draws"], found["max_rhat"], found["divergences"]) == (1, 2, None, None)
