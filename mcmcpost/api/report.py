@@ -166,7 +166,7 @@ def gather(
             "Draws": f"{chains} chains of {draws} draws, {d} unconstrained parameters",
             "Expectations": ", ".join(question.names),
         }
-        notices += [text for text in (question.convergence.complaint, check.message) if text]
+        notices += [text for text in (question.convergence.complaint, question.convergence.note, check.message) if text]
         posterior = PosteriorPart(
             estimate, question.values, check, trace.names, question.convergence.divergences, quantiles
         )

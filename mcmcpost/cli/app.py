@@ -150,7 +150,7 @@ def sample(
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sample a model file with NUTS and write the trace, scores kept."""
+    """Sample a model file with NUTS and write the trace, with scores and log likelihoods."""
     with _program():
         import mcmcpost
         from mcmcpost.cli.progress import phase
@@ -159,11 +159,12 @@ def sample(
 
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
-        tree = sample_model(model, settings_of(given, POSTERIOR), option)
+        tree = sample_model(model, settings_of(given, POSTERIOR), option, log_likelihood=True)
         with keeping(model, lambda: tree):
             convergence = check_convergence(tree, posterior_variables(tree).scalars())
-            if convergence.complaint:
-                say("warning", convergence.complaint)
+            for kind, text in (("warning", convergence.complaint), ("note", convergence.note)):
+                if text:
+                    say(kind, text)
             with phase(f"writing {output}"):
                 mcmcpost.save_tree(tree, output)
         shape = tree["posterior"].sizes

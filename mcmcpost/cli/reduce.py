@@ -9,6 +9,7 @@ import pandas
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost.api.expectation import answer, answer_quantiles
 from mcmcpost.api.question import pose
+from mcmcpost.cli.edge import say
 from mcmcpost.cli.progress import phase
 from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
 from mcmcpost.control import Estimate
@@ -30,6 +31,8 @@ def reduce_tree(
     say_left_out(variables)
     with phase("score gate"):
         question = pose(tree, named_scalars(tree, variables, asked), method, allow_bad_scores)
+    if question.convergence.note:
+        say("note", question.convergence.note)
     with phase("control variates"):
         estimates = [answer(question)]
     if probabilities is not None:

@@ -190,9 +190,13 @@ def sample_model(
     options: list[str] | None,
     *,
     allow_bad_scores: bool = False,
+    log_likelihood: bool = False,
     ask: "Callable[[xarray.DataTree], object] | None" = None,
 ) -> "xarray.DataTree":
-    """Sample a model file with NUTS, scores kept; the settings are those of `POSTERIOR`."""
+    """Sample a model file with NUTS, scores kept; the settings are those of `POSTERIOR`.
+
+    log_likelihood : keep that of every observation too, as ``az.loo`` and `elpd` need it.
+    """
     import arviz_base
     import xarray
 
@@ -212,7 +216,8 @@ def sample_model(
         return xarray.DataTree.from_dict({"posterior": arviz_base.from_numpyro(mcmc)["posterior"]})
 
     with keeping(path, draws), phase("score gate and quantities"):
-        tree = with_quantities(mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores), model_file)
+        scored = mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores, log_likelihood=log_likelihood)
+        tree = with_quantities(scored, model_file)
     tree.attrs |= {"model_file": path.name, "seed": settings["seed"], "num_warmup": settings["warmup"]}
     return tree
 

@@ -65,8 +65,11 @@ class ConvergenceWarning(UserWarning):
 
 
 RHAT_LIMIT, RHAT_SHORT = 1.1, 5.0
-"""The limit of R-hat is the first plus the second over the draws of a chain. Above 1.01 (Vehtari et al. 2021,
-doi:10.1214/20-BA1221) are all chains that mix slowly, whose errors can be right, and short ones."""
+"""The limit of R-hat is the first plus the second over the draws of a chain."""
+
+RHAT_SLOW = 1.01
+"""The limit of Vehtari et al. (2021, doi:10.1214/20-BA1221), likewise: above it are all chains that mix slowly, whose
+errors can be right."""
 
 
 class Convergence(NamedTuple):
@@ -101,6 +104,17 @@ class Convergence(NamedTuple):
                 "(target_accept_prob, adapt_delta), or reparameterise."
             )
         return " ".join(parts) or None
+
+    @property
+    def note(self) -> str | None:
+        """What is worth saying, although it is not wrong: an R-hat between both limits."""
+        slow = self.limit - RHAT_LIMIT + RHAT_SLOW
+        if self.apart or not self.max_rhat > slow:
+            return None
+        return (
+            f"R-hat {self.max_rhat:.3g} of {self.worst} is above {slow:.3g}: the chains mix slowly. Errors allow for "
+            "what the draws show of that; longer chains are safer."
+        )
 
 
 def check_convergence(

@@ -82,6 +82,22 @@ def test_sample_says_what_it_wrote(run, model):
     assert tree["generated_quantities"]["square"].shape == (2, 150)
 
 
+@pytest.mark.slow
+def test_sample_keeps_the_log_likelihood(run, tmp_path):
+    (tmp_path / "normal.py").write_text(
+        "import numpy as np, numpyro, numpyro.distributions as dist\n"
+        "def model(y):\n"
+        "    mu = numpyro.sample('mu', dist.Normal(0.0, 2.0))\n"
+        "    numpyro.sample('y', dist.Normal(mu, 1.0), obs=y)\n"
+        "def data():\n"
+        "    return {'y': np.arange(5.0)}\n"
+    )
+    assert run("sample", tmp_path / "normal.py", "-o", "trace.nc", *SHORT).code == 0
+    tree = mcmcpost.load_tree("trace.nc")
+    assert tree["log_likelihood"]["y"].shape == (2, 150, 5)
+    assert mcmcpost.elpd(tree, method="zv2").names[0] == "elpd_loo"
+
+
 def test_expressions_quantiles_and_the_written_tree(run, trace):
     done = run(
         "reduce", trace, "--expect", "p=a > 0 and `b[0]` > 0", "--expect", "bad=log(a)", "--quantile", "0.5",
@@ -168,6 +184,16 @@ def test_a_mistake_in_a_model_file_is_one_line_before_sampling(run, model, monke
     assert old in GAUSSIAN
     model.write_text(GAUSSIAN.replace(old, new))
     assert refused(run("sample", model, "-o", "trace.nc"), f"Model file {model}", words)
+
+
+def test_chains_that_mix_slowly_are_noted(run, tmp_path, rng):
+    draws = rng.normal(size=(4, 400, 1)) + np.array([-0.3, -0.1, 0.1, 0.3])[:, None, None]
+    tree = mcmcpost.from_arrays(draws, -draws)
+    mcmcpost.save_tree(tree, tmp_path / "slow.nc")
+    done = run("reduce", tmp_path / "slow.nc", "--method", "plain")
+    assert re.fullmatch(
+        r"mcmcpost: note: R-hat 1\.\d+ of x\[0\] is above 1\.02: the chains mix slowly\. .*\n", done.err
+    )
 
 
 @pytest.mark.filterwarnings("always:Score gate", "always::mcmcpost.ConvergenceWarning")
