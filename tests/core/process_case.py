@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC
 
 DATA = np.array([0.3, 1.2, -0.4, 0.9, 0.1])
 
@@ -137,23 +136,12 @@ def expectations(_: Path) -> dict[str, Any]:
     return {"weights": weights.values, "mean": estimate.mean, "mcse": estimate.mcse}
 
 
-def surrogate(_: Path) -> dict[str, Any]:
-    import mcmcpost as mp
-
-    kernel = mp.SurrogateHMC(model, num_steps=4)
-    mcmc = MCMC(kernel, num_warmup=60, num_samples=40, num_chains=4, chain_method="vectorized", progress_bar=False)
-    mcmc.run(jax.random.key(3), DATA)
-    tree = mp.from_numpyro(mcmc, allow_bad_scores=True)
-    return {"slope": tree.posterior.slope, "gradient": tree.sample_stats.gradient}
-
-
 PARTS = {
     "scores": scores,
     "evidence": evidence,
     "exchange": exchange,
     "gaussian process": gaussian_process,
     "expectations": expectations,
-    "surrogate": surrogate,
 }
 
 
