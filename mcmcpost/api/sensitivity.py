@@ -2,16 +2,18 @@
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import pareto_khat
+from mcmcpost._core.precision import in_float64
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
-from mcmcpost.api.expectation import answer
+from mcmcpost.api.derived import estimate_options
 from mcmcpost.api.question import Question, pose
-from mcmcpost.control import AbstractControlVariate
+from mcmcpost.control import AbstractControlVariate, Estimate, Smooth, estimate_derived
 from mcmcpost.io import integrand_values
 
 if TYPE_CHECKING:
@@ -117,24 +119,25 @@ def reweight_prior(
     weight = ratio / ratio.sum()
     centre = np.einsum("cn,cnp->p", weight, question.values)
     series = np.concatenate([ratio[..., None], ratio[..., None] * (question.values - centre)], axis=-1)
-    means, covariance, status = _together(question, series)
-    share = means[0]
-    shift = means[1:] / share if share > 0 else np.full(len(centre), np.nan)
-    # d(E[r(f − m)]/E[r]) = (dE[r(f − m)] − shift·dE[r])/E[r]
-    slope = np.concatenate([-shift[:, None], np.eye(len(shift))], axis=1) / share
+    own = np.arange(1, len(centre) + 1)
+    found, status = _derived(
+        question,
+        series,
+        Smooth(("log evidence",), np.zeros((1, 1), int), lambda mean: jnp.log(mean[0])),
+        Smooth(question.names, np.stack([0 * own, own], axis=1), lambda mean: mean[1] / mean[0]),
+    )
     khat = float(pareto_khat(ratio[..., None])[0])
-    known = share > 0
-    if known and khat > GOOD_KHAT and status is not Status.BAD_SCORES:
+    if khat > GOOD_KHAT and status not in (Status.BAD_SCORES, Status.UNDEFINED):
         status = Status.HEAVY_TAIL
     return PriorChange(
-        log_evidence_change=float(np.log(share)) + top if known else np.nan,
-        mcse_log_evidence=float(np.sqrt(covariance[0, 0])) / share if known else np.nan,
+        log_evidence_change=float(found.mean[0]) + top,
+        mcse_log_evidence=float(found.mcse[0]),
         names=question.names,
-        mean=centre + shift,
-        mcse=_errors(slope, covariance),
+        mean=centre + found.mean[1:],
+        mcse=found.mcse[1:],
         pareto_khat=khat,
         ess=float(1 / (weight**2).sum()),
-        status=status if known else Status.UNDEFINED,
+        status=status,
     )
 
 
@@ -168,17 +171,20 @@ def hyper_derivatives(
     question = pose(tree, integrands, method, allow_bad_scores)
     middle, centre = g.mean(), question.values.mean(axis=(0, 1))
     f, g = question.values - centre, (g - middle)[..., None]
-    means, covariance, status = _together(question, np.concatenate([g, f, f * g], axis=-1))
     p = len(centre)
-    shift, products = means[1 : 1 + p], means[1 + p :]
-    # d(E[fg] − E[f]E[g]) = dE[fg] − E[g]dE[f] − E[f]dE[g]
-    gradient = np.concatenate([-shift[:, None], -means[0] * np.eye(p), np.eye(p)], axis=1)
+    own = np.arange(1, p + 1)
+    found, status = _derived(
+        question,
+        np.concatenate([g, f, f * g], axis=-1),
+        Smooth(("log evidence",), np.zeros((1, 1), int), lambda mean: mean[0]),
+        Smooth(question.names, np.stack([0 * own, own, own + p], axis=1), lambda mean: mean[2] - mean[0] * mean[1]),
+    )
     return Derivatives(
-        log_evidence=float(middle + means[0]),
-        mcse_log_evidence=float(np.sqrt(covariance[0, 0])),
+        log_evidence=float(middle + found.mean[0]),
+        mcse_log_evidence=float(found.mcse[0]),
         names=question.names,
-        mean=products - shift * means[0],
-        mcse=_errors(gradient, covariance),
+        mean=found.mean[1:],
+        mcse=found.mcse[1:],
         status=status,
     )
 
@@ -191,23 +197,16 @@ def _one_value(where: str, tree: "xarray.DataTree", name: str, given: Any) -> Fl
     return found.values[..., 0]
 
 
-def _together(question: Question, series: Float[np.ndarray, "c n q"]) -> tuple[np.ndarray, np.ndarray, Status]:
-    """Return means and covariance of series that belong together, and one status for all."""
-    size = series.shape[-1]
-    found = answer(
-        question._replace(
-            names=tuple(map(str, range(size))), values=np.ascontiguousarray(series), events=np.zeros(size, bool)
-        )
+def _derived(question: Question, series: Float[np.ndarray, "c n q"], *parts: Smooth) -> tuple[Estimate, Status]:
+    """Return functions of the means of series, and one status for all."""
+    names = tuple(map(str, range(series.shape[-1])))
+    found = in_float64(estimate_derived)(
+        question.trace, names, series, parts, question.method, **estimate_options(question, None, None, True)
     )
     states = set(found.status)
     order = (Status.UNDEFINED, Status.BAD_SCORES, Status.HEAVY_TAIL)
     poor = next((state for state in order if state in states), None)
-    status = poor or (Status.PLAIN if states == {Status.PLAIN} else Status.CONTROLLED)
-    return np.asarray(found.mean), np.asarray(found.covariance), status
-
-
-def _errors(gradient: Float[np.ndarray, "p q"], covariance: Float[np.ndarray, "q q"]) -> Float[np.ndarray, " p"]:
-    return np.sqrt(np.maximum(np.einsum("pq,qr,pr->p", gradient, covariance, gradient), 0.0))
+    return found, poor or (Status.PLAIN if states == {Status.PLAIN} else Status.CONTROLLED)
 
 
 def _table(names: tuple[str, ...], **columns: np.ndarray) -> "pandas.DataFrame":

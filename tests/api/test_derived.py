@@ -86,7 +86,7 @@ def test_errors_are_honest_over_replications(rng, method):
     """The coefficient of variation of a lognormal and its correlation with another variable, 100 draws a chain."""
     truth = np.array([np.sqrt(np.expm1(1 / 16)), 0.25 * 0.5 / np.sqrt(np.expm1(1 / 16) * 1.25)])
     z, gain = [], []
-    for _ in range(40):
+    for _ in range(25):
         tree = normal_tree(rng, draws=100, values=lambda x: np.concatenate([np.exp(x[..., :1] / 4), x[..., 1:]], -1))
         spread = mp.delta_method(
             tree,
@@ -108,7 +108,7 @@ def test_errors_are_honest_over_replications(rng, method):
 def test_where_the_slope_vanishes_the_second_order_is_the_error(rng, method):
     """The square of a mean of zero: the estimate is the square of a normal error, and its own error as large."""
     errors, reported = [], []
-    for _ in range(30):
+    for _ in range(20):
         x = rng.normal(size=(4, 50, 1))
         tree = mp.from_arrays(x, -x, x + 0.2 * (x**2 - 1), value_names=("f",))
         found = mp.delta_method(tree, {"square": lambda mean: mean["f"] ** 2}, method=method)
