@@ -1,4 +1,4 @@
-"""Precision: functions run in float64, and points as floating JAX arrays."""
+"""Precision: functions run in float64, points as floating JAX arrays, and units whose squares have a value."""
 
 import functools
 from collections.abc import Callable
@@ -6,8 +6,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
-from mcmcpost._core.arguments import as_real
+from mcmcpost._core.arguments import HUGE, as_real
 from mcmcpost._core.errors import InputError
 
 
@@ -37,3 +38,17 @@ def as_points(where: str, name: str, points: object) -> jax.Array:
         cure = "One coordinate is a column: x[:, None]."
         raise InputError(where, f"`{name}` of shape (n, d)", array.shape, cure)
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))
+
+
+def units_of(values: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
+    """Return a power of two of its size for each integrand whose variance would overflow or vanish, one for others."""
+    with np.errstate(invalid="ignore"):
+        size = np.maximum(values.max(axis=(0, 1)), -values.min(axis=(0, 1)))
+    odd = np.isfinite(size) & (size > 0) & ((size >= HUGE) | (size <= 1 / HUGE))
+    _, exponent = np.frexp(np.where(odd, size, 1.0))
+    return np.ldexp(1.0, np.where(odd, np.maximum(exponent - 2, -1074), 0))
+
+
+def in_units(values: Float[np.ndarray, "c n p"], units: Float[np.ndarray, " p"]) -> Float[np.ndarray, "c n p"]:
+    """Return values divided by their units, without a copy where all are one."""
+    return values if (units == 1).all() else values / units

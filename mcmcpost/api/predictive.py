@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 LOG_LIKELIHOOD = "log_likelihood"
 
+WITHOUT_KERNELS = Auto(kernel=False)
+
 
 def elpd(
     tree: "xarray.DataTree",
     var_name: str | None = None,
-    method: str | AbstractControlVariate = Auto(kernel=False),  # noqa: B008
+    method: str | AbstractControlVariate = WITHOUT_KERNELS,
     *,
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,

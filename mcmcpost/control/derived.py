@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._core.arguments import check_size
+from mcmcpost._core.precision import in_units, units_of
 from mcmcpost._core.status import REPRODUCED, Status
 from mcmcpost.control.estimate import (
     Estimate,
@@ -17,10 +18,8 @@ from mcmcpost.control.estimate import (
     assemble,
     covariance_of,
     fit_integrands,
-    in_units,
     read_integrands,
     rescaled,
-    units_of,
 )
 from mcmcpost.control.method import (
     ROUNDING,
@@ -155,8 +154,9 @@ def estimate_derived(
         rounded = mcse <= ROUNDING * (np.abs(about.value) + found.sd)
     used = " + ".join(dict.fromkeys(own for own in means.method if own != PlainMean().label))
     status = np.array(found.status, dtype=object)
-    status[np.isin(status, REPRODUCED) & ~rounded] = Status.CONTROLLED
-    status[constant & ~controlled & ~rounded] = Status.PLAIN
+    changed = np.isin(status, REPRODUCED) & ~rounded  # the linear part is exact, and the quantity is not
+    status[changed & controlled] = Status.CONTROLLED
+    status[changed & ~controlled] = Status.BAD_SCORES if bad_scores else Status.PLAIN
     with np.errstate(invalid="ignore"):
         status[unseen > 0.5 * mcse**2] = Status.UNSEEN
     return found._replace(

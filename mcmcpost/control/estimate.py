@@ -9,10 +9,11 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._core.arguments import HUGE, check_tree_type
+from mcmcpost._core.arguments import check_tree_type
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import copy_of, in_blocks
 from mcmcpost._core.mcse import mcse_mean
+from mcmcpost._core.precision import in_units, units_of
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
 from mcmcpost.control.errors import heavy_tailed, tail_inflation, total_error
@@ -285,20 +286,6 @@ def estimate_expectations(
         assemble(integrands, fitted, bad_scores=bad_scores, verified=verified, fallback=fallback),
         units,
     )
-
-
-def units_of(values: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
-    """Return a power of two of its size for each integrand whose variance would overflow or vanish, one for others."""
-    with np.errstate(invalid="ignore"):
-        size = np.maximum(values.max(axis=(0, 1)), -values.min(axis=(0, 1)))
-    odd = np.isfinite(size) & (size > 0) & ((size >= HUGE) | (size <= 1 / HUGE))
-    _, exponent = np.frexp(np.where(odd, size, 1.0))
-    return np.ldexp(1.0, np.where(odd, np.maximum(exponent - 2, -1074), 0))
-
-
-def in_units(values: Float[np.ndarray, "c n p"], units: Float[np.ndarray, " p"]) -> Float[np.ndarray, "c n p"]:
-    """Return values divided by their units, without a copy where all are one."""
-    return values if (units == 1).all() else values / units
 
 
 def rescaled(estimate: Estimate, units: Float[np.ndarray, " p"]) -> Estimate:

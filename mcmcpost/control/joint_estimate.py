@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.precision import in_units, units_of
 from mcmcpost._core.text import json_able
 from mcmcpost.control.estimate import (
     GROUP,
@@ -18,10 +19,8 @@ from mcmcpost.control.estimate import (
     Integrands,
     assemble,
     covariance_of,
-    in_units,
     read_integrands,
     rescaled,
-    units_of,
 )
 from mcmcpost.control.problem import check_cross_fitting, make_joint_problem, make_problem, read_moments
 from mcmcpost.control.trained import TrainedVectorValued

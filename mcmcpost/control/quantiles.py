@@ -3,14 +3,13 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
+from mcmcpost._core.precision import in_units, units_of
 from mcmcpost.control.estimate import (
     Estimate,
     assemble,
     fit_integrands,
-    in_units,
     read_integrands,
     rescaled,
-    units_of,
 )
 from mcmcpost.control.method import AbstractControlVariate
 from mcmcpost.control.problem import check_cross_fitting

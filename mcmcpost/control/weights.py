@@ -13,9 +13,9 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from mcmcpost._core.arguments import as_real, check_kind, check_tree_type
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.precision import in_units, units_of
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
-from mcmcpost.control.estimate import in_units, units_of
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact, choose_solver, tune
 from mcmcpost.control.kernel_systems import mean_diagonal, normalised_gram, solve_iterative
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis

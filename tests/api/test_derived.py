@@ -125,6 +125,19 @@ def test_a_mean_that_is_exact_has_an_exact_square(tree):
     assert found.mcse_plain[0] > 1e-4
 
 
+@pytest.mark.filterwarnings("ignore::mcmcpost.ScoreWarning")
+def test_a_slope_of_zero_hides_no_doubt(rng):
+    x = rng.normal(size=(1, 3, 1))
+    few = mp.from_arrays(x, -x, names=("a",), allow_bad_scores=True)
+    found = mp.delta_method(few, {"none": lambda mean: 0.0 * mean["a"]}, method="plain", allow_bad_scores=True)
+    assert found.status == ("too_few_draws",)
+    x = rng.normal(size=(4, 250, 1))
+    wrong = mp.from_arrays(x, x, names=("a",), allow_bad_scores=True)
+    centre = float(x.mean())
+    square = {"square": lambda mean: (mean["a"] - centre) ** 2}
+    assert mp.delta_method(wrong, square, method="plain", allow_bad_scores=True).status == ("bad_scores",)
+
+
 def test_what_is_not_finite_matters_only_where_it_is_used(tree):
     values = np.array(tree.posterior["a"])
     values[0, 0] = np.nan
