@@ -3,7 +3,8 @@
 An expression is a function of one draw and is computed at every draw: ``theta[0] / theta[1]``, ``mu > 0``,
 ``mean(theta)``, ``where(x > 1, log(x), 0)``. It may contain
 
-- names of posterior variables, in backquotes where they are no identifiers: ```prey[1912.2]```;
+- names of posterior variables, in backquotes where they are no identifiers: ```prey[1912.2]```; ``x[0]`` is also the
+  variable of that name where there is no ``x``;
 - numbers, always taken as floats; ``+ - * / **``; indices ``theta[0]``, ``cov[0, -1]`` (after chain and draw);
 - comparisons, chained or not, which give 1 or 0; ``and or not``, ``& | ~`` between conditions only (so that
   ``a > 0 & b > 0``, which Python reads as ``a > (0 & b) > 0``, is refused instead of computed);
@@ -138,7 +139,12 @@ class Evaluation(NamedTuple):
         return np.asarray(self.values[name], np.float64)
 
     def element(self, node: ast.Subscript) -> np.ndarray:
-        value, index = self.visit(node.value), index_of(node)
+        index = index_of(node)
+        if isinstance(node.value, ast.Name) and node.value.id not in self.values:
+            flat = f"{node.value.id}[{', '.join(map(str, index or ()))}]"
+            if flat in self.values:
+                return np.asarray(self.values[flat], np.float64)
+        value = self.visit(node.value)
         where: tuple[Any, ...] = (slice(None), slice(None), *(index or ()))
         try:
             return value[where]

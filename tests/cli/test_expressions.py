@@ -19,6 +19,8 @@ def posterior(rng):
         "theta": rng.normal(size=(CHAINS, DRAWS, 3)),
         "cov": rng.normal(size=(CHAINS, DRAWS, 3, 3)),
         "prey[1912.2]": rng.gamma(2.0, size=(CHAINS, DRAWS)),
+        "y[0]": rng.normal(size=(CHAINS, DRAWS)),
+        "theta[1]": rng.normal(size=(CHAINS, DRAWS)),
         "z": rng.integers(0, 2, size=(CHAINS, DRAWS)),
     }
 
@@ -55,6 +57,7 @@ CASES = {
     "sum(theta) + mean(cov)": lambda p: p["theta"].sum(-1) + p["cov"].mean((-2, -1)),
     "sum(mu)": lambda p: p["mu"],
     "`prey[1912.2]` / mu": lambda p: p["prey[1912.2]"] / p["mu"],
+    "y[0] * `theta[1]` - theta[1]": lambda p: p["y[0]"] * p["theta[1]"] - p["theta"][..., 1],
     "2": lambda p: np.full(p["mu"].shape, 2.0),
     "mu +\n  tau": lambda p: p["mu"] + p["tau"],
 }
@@ -153,7 +156,11 @@ def test_a_missing_name_or_expression_is_refused(text):
         ("`mu", "unclosed backquote", 1),
         ("1 + ``", "empty name", 5),
         ("δ + `prey[1912.2]` + oops(1)", "not one of the functions", 22),
-        ("mu + nope", "'nope', which is not among the variables \\(mu, tau, theta, cov, `prey\\[1912.2\\]`, z\\)", 6),
+        (
+            "mu + nope",
+            "'nope', which is not among the variables \\(mu, tau, theta, cov, `prey\\[1912.2\\]`, `y\\[0\\]`, `theta\\[1\\]`, z\\)",
+            6,
+        ),
         ("1 + `no pe`", "'no pe', which is not among", 5),
         ("1 + theta[3]", "index \\(3,\\) outside the shape \\(3,\\)", 5),
         ("mu[0]", "outside the shape \\(\\)", 1),
