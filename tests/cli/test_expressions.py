@@ -158,7 +158,7 @@ def test_a_missing_name_or_expression_is_refused(text):
         ("δ + `prey[1912.2]` + oops(1)", "not one of the functions", 22),
         (
             "mu + nope",
-            "'nope', which is not among the variables \\(mu, tau, theta, cov, `prey\\[1912.2\\]`, `y\\[0\\]`, `theta\\[1\\]`, z\\)",
+            "'nope', which is not among the variables \\(mu, tau, theta, cov, `prey\\[1912.2\\]`, `y\\[0\\]`",
             6,
         ),
         ("1 + `no pe`", "'no pe', which is not among", 5),
