@@ -12,7 +12,7 @@ from jaxtyping import Float, PyTree
 
 from mcmcpost._core.arguments import check_count, check_flags, check_kind, check_number, check_numbers
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.large_arrays import pad_columns, zeros
+from mcmcpost._core.large_arrays import zeros
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import judged_variance, residual_variance
 from mcmcpost.control.kernel_systems import KernelFit, crossfit_dense, crossfit_iterative, kernel_data
@@ -395,18 +395,10 @@ def choose_solver(
 
 
 def _solve(part: Problem, design: np.ndarray, setting: Setting, solver: Cholesky | ConjugateGradients) -> KernelFit:
-    p = part.values.shape[1]
-    values = pad_columns(part.values) if isinstance(solver, Cholesky) else part.values
-    data = kernel_data((part.draws, part.scores), design, values, part)
-    tile, nugget = SteinTile(setting.kernel), jnp.asarray(setting.nugget)
+    data = kernel_data((part.draws, part.scores), design, part.values, part)
+    tile = SteinTile(setting.kernel)
     match solver:
         case Cholesky():
-            fit = crossfit_dense(tile, nugget, data)
-            return fit._replace(
-                mean=fit.mean[:, :p],
-                control=fit.control[..., :p],
-                refits=jax.tree.map(lambda means: means[..., :p], fit.refits),
-                model_covariance=fit.model_covariance[:p],
-            )
+            return crossfit_dense(tile, setting.nugget, data)
         case ConjugateGradients():
-            return crossfit_iterative(tile, nugget, solver, data)
+            return crossfit_iterative(tile, jnp.asarray(setting.nugget), solver, data)

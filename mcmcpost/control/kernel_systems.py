@@ -15,12 +15,10 @@ from mcmcpost.control.problem import Folds, JointProblem, Problem, Subsets
 from mcmcpost.linops import Tile, TileOperator, device_mesh, pivoted_cholesky, tile_diagonal, tile_gram
 from mcmcpost.linsolve import (
     ConjugateGradients,
-    LeastSquaresSolution,
+    blas_threads,
     conjugate_gradients,
-    factorise,
-    generalised_least_squares,
+    fit_rows,
     leave_blocks_out,
-    raise_nugget,
 )
 
 
@@ -36,13 +34,13 @@ class KernelFit(NamedTuple):
     converged : whether every solve reached its tolerance.
     """
 
-    mean: Float[Array, "c p"]
-    control: Float[Array, "k b p"]
+    mean: Float[Array | np.ndarray, "c p"]
+    control: Float[Array | np.ndarray, "k b p"]
     refits: Refits
-    model_covariance: Float[Array, "p c c"]
-    nugget: Float[Array, ""]
-    num_steps: Int[Array, ""]
-    converged: Bool[Array, ""]
+    model_covariance: Float[Array | np.ndarray, "p c c"]
+    nugget: Float[Array | np.ndarray, ""]
+    num_steps: Int[Array | np.ndarray, ""]
+    converged: Bool[Array | np.ndarray, ""]
 
 
 class KernelData(NamedTuple):
@@ -52,8 +50,6 @@ class KernelData(NamedTuple):
     basis : (m, q) the unpenalised part, its first columns the constants; zero on padding.
     values : (m, p). counts : (m,) copies of each state, zero on padding.
     folds : the rows that are held out in turn.
-    blocks, halves, quarters : the rows of each fold, half and quarter of the folds that are fitted, padded, and which
-        entries are real.
     """
 
     rows: PyTree
@@ -61,100 +57,95 @@ class KernelData(NamedTuple):
     values: Float[Array, "m p"]
     counts: Float[Array, " m"]
     folds: Folds
-    blocks: tuple[Int[Array, "k b"], Bool[Array, "k b"]]
-    halves: tuple[Int[Array, "h b"], Bool[Array, "h b"]]
-    quarters: tuple[Int[Array, "r b"], Bool[Array, "r b"]]
 
 
 def kernel_data(
     rows: PyTree, basis: Float[np.ndarray, "m q"], values: Float[np.ndarray, "m p"], problem: Problem | JointProblem
 ) -> KernelData:
     """Return the kernel system of some integrands (m, p) of a problem, with its counts and folds, as JAX arrays."""
-    subsets = Subsets.of(problem.folds.num_folds)
     return KernelData(
         rows=jax.tree.map(jnp.asarray, rows),
         basis=jnp.asarray(basis),
         values=jnp.asarray(values),
         counts=jnp.asarray(problem.counts),
         folds=jax.tree.map(jnp.asarray, problem.folds),
-        blocks=jax.tree.map(jnp.asarray, problem.folds.rows_within(np.eye(problem.folds.num_folds, dtype=bool))),
-        halves=jax.tree.map(jnp.asarray, problem.folds.rows_within(subsets.halves)),
-        quarters=jax.tree.map(jnp.asarray, problem.folds.rows_within(subsets.quarters)),
     )
 
 
-HALVES_ROWS, HALVES_FOLDS = 1_000, 16
-"""Rows from which on, and folds up to which, folds are left out by halves; elsewhere compiling that takes longer."""
+def on_host(
+    data: KernelData,
+) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m p"], Float[np.ndarray, " m"], Folds]:
+    """Return the basis, values, counts and folds of a system as NumPy arrays."""
+    return (
+        np.asarray(data.basis),
+        np.asarray(data.values),
+        np.asarray(data.counts),
+        jax.tree.map(np.asarray, data.folds),
+    )
 
 
-@eqx.filter_jit
-def crossfit_dense(tile: Tile, nugget: Float[Array, ""], data: KernelData, *, num_constants: int = 1) -> KernelFit:
+def crossfit_dense(tile: Tile, nugget: float, data: KernelData, *, num_constants: int = 1) -> KernelFit:
     """Fit A = K₀/mean(diag K₀) + η·diag(1/n_i) on the rows of each fit of the folds.
 
     Oates, Girolami and Chopin (2017, doi:10.1111/rssb.12185) with the constant unpenalised; South et al. (2022) with
-    the polynomial basis unpenalised; docs/mathematics.md section 2. Folds are left out of a large system by
-    `leave_blocks_out`, and of a small one, whose cost is compiling, one after the other.
+    the polynomial basis unpenalised; docs/mathematics.md section 2. The Gram matrix is compiled for the device; what
+    follows is LAPACK on the host, which compiling would cost seconds.
     """
-    c, folds = num_constants, data.folds
-    scale = mean_diagonal(tile, data.rows, data.counts)
-    everyone = jnp.asarray(folds.everyone)
-    gram = tile_gram(tile, take(data.rows, everyone)) / scale
-    # Where each row stands in the Gram matrix, which all fits take their parts of; the padding of `everyone` is row 0.
-    place = jnp.zeros(len(data.counts), int).at[everyone].max(jnp.arange(len(everyone)) * folds.everyone_mask)
+    c, rows = num_constants, data.rows
+    basis, values, counts, folds = on_host(data)
+    everyone = folds.everyone[folds.everyone_mask]
+    padded, scale = scaled_gram(tile, rows, data.counts, jnp.asarray(folds.everyone))
+    gram = np.asarray(padded)[: len(everyone), : len(everyone)]
+    place = np.zeros(len(counts), int)  # where each row stands in the Gram matrix
+    place[everyone] = np.arange(len(everyone))
 
-    def system(index: Int[Array, " t"], mask: Bool[Array, " t"]) -> tuple[Array, Array, Array, Array]:
-        real, at = mask.astype(gram.dtype), place[index]
-        matrix = gram[at[:, None], at[None, :]] * real[:, None] * real[None, :] + jnp.diag(1.0 - real)
-        noise = jnp.where(mask, 1.0 / jnp.maximum(data.counts[index], 1.0), 0.0)
-        return matrix, noise, data.basis[index] * real[:, None], data.values[index] * real[:, None]
+    def system(index: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray, float, np.ndarray, np.ndarray]:
+        matrix = gram[np.ix_(place[index], place[index])]
+        return matrix, 1.0 / counts[index], nugget, basis[index], values[index]
 
-    def fit(index: Int[Array, " t"], mask: Bool[Array, " t"]) -> tuple[LeastSquaresSolution, Array, Array]:
-        matrix, noise, basis, values = system(index, mask)
-        factor = factorise(matrix, noise, nugget)
-        solution = generalised_least_squares(factor.lower, basis, values)
-        freedom = jnp.sum(mask, dtype=gram.dtype) - basis.shape[1]
-        return solution, amplitude(values, solution.dual, freedom), factor.nugget
+    def constants(parts: Bool[np.ndarray, "s k"]) -> Float[np.ndarray, "s c p"]:
+        found = np.full((len(parts), c, values.shape[1]), np.nan)
+        for part, index in enumerate(folds.rows_of(parts)):
+            if len(index) >= basis.shape[1]:  # not with more constants, one a task, than rows
+                found[part] = fit_rows(*system(index))[0].coefficients[:c]
+        return found
 
-    def predict(fold: tuple, index: Int[Array, " t"], solution: LeastSquaresSolution) -> Float[Array, "b p"]:
-        out, mask = fold
-        across = cross_product(tile, take(data.rows, out), take(data.rows, index), solution.dual) / scale
-        return (across + data.basis[out, c:] @ solution.coefficients[c:]) * mask[:, None]
+    def predict(out: Int[np.ndarray, " b"], dual: Float[np.ndarray, "t p"]) -> Float[np.ndarray, "b p"]:
+        if len(everyone) == folds.held_out_mask.sum():
+            return gram[np.ix_(place[out], place[index])] @ dual
+        across = _cross_product(tile, take(rows, out), take(rows, index), jnp.asarray(dual)) / scale
+        return np.asarray(across)
 
-    def leave_out(fold: tuple) -> tuple[Float[Array, "b p"], Float[Array, "c p"], Float[Array, ""]]:
-        out, out_mask, index, mask = fold
-        solution, _, used = fit(index, mask)
-        return predict((out, out_mask), index, solution), solution.coefficients[:c], used
-
-    def leave_out_by_halves(level: Float[Array, ""]) -> tuple[tuple[Array, Array], Bool[Array, ""]]:
-        index, mask = (part.reshape(-1) for part in data.blocks)
-        matrix, noise, basis, values = system(index, mask)
-        solutions, sound = leave_blocks_out(matrix + jnp.diag(level * noise), basis, values, folds.num_folds)
-        every = jax.tree.map(lambda *parts: jnp.stack(parts), *solutions)
-        control = jax.lax.map(lambda part: predict(part[0], index, part[1]), (held_out, every))
-        return (control, every.coefficients[:, :c]), sound
-
-    def constants(parts: tuple[Int[Array, "s t"], Bool[Array, "s t"]]) -> Float[Array, "s c p"]:
-        (number, rows), (_, size) = parts[0].shape, data.basis.shape
-        if rows < size:  # more constants, one a task, than rows
-            return jnp.full((number, c, data.values.shape[1]), jnp.nan)
-        return jax.lax.map(lambda part: fit(*part)[0].coefficients[:c], parts)
-
-    whole, size, used = fit(everyone, jnp.asarray(folds.everyone_mask))
-    held_out = (folds.held_out, folds.held_out_mask)
-    if len(everyone) < HALVES_ROWS or folds.num_folds > HALVES_FOLDS:
-        control, means, nuggets = jax.lax.map(leave_out, (*held_out, folds.train, folds.train_mask))
-        used = jnp.maximum(used, jnp.max(nuggets))
-    else:
-        (control, means), used = raise_nugget(leave_out_by_halves, used)
+    with blas_threads(len(everyone)):
+        whole, used = fit_rows(*system(everyone))
+        blocks = folds.rows_of(np.eye(folds.num_folds, dtype=bool))
+        index = np.concatenate(blocks)
+        solutions, used_without = leave_blocks_out(*system(index), [len(block) for block in blocks])
+        control = np.zeros((*folds.held_out.shape, values.shape[1]))
+        for k, (solution, out) in enumerate(zip(solutions, folds.held_out, strict=True)):
+            control[k] = predict(out, solution.dual) + basis[out, c:] @ solution.coefficients[c:]
+        means = np.stack([solution.coefficients[:c] for solution in solutions])
+        subsets = Subsets.of(folds.num_folds)
+        refits = Refits(means, constants(subsets.halves), constants(subsets.quarters))
+    size = amplitude(values[everyone], whole.dual, len(everyone) - basis.shape[1])
     return KernelFit(
         mean=whole.coefficients[:c],
-        control=control,
-        refits=Refits(means, constants(data.halves), constants(data.quarters)),
+        control=control * folds.held_out_mask[..., None],
+        refits=refits,
         model_covariance=size[:, None, None] * whole.covariance[None, :c, :c],
-        nugget=used,
-        num_steps=jnp.zeros((), int),
-        converged=jnp.ones((), bool),
+        nugget=np.asarray(max(used, used_without)),
+        num_steps=np.zeros((), int),
+        converged=np.ones((), bool),
     )
+
+
+@eqx.filter_jit
+def scaled_gram(
+    tile: Tile, rows: PyTree, counts: Float[Array, " m"], index: Int[Array, " a"]
+) -> tuple[Float[Array, "a a"], Float[Array, ""]]:
+    """Return K₀/mean(diag K₀) of some rows, and that mean, which is over all rows but padding."""
+    scale = mean_diagonal(tile, rows, counts)
+    return tile_gram(tile, take(rows, index)) / scale, scale
 
 
 def cross_product(tile: Tile, rows: PyTree, columns: PyTree, V: Float[Array, "t p"]) -> Float[Array, "b p"]:
@@ -164,14 +155,21 @@ def cross_product(tile: Tile, rows: PyTree, columns: PyTree, V: Float[Array, "t 
     return TileOperator(tile, columns, tile_diagonal(tile, columns)).cross_matmul(rows, V)
 
 
-def take(rows: PyTree, index: Int[Array, " t"]) -> PyTree:
+_cross_product = eqx.filter_jit(cross_product)
+
+
+def take(rows: PyTree, index: Int[Array | np.ndarray, " t"]) -> PyTree:
     """Return some of the rows of every leaf."""
     return jax.tree.map(lambda leaf: leaf[index], rows)
 
 
-def amplitude(values: Float[Array, "m p"], dual: Float[Array, "m p"], freedom: Float[Array, ""]) -> Float[Array, " p"]:
+def amplitude(
+    values: Float[Array | np.ndarray, "m p"],
+    dual: Float[Array | np.ndarray, "m p"],
+    freedom: int | Float[Array, ""],
+) -> Float[Array | np.ndarray, " p"]:
     """Return the restricted-likelihood amplitude fᵀPf/(m − q) of each integrand, with Pf the dual coefficients."""
-    return jnp.maximum(jnp.sum(values * dual, axis=0), 0.0) / freedom
+    return (values * dual).sum(axis=0).clip(0.0) / freedom
 
 
 def mean_diagonal(tile: Tile, rows: PyTree, counts: Float[Array, " m"]) -> Float[Array, ""]:
@@ -323,7 +321,8 @@ def crossfit_iterative(
     def at_held_out(fit: Float[Array, "m p"], gamma: Float[Array, "q p"], rows: Int[Array, " b"], mask: Array) -> Array:
         return (fit[rows] + basis[rows, c:] @ gamma[c:]) * mask[:, None]
 
-    unknown = (jnp.full((len(rows), *gammas[0, :c].shape), jnp.nan) for rows, _ in (data.halves, data.quarters))
+    subsets = Subsets.of(folds)
+    unknown = (jnp.full((len(parts), *gammas[0, :c].shape), jnp.nan) for parts in subsets)
     covariance = inverses[0, :c, :c]
     covariance = jnp.where(jnp.diagonal(covariance)[:, None] > 0, covariance, 0.0)
     return KernelFit(

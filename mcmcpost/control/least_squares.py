@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._core.arguments import check_count, check_number
 from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
 from mcmcpost.control.problem import Folds, Problem, Subsets
+from mcmcpost.linsolve import blas_threads, solve_positive
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 
 GCV_INFLATION = 1.4
@@ -94,10 +94,10 @@ class LinearFit(NamedTuple):
         where those rows do not determine it.
     """
 
-    mean: Float[Array, " p"]
-    control: Float[Array, "k b p"]
-    fold_means: Float[Array, "k p"]
-    half_means: Float[Array, "h p"]
+    mean: Float[np.ndarray, " p"]
+    control: Float[np.ndarray, "k b p"]
+    fold_means: Float[np.ndarray, "k p"]
+    half_means: Float[np.ndarray, "h p"]
 
 
 def independent_columns(design: Float[np.ndarray, "m q"]) -> Bool[np.ndarray, " q"]:
@@ -118,20 +118,20 @@ def independent_columns(design: Float[np.ndarray, "m q"]) -> Bool[np.ndarray, " 
     return keep
 
 
-@jax.jit
 def fit_linear(
-    design: Float[Array, "m q"],
-    penalty: Float[Array, " q"],
-    values: Float[Array, "m p"],
-    counts: Float[Array, " m"],
+    design: Float[np.ndarray, "m q"],
+    penalty: Float[np.ndarray, " q"],
+    values: Float[np.ndarray, "m p"],
+    counts: Float[np.ndarray, " m"],
     folds: Folds,
-    halves: Bool[Array, "h k"],
+    halves: Bool[np.ndarray, "h k"],
 ) -> LinearFit:
     """Minimise Σ nᵢ(fᵢ − xᵢᵀθ)² + Σ penaltyⱼθⱼ², and again without some of the folds, exactly.
 
     With QR = [N^½X; Λ^½] the hat matrix is QQᵀ (its upper rows), and leaving out the rows F moves Rθ by
     −(I − Q_FᵀQ_F)⁻¹Q_Fᵀe_F, with e the residuals: no fit is repeated. With more features than rows the same is solved
     in the space of the rows: the residuals at F are then (I − Q_FQ_Fᵀ)⁻¹e_F, and Rθ moves by Q_Fᵀ times their negative.
+    By LAPACK: compiling would take a thousand times as long as solving.
 
     Parameters
     ----------
@@ -141,48 +141,42 @@ def fit_linear(
     folds : of which only the rows held out matter.
     halves : sets of folds on which to fit again.
     """
-    root = jnp.sqrt(counts)[:, None]
     rows, size = design.shape
-    q_all, r = jnp.linalg.qr(jnp.concatenate([design * root, jnp.diag(jnp.sqrt(penalty))]))
-    q = q_all[:rows]
-    target = values * root
-    coefficients = q.T @ target
-    error = target - q @ coefficients
-    first = jnp.zeros(size, r.dtype).at[0].set(1.0)
-    rule = solve_triangular(r, first, lower=False, trans=1)
-    k = len(folds.held_out)
-    if size <= rows:
+    with blas_threads(np.cbrt(float(rows) * size * size)), np.errstate(invalid="ignore"):
+        root = np.sqrt(counts)[:, None]
+        weighted = design * root
+        if penalty.any() or size > rows:
+            weighted = np.concatenate([weighted, np.diag(np.sqrt(penalty))])
+        q, r = np.linalg.qr(weighted)
+        q = q[:rows]
+        target = values * root
+        coefficients = q.T @ target
+        error = target - q @ coefficients
+        rule, singular = scipy.linalg.lapack.dtrtrs(r, np.eye(size, 1), trans=1)
+        rule = np.full(size, np.nan) if singular else rule[:, 0]
+        blocks = [out for out, _ in folds.rows()]
+        if size <= rows:
+            grams = np.stack([q[block].T @ q[block] for block in blocks])
+            moments = np.stack([q[block].T @ error[block] for block in blocks])
 
-        def normal(fold: tuple) -> tuple[Float[Array, "q q"], Float[Array, "q p"]]:
-            index, real = fold
-            own = q[index] * real[:, None]
-            return own.T @ own, own.T @ error[index]
+            def moved(left: Bool[np.ndarray, " k"]) -> Float[np.ndarray, "q p"]:
+                inner = np.eye(size) - grams[left].sum(axis=0)
+                return coefficients - solve_positive(inner, moments[left].sum(axis=0))
+        else:
 
-        grams, moments = jax.lax.map(normal, (folds.held_out, folds.held_out_mask))
+            def moved(left: Bool[np.ndarray, " k"]) -> Float[np.ndarray, "q p"]:
+                out = np.concatenate([block for block, gone in zip(blocks, left, strict=True) if gone])
+                inner = np.eye(len(out)) - q[out] @ q[out].T
+                return coefficients - q[out].T @ solve_positive(inner, error[out])
 
-        def moved(left: Float[Array, " k"]) -> Float[Array, "q p"]:
-            inner = jnp.eye(size, dtype=q.dtype) - jnp.tensordot(left, grams, 1)
-            return coefficients - cho_solve(cho_factor(inner), jnp.tensordot(left, moments, 1))
-    else:
-        member = jnp.zeros((k, rows), q.dtype)
-        member = member.at[jnp.arange(k)[:, None], folds.held_out].max(folds.held_out_mask.astype(q.dtype))
-
-        def moved(left: Float[Array, " k"]) -> Float[Array, "q p"]:
-            out = (left @ member)[:, None]
-            inner = jnp.eye(rows, dtype=q.dtype) - (q * out) @ (q * out).T
-            return coefficients - (q * out).T @ cho_solve(cho_factor(inner), error * out)
-
-    def leave_out(fold: tuple) -> tuple[Float[Array, "b p"], Float[Array, " p"]]:
-        left, index, real = fold
-        inside = moved(left)
-        intercept = rule @ inside
-        root_f = jnp.where(real, root[index, 0], 1.0)[:, None]
-        return q[index] @ inside / root_f - intercept[None, :], intercept
-
-    without = (jnp.eye(k, dtype=q.dtype), folds.held_out, folds.held_out_mask)
-    control, fold_means = jax.lax.map(leave_out, without)
-    half_means = jax.lax.map(lambda left: rule @ moved(left), 1.0 - halves.astype(q.dtype))
-    return LinearFit(rule @ coefficients, control, fold_means, half_means)
+        control = np.zeros((*folds.held_out.shape, values.shape[1]))
+        fold_means = np.empty((len(blocks), values.shape[1]))
+        for k, block in enumerate(blocks):
+            inside = moved(np.arange(len(blocks)) == k)
+            fold_means[k] = rule @ inside
+            control[k, : len(block)] = q[block] @ inside / root[block] - fold_means[k]
+        half_means = np.array([rule @ moved(~half) for half in halves])
+        return LinearFit(rule @ coefficients, control, fold_means, half_means)
 
 
 class PolynomialFit(NamedTuple):
@@ -205,11 +199,9 @@ def regress(problem: Problem, design: Float[np.ndarray, "m q"], penalty: Float[n
     """Return the fit of all integrands of a problem by `fit_linear`, by rows of the problem."""
     halves = Subsets.of(problem.folds.num_folds).halves
     fit = fit_linear(design, penalty, problem.values, problem.counts, problem.folds, halves)
-    control = problem.folds.scatter(np.asarray(fit.control), len(problem.values))
+    control = problem.folds.scatter(fit.control, len(problem.values))
     features = np.full(control.shape[1], design.shape[1] - 1)
-    return PolynomialFit(
-        np.asarray(fit.mean), control, np.asarray(fit.fold_means), np.asarray(fit.half_means), features
-    )
+    return PolynomialFit(fit.mean, control, fit.fold_means, fit.half_means, features)
 
 
 def polynomial_basis(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Float[np.ndarray, "m q"]:
@@ -365,11 +357,11 @@ def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Polyno
     inside = np.ix_(keep, keep)
     theta = np.zeros((k, size, p))
     for fold in range(k):
-        theta[fold, keep] = _solve((whole - gram[fold])[inside], (cross.sum(axis=0) - cross[fold])[keep])
-    mean = np.asarray(_solve(whole[inside], cross.sum(axis=0)[keep])[0]) / norms[0]
+        theta[fold, keep] = solve_positive((whole - gram[fold])[inside], (cross.sum(axis=0) - cross[fold])[keep])
+    mean = solve_positive(whole[inside], cross.sum(axis=0)[keep])[0] / norms[0]
     halves = Subsets.of(k).halves.astype(float)
     half_means = np.array(
-        [_solve(np.tensordot(h, gram, 1)[inside], np.tensordot(h, cross, 1)[keep])[0] for h in halves]
+        [solve_positive(np.tensordot(h, gram, 1)[inside], np.tensordot(h, cross, 1)[keep])[0] for h in halves]
     )
     theta /= norms[:, None]
     control = zeros(problem.values.shape)
@@ -400,9 +392,3 @@ def _independent(gram: Float[np.ndarray, "q q"]) -> Bool[np.ndarray, " q"]:
     keep[0] = True
     keep[order[:rank]] = True  # LAPACK counts from one, and so do the features here
     return keep
-
-
-@jax.jit
-def _solve(gram: Float[Array, "q q"], cross: Float[Array, "q p"]) -> Float[Array, "q p"]:
-    """Return the solution of the normal equations; NaN where the Gram matrix is singular."""
-    return cho_solve((jnp.linalg.cholesky(gram), True), cross)

@@ -85,11 +85,11 @@ class Folds(NamedTuple):
             )
         ]
 
-    def rows_within(self, folds: Bool[np.ndarray, "s k"]) -> tuple[Int[np.ndarray, "s b"], Bool[np.ndarray, "s b"]]:
-        """Return, padded, the rows of a fit that sees only some of the folds, for each of s sets of folds."""
+    def rows_of(self, parts: Bool[np.ndarray, "s k"]) -> list[Int[np.ndarray, " b"]]:
+        """Return the rows of a fit that sees only some of the folds, for each of s sets of folds."""
         rows = self.everyone[self.everyone_mask]
         labels = self.labels[rows]
-        return ragged([rows[own[labels]] for own in folds])
+        return [rows[own[labels]] for own in parts]
 
     def thin(self, max_rows: int | None) -> "Folds":
         """Return folds whose fits see at most `max_rows` evenly spaced rows; every row is still held out once."""

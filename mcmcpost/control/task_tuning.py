@@ -7,7 +7,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from mcmcpost._core.arguments import check_count, check_kind, check_number, check_numbers
 from mcmcpost._core.errors import InputError
@@ -17,7 +17,7 @@ from mcmcpost.control.task_families import task_sizes
 from mcmcpost.hyper import maximise_task_likelihood
 from mcmcpost.kernels import AbstractKernel, SquaredExponential
 from mcmcpost.linops import tile_gram
-from mcmcpost.linsolve import factorise, generalised_least_squares
+from mcmcpost.linsolve import cholesky_factor, fit_rows
 from mcmcpost.stein import Coregionalisation, matrix_stein_tile
 
 
@@ -46,11 +46,11 @@ class TaskCovarianceFit(NamedTuple):
 class AlternatingState(NamedTuple):
     """B, and for it the minimisers θ and β, the objective, and whether λ had to be raised."""
 
-    covariance: Float[Array, "t t"]
-    coefficients: Float[Array, " m"]
-    beta: Float[Array, " t"]
-    objective: Float[Array, ""]
-    raised: Bool[Array, ""]
+    covariance: Float[np.ndarray, "t t"]
+    coefficients: Float[np.ndarray, " m"]
+    beta: Float[np.ndarray, " t"]
+    objective: float
+    raised: bool
 
 
 def alternating_task_covariance(
@@ -99,28 +99,28 @@ def alternating_task_covariance(
     check_penalty(where, penalty, deltas)
     labels = np.asarray(tasks)
     sizes = task_sizes(where, labels, int(labels.max(initial=0)) + 1)
-    kernel, f = jnp.asarray(gram), jnp.asarray(values)
-    lam, counts = jnp.asarray(penalty, f.dtype), jnp.asarray(sizes, f.dtype)
-    covariance = jnp.eye(len(sizes), dtype=f.dtype) if start is None else jnp.asarray(start, f.dtype)
-    if not bool(jnp.isfinite(jnp.linalg.cholesky(covariance)).all()):
+    kernel, f = np.asarray(gram), np.asarray(values)
+    indicators = (labels[:, None] == np.arange(len(sizes))).astype(float)
+    covariance = np.eye(len(sizes)) if start is None else np.asarray(start, float)
+    if cholesky_factor(covariance) is None:
         raise InputError(where, "`start` positive definite", np.asarray(start), "Blend it with the identity.")
     history, rungs, raised, converged = [], [], False, False
     for rung, delta in enumerate(deltas):
-        jitter = jnp.asarray(delta**2, f.dtype)
-        state = _init(kernel, jnp.asarray(labels), f, counts, lam, jitter, covariance)
+        state = _best_coefficients(kernel, indicators, f, penalty, delta**2, covariance)
         for _ in range(max_steps):
-            new = _step(kernel, jnp.asarray(labels), f, counts, lam, jitter, state)
-            converged = bool(_close(state.covariance, new.covariance, rtol))
-            state, raised = new, raised or bool(new.raised)
-            history.append(float(new.objective))
+            better = best_covariance(roughness(kernel, indicators, state), penalty, delta**2)
+            new = _best_coefficients(kernel, indicators, f, penalty, delta**2, better)
+            converged = bool(np.linalg.norm(better - state.covariance) <= rtol * np.linalg.norm(better))
+            state, raised = new, raised or new.raised
+            history.append(new.objective)
             rungs.append(rung)
             if converged or not np.isfinite(history[-1]):
                 break
         covariance = state.covariance
     return TaskCovarianceFit(
-        covariance=np.asarray(state.covariance),
-        coefficients=np.asarray(state.coefficients),
-        beta=np.asarray(state.beta),
+        covariance=state.covariance,
+        coefficients=state.coefficients,
+        beta=state.beta,
         history=np.array(history),
         rungs=np.array(rungs),
         num_steps=len(history),
@@ -129,61 +129,37 @@ def alternating_task_covariance(
     )
 
 
-@eqx.filter_jit
-def _init(
-    gram: Float[Array, "m m"],
-    tasks: Int[Array, " m"],
-    values: Float[Array, " m"],
-    counts: Float[Array, " t"],
-    penalty: Float[Array, ""],
-    jitter: Float[Array, ""],
-    covariance: Float[Array, "t t"],
+def _best_coefficients(
+    gram: Float[np.ndarray, "m m"],
+    indicators: Float[np.ndarray, "m t"],
+    values: Float[np.ndarray, " m"],
+    penalty: float,
+    jitter: float,
+    covariance: Float[np.ndarray, "t t"],
 ) -> AlternatingState:
     """Return the minimiser over θ and β for this B, and the objective there: Σ(λ m_t θ)²/m_t + λθᵀGθ + …"""
-    noise = counts[tasks]
-    across = covariance[tasks][:, tasks] * gram
-    factor = factorise(across, noise, penalty)
-    indicators = (tasks[:, None] == jnp.arange(counts.shape[0])[None]).astype(gram.dtype)
-    solution = generalised_least_squares(factor.lower, indicators, values[:, None])
+    noise = indicators @ indicators.sum(axis=0)
+    across = (indicators @ covariance @ indicators.T) * gram
+    solution, used = fit_rows(across, noise, penalty, indicators, values[:, None])
     theta = solution.dual[:, 0]
-    fit = jnp.sum((factor.nugget * theta) ** 2 * noise) + penalty * theta @ across @ theta
-    size = penalty * jitter * jnp.trace(jnp.linalg.inv(covariance)) + jnp.sum(covariance**2)
-    return AlternatingState(covariance, theta, solution.coefficients[:, 0], fit + size, factor.raised)
+    fit = np.sum((used * theta) ** 2 * noise) + penalty * theta @ across @ theta
+    size = penalty * jitter * np.trace(np.linalg.inv(covariance)) + np.sum(covariance**2)
+    return AlternatingState(covariance, theta, solution.coefficients[:, 0], float(fit + size), used > penalty)
 
 
-@eqx.filter_jit
-def _step(
-    gram: Float[Array, "m m"],
-    tasks: Int[Array, " m"],
-    values: Float[Array, " m"],
-    counts: Float[Array, " t"],
-    penalty: Float[Array, ""],
-    jitter: Float[Array, ""],
-    state: AlternatingState,
-) -> AlternatingState:
-    """Minimise over B for the Θ̃ of `state`, then over Θ̃ and β for the new B."""
-    covariance = best_covariance(roughness(gram, tasks, state), penalty, jitter)
-    return _init(gram, tasks, values, counts, penalty, jitter, covariance)
-
-
-def roughness(gram: Float[Array, "m m"], tasks: Int[Array, " m"], state: AlternatingState) -> Float[Array, "t t"]:
+def roughness(
+    gram: Float[np.ndarray, "m m"], indicators: Float[np.ndarray, "m t"], state: AlternatingState
+) -> Float[np.ndarray, "t t"]:
     """Return C = Θ̃ᵀK₀Θ̃ = B (DᵀK₀D) B, D the coefficients θ_j spread over the columns t_j."""
-    columns = jnp.arange(state.covariance.shape[0])[None]
-    spread = jnp.where(tasks[:, None] == columns, state.coefficients[:, None], 0)
+    spread = indicators * state.coefficients[:, None]
     return state.covariance @ (spread.T @ gram @ spread) @ state.covariance
 
 
-def best_covariance(
-    roughness: Float[Array, "t t"], penalty: Float[Array, ""], jitter: Float[Array, ""]
-) -> Float[Array, "t t"]:
+def best_covariance(roughness: Float[np.ndarray, "t t"], penalty: float, jitter: float) -> Float[np.ndarray, "t t"]:
     """Return the minimiser of λ tr(B⁻¹(C + δ²I)) + ‖B‖²_F over B ≻ 0; `jitter` is δ²."""
-    size, vectors = jnp.linalg.eigh((roughness + roughness.T) / 2)
-    size = jnp.cbrt(penalty * (jnp.maximum(size, 0) + jitter) / 2)
-    return (vectors * size[None]) @ vectors.T
-
-
-def _close(old: Float[Array, "t t"], new: Float[Array, "t t"], rtol: float) -> Bool[Array, ""]:
-    return jnp.linalg.norm(new - old) <= rtol * jnp.linalg.norm(new)
+    size, vectors = np.linalg.eigh((roughness + roughness.T) / 2)
+    size = np.cbrt(penalty * (np.maximum(size, 0) + jitter) / 2)
+    return (vectors * size) @ vectors.T
 
 
 MAX_FULL_TASKS = 10

@@ -3,11 +3,9 @@
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Float
 
 from mcmcpost._core.arguments import check_count, check_flags, check_kind, check_number
 from mcmcpost._core.errors import InputError
@@ -29,7 +27,8 @@ from mcmcpost.control.kernel_systems import (
     crossfit_dense,
     crossfit_iterative,
     kernel_data,
-    mean_diagonal,
+    on_host,
+    scaled_gram,
 )
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, exponents_of_degree, polynomial_basis
 from mcmcpost.control.method import (
@@ -41,12 +40,12 @@ from mcmcpost.control.method import (
     merge_fits,
     no_control,
 )
-from mcmcpost.control.problem import JointProblem, Problem, join
+from mcmcpost.control.problem import Folds, JointProblem, Problem, Subsets, join
 from mcmcpost.control.task_tuning import ConvexTaskCovariance, TaskModel, TaskREML, floored, tune_tasks
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
 from mcmcpost.kernels import AbstractKernel
-from mcmcpost.linops import Tile, tile_gram
-from mcmcpost.linsolve import Cholesky, ConjugateGradients
+from mcmcpost.linops import Tile
+from mcmcpost.linsolve import Cholesky, ConjugateGradients, fit_rows, solve_lower, solve_positive
 from mcmcpost.stein import (
     Coregionalisation,
     SecondOrderSteinTile,
@@ -56,10 +55,7 @@ from mcmcpost.stein import (
 )
 
 
-@eqx.filter_jit
-def crossfit_kronecker(
-    tile: Tile, covariance: Float[Array, "t t"], nugget: Float[Array, ""], data: KernelData
-) -> KernelFit:
+def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget: float, data: KernelData) -> KernelFit:
     """Fit A = B̄⊗K₀/mean(diag K₀) + η·I⊗diag(1/n), B̄ = B/mean(diag B), to values (m, t), and leave out each fold.
 
     With eigendecompositions B̄ = U diag(b) Uᵀ and D^½K₀D^½ = V diag(λ) Vᵀ, D = diag(n), the system falls into t
@@ -72,85 +68,71 @@ def crossfit_kronecker(
     -------
     KernelFit with p = 1: mean (t, 1), control (k, b, t), refits (s, t, 1), model_covariance (1, t, t).
     """
-    real = (data.counts > 0).astype(data.values.dtype)
-    held_out, held_out_mask = data.folds.held_out, data.folds.held_out_mask
-    root = jnp.sqrt(data.counts)
-    gram = tile_gram(tile, data.rows) / mean_diagonal(tile, data.rows, data.counts)
-    weighted = gram * root[:, None] * root[None, :]
-    spectrum, vectors = jnp.linalg.eigh(weighted)
-    spectrum = jnp.maximum(spectrum, 0.0)
-    between, mixing = jnp.linalg.eigh(covariance / jnp.mean(jnp.diagonal(covariance)))
-    rotated = vectors.T @ (root[:, None] * data.values) @ mixing
-    basis = vectors.T @ (root[:, None] * data.basis)
-
-    def solve(b: Float[Array, ""], y: Float[Array, " m"], original: Float[Array, " m"]) -> tuple:
+    gram, basis, values, counts, folds = _shared_system(tile, data)
+    subsets = Subsets.of(folds.num_folds)
+    m, t = values.shape
+    root = np.sqrt(counts)[:, None]
+    spectrum, vectors = np.linalg.eigh(gram * root * root.T)
+    spectrum = np.maximum(spectrum, 0.0)
+    between, mixing = np.linalg.eigh(covariance / np.mean(np.diagonal(covariance)))
+    rotated, originals, columns = vectors.T @ (root * values) @ mixing, values @ mixing, vectors.T @ (root * basis)
+    mean, fold_means, amplitude = np.empty(t), np.empty((folds.num_folds, t)), np.empty(t)
+    errors = np.zeros((*folds.held_out.shape, t))
+    parts = [(np.empty((len(sets), t)), folds.rows_of(sets)) for sets in subsets]
+    for s, (b, y, original) in enumerate(zip(between, rotated.T, originals.T, strict=True)):
         weight = 1.0 / (b * spectrum + nugget)
-        half = jnp.sqrt(weight)
-        q, r = jnp.linalg.qr(half[:, None] * basis)
-        gamma = solve_triangular(r, q.T @ (half * y))
-        projected = weight * y - half * (q @ (q.T @ (half * y)))
-        inverse = solve_triangular(r, jnp.eye(r.shape[0], dtype=r.dtype))
-        energy = y @ projected / (jnp.sum(real) - r.shape[0])
+        half = np.sqrt(weight)[:, None]
+        q, r = np.linalg.qr(half * columns)
+        inverse = solve_lower(r.T, np.eye(len(r))).T
+        along = q.T @ (half[:, 0] * y)
+        projected = weight * y - half[:, 0] * (q @ along)
+        mean[s] = inverse[0] @ along
+        amplitude[s] = max(y @ projected / (m - len(r)), 0.0) * (inverse[0] @ inverse[0])
+        for k, (out, _) in enumerate(folds.rows()):
+            rows = vectors[out]
+            onto = rows @ (half * q)
+            block = (rows * weight) @ rows.T - onto @ onto.T
+            error = solve_positive(block, (rows @ projected)[:, None])[:, 0]
+            errors[k, : len(out), s] = error / root[out, 0]
+            fold_means[k, s] = mean[s] - inverse[0] @ (onto.T @ error)
+        for found, sets in parts:
+            for part, index in enumerate(sets):
+                system = b * gram[np.ix_(index, index)], 1.0 / counts[index], nugget
+                found[part, s] = fit_rows(*system, basis[index], original[index, None])[0].coefficients[0, 0]
 
-        def leave_out(fold: tuple[Int[Array, " b"], Bool[Array, " b"]]) -> tuple[Array, Array]:
-            index, mask = fold
-            keep = mask.astype(y.dtype)
-            rows = vectors[index] * keep[:, None]
-            along = rows @ (half[:, None] * q)
-            block = (rows * weight[None, :]) @ rows.T - along @ along.T + jnp.diag(1.0 - keep)
-            error = cho_solve(cho_factor(block), rows @ projected)
-            rule = inverse @ along.T
-            return error * keep, gamma - rule @ error
-
-        def on_part(part: tuple[Int[Array, " b"], Bool[Array, " b"]]) -> Float[Array, ""]:
-            """Fit again on some rows, in one eigendirection of the tasks."""
-            index, mask = part
-            keep = mask.astype(y.dtype)
-            system = b * gram[index[:, None], index[None, :]] * keep[:, None] * keep[None, :]
-            noise = jnp.where(mask, nugget / jnp.maximum(data.counts[index], 1.0), 1.0)
-            columns = jnp.concatenate([data.basis, original[:, None]], axis=1)[index] * keep[:, None]
-            white = solve_triangular(jnp.linalg.cholesky(system + jnp.diag(noise)), columns, lower=True)
-            q, r = jnp.linalg.qr(white[:, :-1])
-            return solve_triangular(r, q.T @ white[:, -1])[0]
-
-        errors, gammas = jax.lax.map(leave_out, (held_out, held_out_mask))
-        parts = [jax.lax.map(on_part, part) for part in (data.halves, data.quarters)]
-        return gamma, errors, gammas[:, 0], parts, energy, (inverse @ inverse.T)[0, 0]
-
-    directions = (between, rotated.T, (data.values @ mixing).T)
-    gamma, errors, means, parts, energy, factor = jax.lax.map(lambda own: solve(*own), directions)
-    held = root[held_out]
-    safe = jnp.where(held_out_mask & (held > 0), held, 1.0)
-    residual = jnp.einsum("tkb,st->kbs", errors, mixing) / safe[:, :, None]
-    fold_means = means.T @ mixing.T
-    control = data.values[held_out] - residual - fold_means[:, None, :]
-    amplitude = jnp.maximum(energy, 0.0) * factor
+    means = fold_means @ mixing.T
+    control = values[folds.held_out] - errors @ mixing.T - means[:, None, :]
     return KernelFit(
-        mean=(mixing @ gamma[:, 0])[:, None],
-        control=jnp.where(held_out_mask[:, :, None], control, 0.0),
-        refits=Refits(*((means.T @ mixing.T)[:, :, None] for means in (means, *parts))),
-        model_covariance=((mixing * amplitude[None, :]) @ mixing.T)[None],
-        nugget=nugget,
-        num_steps=jnp.zeros((), int),
-        converged=jnp.all(jnp.isfinite(errors)),
+        mean=(mixing @ mean)[:, None],
+        control=np.where(folds.held_out_mask[:, :, None], control, 0.0),
+        refits=Refits(means[..., None], *((found @ mixing.T)[..., None] for found, _ in parts)),
+        model_covariance=((mixing * amplitude) @ mixing.T)[None],
+        nugget=np.asarray(nugget),
+        num_steps=np.zeros((), int),
+        converged=np.asarray(np.isfinite(errors).all()),
     )
 
 
-@eqx.filter_jit
-def shared_covariance(tile: Tile, nugget: Float[Array, ""], data: KernelData) -> Float[Array, "t t"]:
+def shared_covariance(tile: Tile, nugget: float, data: KernelData) -> Float[np.ndarray, "t t"]:
     """Return the restricted-likelihood covariance of tasks that share their draws, B̂ = YᵀPY/(m − q).
 
     Exact where the noise is separable too, B⊗(K₀ + ηD⁻¹), or absent. Sun, Barp and Briol (2023), special case II.
     """
-    real = data.counts > 0
-    gram = tile_gram(tile, data.rows) / mean_diagonal(tile, data.rows, data.counts)
-    mask = real.astype(gram.dtype)
-    noise = jnp.where(real, nugget / jnp.maximum(data.counts, 1.0), 1.0)
-    lower = jnp.linalg.cholesky(gram * mask[:, None] * mask[None, :] + jnp.diag(noise))
-    white = solve_triangular(lower, data.values * mask[:, None], lower=True)
-    q, _ = jnp.linalg.qr(solve_triangular(lower, data.basis * mask[:, None], lower=True))
-    white = white - q @ (q.T @ white)
-    return white.T @ white / (jnp.sum(mask) - data.basis.shape[1])
+    gram, basis, values, counts, _ = _shared_system(tile, data)
+    solution, _ = fit_rows(gram, 1.0 / counts, nugget, basis, values)
+    return values.T @ solution.dual / (len(values) - basis.shape[1])
+
+
+def _shared_system(
+    tile: Tile, data: KernelData
+) -> tuple[
+    Float[np.ndarray, "m m"], Float[np.ndarray, "m q"], Float[np.ndarray, "m t"], Float[np.ndarray, " m"], Folds
+]:
+    """Return K₀/mean(diag K₀), the basis, the values and the counts at the states, without padding, and the folds."""
+    basis, values, counts, folds = on_host(data)
+    gram, _ = scaled_gram(tile, data.rows, data.counts, jnp.arange(len(counts)))
+    m = np.count_nonzero(counts)
+    return np.asarray(gram)[:m, :m], basis[:m], values[:m], counts[:m], folds
 
 
 MAX_ROWS = 7_000
@@ -261,11 +243,10 @@ class VectorValued(AbstractControlVariate):
         (setting,) = tune(problem, basis, given, self.nugget, tuning, Cholesky())
         tile = SteinTile(setting.kernel) if self._order == 1 else SecondOrderSteinTile(setting.kernel)
         data = kernel_data((problem.draws, problem.scores), basis, problem.values, problem)
-        nugget = jnp.asarray(setting.nugget)
         between = self._covariance_given(problem.values.shape[1])
         if between is None:
-            between = floored(np.asarray(shared_covariance(tile, nugget, data)))
-        solved = crossfit_kronecker(tile, jnp.asarray(between), nugget, data)
+            between = floored(shared_covariance(tile, setting.nugget, data))
+        solved = crossfit_kronecker(tile, between, setting.nugget, data)
         info = setting.describe() | {"degree": self.degree, "task_covariance": between.tolist()}
         found = _control_fit(problem, solved, self.label, info)
         if not self.guard or problem.values.shape[1] == 1:
@@ -319,11 +300,10 @@ class VectorValued(AbstractControlVariate):
         )
         if isinstance(solver, ConjugateGradients) and self.nugget is None:
             nugget = max(nugget, MIN_JOINT_NUGGET if solver.rank >= JOINT_RANK else MIN_ITERATIVE_NUGGET)
-        level = jnp.asarray(nugget)
         if isinstance(solver, Cholesky):
-            fit = crossfit_dense(tile, level, data, num_constants=num_tasks)
+            fit = crossfit_dense(tile, nugget, data, num_constants=num_tasks)
         else:
-            fit = crossfit_iterative(tile, level, solver, data, num_constants=num_tasks)
+            fit = crossfit_iterative(tile, jnp.asarray(nugget), solver, data, num_constants=num_tasks)
         between = np.asarray(kernel.covariances).sum(axis=0)
         info = {
             "kernels": [type(k).__name__ for k in kernel.kernels],

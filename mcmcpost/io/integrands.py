@@ -59,8 +59,9 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     ----------
     tree : a tree with a posterior group.
     integrands : None for every variable of the posterior group; a list of its variable names; an array (c, n) or
-        (c, n, p); or a mapping from a name to an array or to a function of one constrained draw, a dict of arrays. A
-        function is compiled and vectorised in float64; one that JAX cannot trace is called draw by draw.
+        (c, n, p), or a function of one constrained draw, a dict of arrays, both named "f"; or a mapping from names to
+        such arrays and functions. A function is compiled and vectorised in float64; one that JAX cannot trace is called
+        draw by draw.
 
     Returns
     -------
@@ -82,6 +83,8 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
         parts = [named_values(_variable(tree, name)) for name in integrands]
     elif isinstance(integrands, Mapping):
         parts = _of_entries(tree, integrands, chains_draws)
+    elif callable(integrands):
+        parts = _of_entries(tree, {"f": integrands}, chains_draws)
     else:
         parts = [_of_array(tree, "f", integrands, chains_draws)]
     if not parts:

@@ -5,15 +5,21 @@ from mcmcpost.linsolve.cholesky import (
     Cholesky,
     Factor,
     Inverse,
-    LeastSquaresSolution,
+    blas_threads,
     factorise,
-    generalised_least_squares,
     invert,
-    raise_nugget,
+    solve_positive,
 )
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, Outcome, Solution
 from mcmcpost.linsolve.krylov import CGSolution, ConjugateGradients, conjugate_gradients
-from mcmcpost.linsolve.leave_out import leave_blocks_out
+from mcmcpost.linsolve.least_squares import (
+    LeastSquaresSolution,
+    cholesky_factor,
+    fit_rows,
+    generalised_least_squares,
+    leave_blocks_out,
+    solve_lower,
+)
 from mcmcpost.linsolve.linear_solve import Solver, solve
 from mcmcpost.linsolve.stochastic_gradient import StochasticGradientDescent
 
@@ -30,11 +36,15 @@ __all__ = [
     "Solution",
     "Solver",
     "StochasticGradientDescent",
+    "blas_threads",
+    "cholesky_factor",
     "conjugate_gradients",
     "factorise",
+    "fit_rows",
     "generalised_least_squares",
     "invert",
     "leave_blocks_out",
-    "raise_nugget",
     "solve",
+    "solve_lower",
+    "solve_positive",
 ]

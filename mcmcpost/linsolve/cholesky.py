@@ -1,17 +1,16 @@
 """Dense Cholesky with a documented nugget ladder, and generalised least squares on its factor."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from jax.scipy.linalg import cho_solve, solve_triangular
-from jaxtyping import Array, Bool, Float, PyTree
+from jax.scipy.linalg import cho_solve
+from jaxtyping import Array, Bool, Float
 from threadpoolctl import ThreadpoolController
 
 from mcmcpost.linsolve.iterative import Outcome, Solution, column_norms
@@ -38,19 +37,6 @@ class Factor(NamedTuple):
     raised: Bool[Array, ""]
 
 
-class LeastSquaresSolution(NamedTuple):
-    """Generalised least squares of f on H under a covariance A.
-
-    coefficients : (q, p), γ = (HᵀA⁻¹H)⁻¹HᵀA⁻¹f.
-    dual : (m, p), c = A⁻¹(f − Hγ).
-    covariance : (q, q), (HᵀA⁻¹H)⁻¹, the covariance of γ for unit amplitude.
-    """
-
-    coefficients: Float[Array, "q p"]
-    dual: Float[Array, "m p"]
-    covariance: Float[Array, "q q"]
-
-
 def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Float[Array, ""]) -> Factor:
     """Factorise ``gram + nugget·diag(noise)``; on breakdown raise the nugget tenfold, at most eight times.
 
@@ -59,31 +45,17 @@ def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Floa
     """
     index = jnp.arange(gram.shape[0])
 
-    def attempt(level: Float[Array, ""]) -> tuple[Float[Array, "m m"], Bool[Array, ""]]:
-        lower = jnp.linalg.cholesky(gram.at[index, index].add(level * noise))
-        return lower, ~jnp.isnan(lower[-1, -1])
-
-    lower, level = raise_nugget(attempt, nugget)
-    return Factor(lower, level, level > nugget)
-
-
-def raise_nugget[Found: PyTree](
-    attempt: Callable[[Float[Array, ""]], tuple[Found, Bool[Array, ""]]], nugget: Float[Array, ""]
-) -> tuple[Found, Float[Array, ""]]:
-    """Return what `attempt` finds, and the nugget, which is raised tenfold until that is sound, at most eight times."""
-
     def failed(state: tuple) -> Bool[Array, ""]:
-        (_, sound), _, step = state
-        return ~sound & (step <= LADDER_LENGTH)
+        lower, _, step = state
+        return jnp.isnan(lower[-1, -1]) & (step <= LADDER_LENGTH)
 
     def climb(state: tuple) -> tuple:
         _, level, step = state
         level = jnp.where(step > 0, level * LADDER_STEP, level)
-        return attempt(level), level, step + 1
+        return jnp.linalg.cholesky(gram.at[index, index].add(level * noise)), level, step + 1
 
-    nothing = jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), jax.eval_shape(attempt, nugget))
-    (found, _), level, _ = jax.lax.while_loop(failed, climb, (nothing, nugget, 0))
-    return found, level
+    lower, level, _ = jax.lax.while_loop(failed, climb, (jnp.full_like(gram, jnp.nan), nugget, 0))
+    return Factor(lower, level, level > nugget)
 
 
 class Inverse(NamedTuple):
@@ -94,11 +66,16 @@ class Inverse(NamedTuple):
 
 
 THREADED = 1_500
-"""Rows from which LAPACK may use several threads.
+"""Order of a matrix from which on LAPACK may use several threads.
 
-On fewer they gain a fifth at most, and on a busy machine they wait for each other: beside two other processes 500 rows
+Below it they gain a fifth at most, and on a busy machine they wait for each other: beside two other processes 500 rows
 took 3 to 40 times as long on two threads as on one (``benchmarks.gp.exact_likelihood --threads``).
 """
+
+
+def blas_threads(order: int | float) -> AbstractContextManager[Any]:
+    """Return the context in which BLAS uses one thread for matrices of an order below 1,500."""
+    return _thread_pools().limit(limits=1, user_api="blas") if order < THREADED else nullcontext()
 
 
 @cache
@@ -115,8 +92,7 @@ def invert(matrix: Float[Array, "n n"]) -> Inverse:
     if next(iter(matrix.devices())).platform != "cpu":
         return Inverse(*_invert_by_solves(matrix))
     dense = np.asarray(matrix)
-    alone = _thread_pools().limit(limits=1, user_api="blas") if len(dense) < THREADED else nullcontext()
-    with alone:
+    with blas_threads(len(dense)):
         return _invert_by_lapack(dense)
 
 
@@ -137,6 +113,12 @@ def _invert_by_solves(matrix: Float[Array, "n n"]) -> tuple[Float[Array, "n n"],
     return cho_solve((lower, True), jnp.eye(len(matrix), dtype=matrix.dtype)), 2 * jnp.sum(jnp.log(jnp.diag(lower)))
 
 
+def solve_positive(matrix: Float[np.ndarray, "n n"], right: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+    """Return A⁻¹B by LAPACK's Cholesky, without compiling; NaN where A is not positive definite."""
+    lower, fault = scipy.linalg.lapack.dpotrf(matrix.T, lower=1)
+    return np.full_like(right, np.nan) if fault else scipy.linalg.lapack.dpotrs(lower, right, lower=1)[0]
+
+
 def solve_dense(matrix: Float[Array, "n n"], right: Float[Array, "n k"]) -> Solution:
     """Solve by Cholesky; a matrix singular in its precision gets the smallest multiple of I that lets it be factored.
 
@@ -154,26 +136,3 @@ def solve_dense(matrix: Float[Array, "n n"], right: Float[Array, "n k"]) -> Solu
     outcome = jnp.where(finite, jnp.where(sound, Outcome.CONVERGED, Outcome.JITTERED), Outcome.BROKEN)
     relative = column_norms(residual) / jnp.where(norms > 0, norms, 1)
     return Solution(value, residual, relative, outcome, jnp.ones((), int), jnp.ones((), matrix.dtype))
-
-
-def generalised_least_squares(
-    lower: Float[Array, "m m"], basis: Float[Array, "m q"], values: Float[Array, "m p"]
-) -> LeastSquaresSolution:
-    """Solve the generalised least squares of kriging for A = LLᵀ by a QR of L⁻¹H.
-
-    The basis H is unpenalised (docs/mathematics.md section 2): coefficients[0] is the estimate where H[:, 0] is the
-    constant.
-    """
-    white = (solve_triangular(lower, columns, lower=True) for columns in (basis, values))
-    coefficients, residual, covariance = white_least_squares(*white)
-    return LeastSquaresSolution(coefficients, solve_triangular(lower, residual, lower=True, trans=1), covariance)
-
-
-def white_least_squares(
-    basis: Float[Array, "m q"], values: Float[Array, "m p"]
-) -> tuple[Float[Array, "q p"], Float[Array, "m p"], Float[Array, "q q"]]:
-    """Return the coefficients, residuals and (HᵀH)⁻¹ of ordinary least squares, by QR."""
-    q, r = jnp.linalg.qr(basis)
-    along = q.T @ values
-    half = solve_triangular(r, jnp.eye(r.shape[0], dtype=r.dtype), lower=False, trans=1)
-    return solve_triangular(r, along, lower=False), values - q @ along, half.T @ half

@@ -95,7 +95,7 @@ def test_the_closed_form_covariance_has_no_slope(rng):
     def loss(b):
         return lam * jnp.trace(jnp.linalg.solve(b, c + jitter * jnp.eye(4))) + jnp.sum(b**2)
 
-    b = best_covariance(c, lam, jitter)
+    b = jnp.asarray(best_covariance(np.asarray(c), float(lam), float(jitter)))
     np.testing.assert_allclose(jax.grad(loss)(b), 0, atol=1e-8)
     np.testing.assert_allclose(2 * np.linalg.eigvalsh(b) ** 3, lam * (np.linalg.eigvalsh(c) + jitter), atol=1e-12)
 

@@ -1,6 +1,5 @@
 """Vector-valued control variates: Kronecker = dense = matrix-free, and what the other tasks are worth."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from normal_task_cases import KERNEL, RELATED, normal_task, related_tasks, smooth
@@ -46,13 +45,13 @@ def kronecker_and_dense(problem, kernel, terms, nugget, degree):
     rows = (joint.draws, joint.scores, joint.indicators)
     dense = crossfit_dense(
         matrix_stein_tile(terms),
-        jnp.asarray(nugget),
+        nugget,
         kernel_data(rows, design, joint.values[:, None], joint),
         num_constants=joint.num_tasks,
     )
     tile, data = SteinTile(kernel), kronecker_data(problem, degree)
-    covariance = jnp.asarray(terms.covariances.sum(axis=0))
-    return crossfit_kronecker(tile, covariance, jnp.asarray(nugget), data), dense, joint
+    covariance = terms.covariances.sum(axis=0)
+    return crossfit_kronecker(tile, covariance, nugget, data), dense, joint
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_the_task_covariance_matters_for_shared_draws_only_with_a_ridge(shared):
     covariances = (np.eye(2), RELATED, np.array([[1.0, -0.9], [-0.9, 1.0]]))
 
     def means(nugget):
-        fits = [crossfit_kronecker(tile, jnp.asarray(b), jnp.asarray(nugget), data) for b in covariances]
+        fits = [crossfit_kronecker(tile, b, nugget, data) for b in covariances]
         return np.array([fit.mean[:, 0] for fit in fits])
 
     assert np.ptp(means(1e-10), axis=0).max() < 1e-6
@@ -93,7 +92,7 @@ def test_the_task_covariance_matters_for_shared_draws_only_with_a_ridge(shared):
 
 def test_the_covariance_of_shared_draws_is_the_definition(shared):
     data, nugget = kronecker_data(shared, 1), 1e-2
-    found = shared_covariance(SteinTile(KERNEL), jnp.asarray(nugget), data)
+    found = shared_covariance(SteinTile(KERNEL), nugget, data)
     m = shared.num_states
     gram = np.asarray(stein_gram(KERNEL, shared.draws[:m], shared.scores[:m]))
     inverse = np.linalg.inv(gram / gram.diagonal().mean() + nugget * np.diag(1 / shared.counts[:m]))

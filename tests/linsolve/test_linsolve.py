@@ -1,6 +1,5 @@
 """Dense and iterative solves of symmetric positive definite systems."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from mcmcpost.linsolve import (
     cholesky,
     conjugate_gradients,
     factorise,
+    fit_rows,
     generalised_least_squares,
     invert,
     leave_blocks_out,
@@ -46,7 +46,8 @@ def test_factorise_gives_up_with_nan_and_says_what_it_tried():
 def test_generalised_least_squares_is_the_textbook_formula(system, rng):
     matrix, values = system
     basis = jnp.asarray(np.c_[np.ones(40), rng.normal(size=(40, 4))])
-    gamma, dual, covariance = generalised_least_squares(jnp.linalg.cholesky(matrix), basis, values)
+    matrix, basis, values = (np.asarray(a) for a in (matrix, basis, values))
+    gamma, dual, covariance = generalised_least_squares(np.linalg.cholesky(matrix), basis, values)
     inverse = np.linalg.inv(matrix)
     expected = np.linalg.solve(basis.T @ inverse @ basis, basis.T @ inverse @ values)
     np.testing.assert_allclose(gamma, expected, rtol=1e-9)
@@ -114,14 +115,14 @@ def test_invert_of_an_indefinite_matrix_is_nan():
 
 
 def test_leaving_blocks_out_is_generalised_least_squares_on_the_other_rows(rng):
-    num_blocks, n = 3, 24
-    root = rng.normal(size=(n, n))
-    matrix, basis, values = root @ root.T + np.eye(n), rng.normal(size=(n, 3)), rng.normal(size=(n, 2))
-    leave_out = jax.jit(leave_blocks_out, static_argnames="num_blocks")
-    solutions, sound = leave_out(*(jnp.asarray(a) for a in (matrix, basis, values)), num_blocks=num_blocks)
-    assert bool(sound)
+    sizes, n = (8, 7, 9), 24
+    root, noise = rng.normal(size=(n, n)), rng.uniform(1, 2, size=n)
+    gram, basis, values = root @ root.T + np.eye(n), rng.normal(size=(n, 3)), rng.normal(size=(n, 2))
+    solutions, nugget = leave_blocks_out(gram, noise, 0.1, basis, values, sizes)
+    assert nugget == 0.1
+    matrix, blocks = gram + 0.1 * np.diag(noise), np.repeat(range(3), sizes)
     for block, solution in enumerate(solutions):
-        rest = np.arange(n) // 8 != block
+        rest = blocks != block
         inverse = np.linalg.inv(matrix[np.ix_(rest, rest)])
         covariance = np.linalg.inv(basis[rest].T @ inverse @ basis[rest])
         gamma = covariance @ basis[rest].T @ inverse @ values[rest]
@@ -129,8 +130,21 @@ def test_leaving_blocks_out_is_generalised_least_squares_on_the_other_rows(rng):
         np.testing.assert_allclose(solution.covariance, covariance, rtol=1e-8)
         np.testing.assert_allclose(solution.dual[rest], inverse @ (values[rest] - basis[rest] @ gamma), rtol=1e-7)
         assert not np.any(solution.dual[~rest])
-    matrix[0, 0] = -1.0
-    assert not bool(leave_out(*(jnp.asarray(a) for a in (matrix, basis, values)), num_blocks=num_blocks)[1])
+
+
+def test_a_nugget_is_raised_tenfold_until_every_block_can_be_left_out(rng):
+    matrix = np.diag([1.0, 1.0, -3e-6, 1.0])
+    basis, values = np.ones((4, 1)), rng.normal(size=(4, 1))
+    whole, used = fit_rows(matrix, np.ones(4), 1e-8, basis, values)
+    parts, used_without = leave_blocks_out(matrix, np.ones(4), 1e-8, basis, values, (2, 2))
+    assert used == used_without == pytest.approx(1e-5)
+    assert np.isfinite(whole.coefficients).all()
+    assert all(np.isfinite(part.coefficients).all() for part in parts)
+    whole, used = fit_rows(-1e9 * np.eye(4), np.ones(4), 1e-8, basis, values)
+    parts, _ = leave_blocks_out(-1e9 * np.eye(4), np.ones(4), 1e-8, basis, values, (2, 2))
+    assert used == pytest.approx(1.0)
+    for solution in (whole, *parts):
+        assert all(np.isnan(part).all() for part in solution)
 
 
 def test_a_small_inverse_uses_one_blas_thread_and_gives_the_others_back(monkeypatch):

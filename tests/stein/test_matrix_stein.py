@@ -171,7 +171,7 @@ def test_the_dense_fit_is_the_minimiser_of_the_ridge_objective_with_balanced_tas
 
     points = (problem.draws, problem.scores, problem.indicators)
     data = kernel_data(points, problem.indicators, problem.values[:, None], problem)
-    fit = crossfit_dense(matrix_stein_tile(kernel), jnp.asarray(nugget), data, num_constants=2)
+    fit = crossfit_dense(matrix_stein_tile(kernel), nugget, data, num_constants=2)
     np.testing.assert_allclose(fit.mean[:, 0], solution[m:], atol=1e-7)
 
 
