@@ -139,7 +139,7 @@ def joint_expectation(
             except ScoreError as error:
                 raise ScoreError(f"joint_expectation: task {name!r}: {error}") from error
         trace, check = gated[id(tree)]
-        failed = gated[id(tree)].failed
+        failed = check.failed
         labels, values, events, _ = integrand_values(tree, integrands)
         found = check_convergence(tree, [([f"{name}: {label}" for label in labels], values)])
         warn_of_convergence(found if new else found._replace(divergences=0))
@@ -235,7 +235,7 @@ def answer_quantiles(question: Question, levels: Float[np.ndarray, " a"], *, fol
         question.method,
         num_folds=folds,
         bad_scores=question.bad_scores,
-        verified=question.gated.check.verified,
+        verified=question.check.verified,
         events=question.events,
     )
 
@@ -255,9 +255,9 @@ def answer(
         question.values,
         question.method,
         num_folds=folds,
-        moments=of_moving(question.gated.trace, standardize),
+        moments=of_moving(question.every, standardize),
         bad_scores=question.bad_scores,
-        verified=question.gated.check.verified,
+        verified=question.check.verified,
         events=question.events,
         fallback=fallback,
     )

@@ -397,7 +397,7 @@ def choose_solver(
 def _solve(part: Problem, design: np.ndarray, setting: Setting, solver: Cholesky | ConjugateGradients) -> KernelFit:
     p = part.values.shape[1]
     values = pad_columns(part.values) if isinstance(solver, Cholesky) else part.values
-    data = kernel_data((part.draws, part.scores), design, values, part)
+    data = kernel_data((np.asarray(part.draws), np.asarray(part.scores)), design, values, part)
     tile, nugget = SteinTile(setting.kernel), jnp.asarray(setting.nugget)
     match solver:
         case Cholesky():
