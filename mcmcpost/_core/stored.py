@@ -24,9 +24,10 @@ SAMPLED = 1 << 22
 """Numbers (32 MB) of draws, evenly spaced, that stand for all where they are many."""
 
 
-def is_chunked(values: Any) -> bool:
-    """Return whether an array is in the chunks of dask, and too large to be read whole."""
-    return hasattr(values, "to_delayed") and large_arrays.is_large(values.size)
+def is_chunked(variable: Any) -> bool:
+    """Return whether a variable of a tree is in the chunks of dask, and too large to be read whole."""
+    chunked = variable.chunks is not None and hasattr(variable.data, "to_delayed")
+    return chunked and large_arrays.is_large(variable.size)
 
 
 def sampling_step(shape: Sequence[int]) -> int:

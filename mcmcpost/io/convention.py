@@ -64,7 +64,7 @@ def read_trace(tree: "xarray.DataTree") -> Trace:
 def read_stored_trace(tree: "xarray.DataTree") -> Trace | StoredTrace:
     """Return as `read_trace` the draws and scores of a tree, large ones that are in chunks of dask where they are."""
     draws, scores, names = _read(tree)
-    if is_chunked(draws.data) and is_chunked(scores.data):
+    if is_chunked(draws) and is_chunked(scores):
         return make_stored_trace(draws.data, scores.data, names)
     return make_trace(draws.values, scores.values, names, copy=False)
 

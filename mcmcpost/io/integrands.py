@@ -114,12 +114,12 @@ class PosteriorVariables(NamedTuple):
     left_out: tuple[str, ...]
 
     def draws(self) -> dict[str, np.ndarray]:
-        """Return the usable variables as arrays (c, n, ...), without a copy."""
-        return {name: variable.values for name, variable in self.usable.items()}
+        """Return the usable variables as arrays (c, n, ...), without a copy but of those in chunks of dask."""
+        return {name: read_values(variable) for name, variable in self.usable.items()}
 
     def pieces(self) -> "Iterator[dict[str, np.ndarray]]":
         """Yield the usable variables (c, b, ...), some draws at a time where they are in chunks of dask."""
-        chunked = [variable for variable in self.usable.values() if is_chunked(variable.data)]
+        chunked = [variable for variable in self.usable.values() if is_chunked(variable)]
         if not chunked:
             yield self.draws()
             return
@@ -136,6 +136,13 @@ class PosteriorVariables(NamedTuple):
     def elements_of(self, name: str) -> Integrands:
         """Return the named elements of a usable variable, of a float64 variable without a copy."""
         return named_values(self.usable[name])
+
+
+def read_values(variable: "xarray.DataArray", dtype: type | None = None) -> np.ndarray:
+    """Return the values of a variable: large ones in chunks of dask are read by chunks, as `dtype`."""
+    if is_chunked(variable):
+        return read_chunks(variable.data, variable.dtype if dtype is None else dtype)
+    return variable.values
 
 
 def posterior_variables(tree: "xarray.DataTree") -> PosteriorVariables:
@@ -244,10 +251,7 @@ def _numeric(
         raise InputTypeError(
             "integrands", f"`{name}` to be a real number", f"dtype {array.dtype}", "Leave it out or encode it."
         )
-    if isinstance(array, np.ndarray):
-        whole = array
-    else:
-        whole = read_chunks(array.data, np.float64) if is_chunked(array.data) else array.values
+    whole = array if isinstance(array, np.ndarray) else read_values(array, np.float64)
     values = whole.astype(np.float64, copy=False).reshape(*chains_draws, math.prod(array.shape[2:]))
     values.flags.writeable = False
     return values
