@@ -46,7 +46,8 @@ def expectation(
 
     Parameters
     ----------
-    tree : a trace with scores, from `from_numpyro`, `attach_scores`, `from_arrays`, nutpie or `load_tree`.
+    tree : a trace with scores, from `from_numpyro`, `attach_scores`, `from_arrays`, nutpie or `load_tree`. Draws and
+        scores in the chunks of dask, larger than memory, are reduced chunk by chunk.
     integrands : None for every variable of the posterior group; a list of variable names; an array (chain, draw[, p]);
         or a mapping from a name to such an array or to a function of one constrained draw (a dict of arrays).
     method : ``"auto"``, another name in `METHODS`, or an object such as ``ZeroVariance(degree=2)``.

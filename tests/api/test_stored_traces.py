@@ -90,6 +90,16 @@ def test_methods_that_need_all_rows_at_once_read_them(rng, method):
 
 
 @pytest.mark.usefixtures("small", "nothing_whole")
+def test_auto_chooses_among_polynomials(rng):
+    tree = skewed_tree(rng, repeats=False)
+    found = mp.expectation(tree, method=mp.Auto(kernel=False, max_degree=2))
+    own = mp.expectation(in_chunks(tree, draw=70), method=mp.Auto(max_degree=2))
+    assert own.method == found.method
+    assert any("ZeroVariance" in method for method in own.method)
+    np.testing.assert_allclose(own.mcse, found.mcse, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("small", "nothing_whole")
 def test_functions_of_a_draw_are_evaluated_chunk_by_chunk(rng):
     tree = skewed_tree(rng)
     functions = {
