@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from mcmcpost._core.arguments import as_path, check_flags, check_no_pipe, missing_file
 from mcmcpost._core.devices import is_first_process
-from mcmcpost._core.errors import InputError, fault
+from mcmcpost._core.errors import InputError, MissingPackageError, fault
 from mcmcpost._core.large_arrays import SCRATCH, in_blocks, is_large, scratch_folder, zeros
 from mcmcpost._core.stored import slices_of
 from mcmcpost._core.unfinished import written_beside
@@ -47,6 +48,7 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
     Raises
     ------
     FileNotFoundError : there is nothing at `path`.
+    ImportError : dask, the extra `dask`, is not installed, and `lazy` asks for it.
     ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a Zarr folder is not written to its end; a table
         holds what is not a number, a gradient without its parameter, gradients of some elements of an array only, a
         column or a draw twice, rows longer than its header, or chains of different lengths; a pipe; a file whose groups
@@ -58,6 +60,9 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
     UserWarning : a column without a gradient looks like a parameter, since it varies without those that have one.
     """
     check_flags("load_tree", lazy=lazy)
+    if lazy and find_spec("dask") is None:
+        cure = 'Install it: pip install "mcmcpost[dask]"; or leave out `lazy`.'
+        raise MissingPackageError("load_tree", "the package dask", "no dask", cure)
     places = [as_path("load_tree", one) for one in (path, *more)]
     trees = [_load(place, lazy) for place in places]
     return trees[0] if len(trees) == 1 else join_chains([str(place) for place in places], trees)

@@ -1,6 +1,7 @@
 """Chains of several files as one trace, files left where they are, and Zarr folders that are not finished."""
 
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -99,6 +100,14 @@ def test_large_variables_stay_in_their_files(tmp_path, rng, suffix, monkeypatch)
     xarray.testing.assert_identical(lazy.compute(), whole)
     found, own = (mp.expectation(tree, method="zv1", allow_bad_scores=True) for tree in (whole, lazy))
     np.testing.assert_allclose(own.mcse, found.mcse, rtol=1e-10)
+
+
+def test_dask_is_asked_for_where_it_is_needed(tmp_path, rng, monkeypatch):
+    path = mp.save_tree(job(rng), tmp_path / "trace.nc")
+    monkeypatch.setitem(sys.modules, "dask", None)
+    assert mp.load_tree(path).children
+    with pytest.raises(mp.MissingPackageError, match=r"mcmcpost\[dask\]"):
+        mp.load_tree(path, lazy=True)
 
 
 def test_a_zarr_folder_that_is_not_written_to_its_end_is_refused(tmp_path, rng):
