@@ -154,8 +154,15 @@ PAGES = {
     ),
     "large_traces": Page(
         "Large traces",
-        "How much memory and time do `mcmcpost reduce` and `mcmcpost report` need?",
-        ("large_trace", "large_trace_auto", "large_trace_half_gb", "large_trace_2gb"),
+        "How much memory and time do reductions of large traces need, in chunks and in temporary files?",
+        (
+            "lazy_traces",
+            "lazy_traces_8",
+            "large_trace",
+            "large_trace_auto",
+            "large_trace_half_gb",
+            "large_trace_2gb",
+        ),
     ),
     "scale": Page(
         "Several processes",

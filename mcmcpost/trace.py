@@ -3,14 +3,19 @@
 import zlib
 from collections.abc import Iterable, Mapping
 from itertools import compress, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._core.arguments import as_float64, as_labels, check_size
+from mcmcpost._core.arguments import as_float64, as_labels, as_real, check_size
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import rows_of
+from mcmcpost._core.stored import StoredArray, StoredRows, sampling_step
+
+Draws = np.ndarray | StoredArray
+
+Rows = np.ndarray | StoredRows
 
 
 class Trace(NamedTuple):
@@ -26,6 +31,14 @@ class Trace(NamedTuple):
     names: tuple[str, ...]
 
 
+class StoredTrace(NamedTuple):
+    """A `Trace` whose draws and scores stay in the chunks of a dask array."""
+
+    draws: StoredArray
+    scores: StoredArray
+    names: tuple[str, ...]
+
+
 class States(NamedTuple):
     """The distinct draws of a trace. A rejected proposal repeats a state, which is fitted once.
 
@@ -34,8 +47,8 @@ class States(NamedTuple):
     inverse : (c·n,) which state each draw is, chains concatenated.
     """
 
-    draws: Float[np.ndarray, "m d"]
-    scores: Float[np.ndarray, "m d"]
+    draws: Float[Rows, "m d"]
+    scores: Float[Rows, "m d"]
     counts: Int[np.ndarray, " m"]
     inverse: Int[np.ndarray, " n"]
 
@@ -47,15 +60,8 @@ def make_trace(draws: object, scores: object, names: Iterable[str] | None = None
     """
     draws_ = as_float64("Trace", "draws", draws, "chain, draw, d", copy=copy)
     scores_ = as_float64("Trace", "scores", scores, "chain, draw, d", copy=copy)
-    if draws_.shape != scores_.shape:
-        raise InputError(
-            "Trace",
-            f"`scores` of the shape of `draws` {draws_.shape}",
-            scores_.shape,
-            "Both live on the unconstrained space; see attach_scores.",
-        )
-    if 0 in draws_.shape:
-        raise InputError("Trace", "at least one chain, draw and parameter", draws_.shape, "Sample first.")
+    _check_same_shape(draws_.shape, scores_.shape)
+    _check_not_empty(draws_.shape)
     if not np.isfinite(draws_).all():
         bad = int((~np.isfinite(draws_)).any(-1).sum())
         raise InputError("Trace", "finite draws", f"{bad} draws with NaN or infinity", "Remove them.")
@@ -63,18 +69,58 @@ def make_trace(draws: object, scores: object, names: Iterable[str] | None = None
     return Trace(draws_, scores_, as_labels("Trace", names, draws_.shape[-1]))
 
 
-def moving(draws: Float[np.ndarray, "c n d"]) -> Bool[np.ndarray, " d"]:
+def make_stored_trace(draws: Any, scores: Any, names: Iterable[str] | None = None) -> StoredTrace:
+    """Return the trace of two dask arrays (c, n, d), which are read once, after the checks of `make_trace`."""
+    for name, array in (("draws", draws), ("scores", scores)):
+        as_real("Trace", name, np.zeros(0, array.dtype))
+    _check_same_shape(draws.shape, scores.shape)
+    _check_not_empty(draws.shape)
+    draws_ = StoredArray.of(draws)
+    if not finite_columns(draws_).all():
+        bad = f"columns {np.flatnonzero(~finite_columns(draws_)).tolist()} with NaN or infinity"
+        raise InputError("Trace", "finite draws", bad, "Remove them.")
+    check_size("Trace", "draws", np.stack([draws_.low, draws_.high])[None])
+    return StoredTrace(draws_, StoredArray.of(scores, draws_.chunks), as_labels("Trace", names, draws.shape[-1]))
+
+
+def _check_not_empty(shape: tuple[int, ...]) -> None:
+    if 0 in shape:
+        raise InputError("Trace", "at least one chain, draw and parameter", shape, "Sample first.")
+
+
+def _check_same_shape(draws: tuple[int, ...], scores: tuple[int, ...]) -> None:
+    if draws != scores:
+        cure = "Both live on the unconstrained space; see attach_scores."
+        raise InputError("Trace", f"`scores` of the shape of `draws` {draws}", scores, cure)
+
+
+def moving(draws: Float[Draws, "c n d"]) -> Bool[np.ndarray, " d"]:
     """Return which coordinates move. Where none does, as in chains that are stuck, all are returned."""
-    moves = np.ptp(draws, axis=(0, 1)) > 0
+    moves = draws.high > draws.low if isinstance(draws, StoredArray) else np.ptp(draws, axis=(0, 1)) > 0
     return moves if moves.any() else np.ones_like(moves)
 
 
-def with_coordinates(trace: Trace, kept: Bool[np.ndarray, " d"]) -> Trace:
+def with_coordinates[T: (Trace, Trace | StoredTrace)](trace: T, kept: Bool[np.ndarray, " d"]) -> T:
     """Return the trace of some coordinates, whose scores are those of the density given the others."""
-    return Trace(trace.draws[..., kept], trace.scores[..., kept], tuple(compress(trace.names, kept)))
+    names = tuple(compress(trace.names, kept))
+    if isinstance(trace, StoredTrace):
+        return StoredTrace(trace.draws.columns(kept), trace.scores.columns(kept), names)
+    return Trace(trace.draws[..., kept], trace.scores[..., kept], names)
 
 
-def without_fixed(trace: Trace) -> Trace:
+def finite_columns(array: Float[Draws, "c n d"]) -> Bool[np.ndarray, " d"]:
+    """Return which coordinates are finite at every draw."""
+    if isinstance(array, StoredArray):
+        return np.isfinite(array.low) & np.isfinite(array.high)
+    return np.isfinite(array).all(axis=(0, 1))
+
+
+def sampled(draws: Float[Draws, "c n d"]) -> Float[np.ndarray, "c s d"]:
+    """Return every so many draws of each chain, see `sampling_step`: all where they are not large."""
+    return draws.sample if isinstance(draws, StoredArray) else draws[:, :: sampling_step(draws.shape)]
+
+
+def without_fixed[T: (Trace, Trace | StoredTrace)](trace: T) -> T:
     """Return the trace of the coordinates that move, whose scores are those of the density given the fixed ones.
 
     Stein's identity fails along a coordinate that is held fixed: E[(x_i − x̄_i) s_i] is zero and not minus one.
@@ -110,14 +156,17 @@ def fingerprint(draws: Float[np.ndarray, "c n d"]) -> int:
     return zlib.crc32(flat[np.linspace(0, len(flat) - 1, 1_000).astype(int)].tobytes())
 
 
-def distinct_states(trace: Trace) -> States:
+def distinct_states(trace: Trace | StoredTrace) -> States:
     """Return the distinct states of `trace`, in order of first visit.
 
     Where no state is repeated they are the trace's own arrays, not copies. Whole rows are compared only where their
-    first coordinate is repeated.
+    first coordinate is repeated; of stored draws, numbers of 64 bits that were computed from them.
     """
+    if isinstance(trace, StoredTrace):
+        _, first, inverse = np.unique(trace.draws.labels, return_index=True, return_inverse=True)
+        keep, inverse, counts = np.unique(first[inverse.reshape(-1)], return_inverse=True, return_counts=True)
+        return States(trace.draws.rows(keep), trace.scores.rows(keep), counts, inverse)
     flat = trace.draws.reshape(-1, trace.draws.shape[-1])
-    scores = trace.scores.reshape(flat.shape)
     first_visit = np.arange(len(flat))
     _, label, copies = np.unique(flat[:, 0], return_inverse=True, return_counts=True)
     tied = np.flatnonzero(copies[label] > 1)
@@ -125,6 +174,7 @@ def distinct_states(trace: Trace) -> States:
         _, first, inverse = np.unique(flat[tied], axis=0, return_index=True, return_inverse=True)
         first_visit[tied] = tied[first[inverse.reshape(-1)]]
     keep, inverse, counts = np.unique(first_visit, return_inverse=True, return_counts=True)
+    scores = trace.scores.reshape(flat.shape)
     if len(keep) == len(flat):
         return States(flat, scores, counts, inverse)
     return States(rows_of(flat, keep), rows_of(scores, keep), counts, inverse)

@@ -207,8 +207,8 @@ def estimate_options(
     """Return the options of `mcmcpost.control.estimate_derived` for a question."""
     return {
         "num_folds": folds,
-        "moments": of_moving(question.gated.trace, standardize),
+        "moments": of_moving(question.every, standardize),
         "bad_scores": question.bad_scores,
-        "verified": question.gated.check.verified,
+        "verified": question.check.verified,
         "fallback": fallback,
     }

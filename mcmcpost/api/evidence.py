@@ -279,8 +279,8 @@ def _bridge(
     other = False
     if posterior.scores is not None:
         gated = GatedTrace(trace, gate(trace, allow_bad_scores, recorded_log_density(tree, trace)))
-        other = gated.failed and gated.check.pattern not in (*NO_GAIN, "not_converged")
-        method = PlainMean() if gated.failed and not allow_bad_scores else method
+        other = gated.check.failed and gated.check.pattern not in (*NO_GAIN, "not_converged")
+        method = PlainMean() if gated.check.failed and not allow_bad_scores else method
     evidence = estimate_from_posterior(posterior, method, key=key, degree=degree)
     return evidence._replace(status=Status.BAD_SCORES) if other and np.isfinite(evidence.value) else evidence
 

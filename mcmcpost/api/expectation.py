@@ -46,7 +46,8 @@ def expectation(
 
     Parameters
     ----------
-    tree : a trace with scores, from `from_numpyro`, `attach_scores`, `from_arrays`, nutpie or `load_tree`.
+    tree : a trace with scores, from `from_numpyro`, `attach_scores`, `from_arrays`, nutpie or `load_tree`. Draws and
+        scores in the chunks of dask, larger than memory, are reduced chunk by chunk.
     integrands : None for every variable of the posterior group; a list of variable names; an array (chain, draw[, p]);
         or a mapping from a name to such an array or to a function of one constrained draw (a dict of arrays).
     method : ``"auto"``, another name in `METHODS`, or an object such as ``ZeroVariance(degree=2)``.
@@ -139,7 +140,7 @@ def joint_expectation(
             except ScoreError as error:
                 raise ScoreError(f"joint_expectation: task {name!r}: {error}") from error
         trace, check = gated[id(tree)]
-        failed = gated[id(tree)].failed
+        failed = check.failed
         labels, values, events, _ = integrand_values(tree, integrands)
         found = check_convergence(tree, [([f"{name}: {label}" for label in labels], values)])
         warn_of_convergence(found if new else found._replace(divergences=0))
@@ -235,7 +236,7 @@ def answer_quantiles(question: Question, levels: Float[np.ndarray, " a"], *, fol
         question.method,
         num_folds=folds,
         bad_scores=question.bad_scores,
-        verified=question.gated.check.verified,
+        verified=question.check.verified,
         events=question.events,
     )
 
@@ -255,9 +256,9 @@ def answer(
         question.values,
         question.method,
         num_folds=folds,
-        moments=of_moving(question.gated.trace, standardize),
+        moments=of_moving(question.every, standardize),
         bad_scores=question.bad_scores,
-        verified=question.gated.check.verified,
+        verified=question.check.verified,
         events=question.events,
         fallback=fallback,
     )

@@ -23,12 +23,13 @@ from mcmcpost.io import (
     check_convergence,
     gate,
     integrand_values,
+    read_stored_trace,
     read_trace,
     recorded_log_density,
     warn_of_convergence,
 )
 from mcmcpost.scores import ScoreCheck, ScoreError
-from mcmcpost.trace import Trace, moving, without_fixed
+from mcmcpost.trace import StoredTrace, Trace, moving, without_fixed
 
 if TYPE_CHECKING:
     import xarray
@@ -59,16 +60,11 @@ class GatedTrace(NamedTuple):
     trace: Trace
     check: ScoreCheck
 
-    @property
-    def failed(self) -> bool:
-        """Whether Stein's identity is in doubt. Too few draws to test it do not count as a failure."""
-        return self.check.verdict != "pass" and self.check.pattern != "too_few_draws"
-
 
 class Question(NamedTuple):
     """A question about a trace, ready to be answered.
 
-    gated : the trace as it is stored, with the result of the score gate.
+    every, check : the trace with every coordinate, fixed ones too, and the result of the score gate.
     trace : without fixed coordinates, whose features do not average to zero.
     names, values, events, shapes : the integrands (c, n, p); see `mcmcpost.io.integrands.Integrands`.
     method : the control variate, or the plain mean where the score gate failed.
@@ -76,8 +72,9 @@ class Question(NamedTuple):
     convergence : R-hat of the integrands, and divergences.
     """
 
-    gated: GatedTrace
-    trace: Trace
+    every: Trace | StoredTrace
+    check: ScoreCheck
+    trace: Trace | StoredTrace
     names: tuple[str, ...]
     values: Float[np.ndarray, "c n p"]
     events: Bool[np.ndarray, " p"]
@@ -96,36 +93,42 @@ def pose(
     """
     choice = resolve_method(method)
     check_flags("score gate", allow_bad_scores=allow_bad_scores)
-    gated = read_gated(tree, allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
-    trace = without_fixed(gated.trace)
-    if gated.check.pattern == "nonfinite":
+    every = read_stored_trace(tree)
+    check = _check(tree, every, allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
+    trace = without_fixed(every)
+    if check.pattern == "nonfinite":
         # Plain means do not use the scores, but they are transformed with the draws.
-        trace = trace._replace(scores=np.zeros_like(trace.scores))
+        trace = type(trace)(trace.draws, trace.draws, trace.names)  # type: ignore[arg-type]
     asked = integrand_values(tree, integrands)
-    if gated.failed and not allow_bad_scores:
+    if check.failed and not allow_bad_scores:
         choice = PlainMean()
-    bad = gated.failed and not (gated.check.pattern in NO_GAIN and isinstance(choice, PlainMean))
+    bad = check.failed and not (check.pattern in NO_GAIN and isinstance(choice, PlainMean))
     convergence = check_convergence(tree, [(asked.names, asked.values)])
     warn_of_convergence(convergence)
-    return Question(gated, trace, *asked, choice, bad, convergence)
+    return Question(every, check, trace, *asked, choice, bad, convergence)
 
 
-def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool, *, scores_needed: bool = True) -> GatedTrace:
-    """Return the trace of a tree after the score gate.
+def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool) -> GatedTrace:
+    """Return the trace of a tree, in memory, after the score gate.
 
     Raises
     ------
-    ScoreError : the gate finds an error that is not allowed, or scores that are needed are not finite.
+    ScoreError : the gate finds an error that is not allowed, or scores are not finite.
     """
-    check_flags("score gate", allow_bad_scores=allow_bad_scores)
     trace = read_trace(tree)
+    return GatedTrace(trace, _check(tree, trace, allow_bad_scores, scores_needed=True))
+
+
+def _check(
+    tree: "xarray.DataTree", trace: Trace | StoredTrace, allow_bad_scores: bool, *, scores_needed: bool
+) -> ScoreCheck:
     check = gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
     if scores_needed and check.pattern == "nonfinite":
         raise ScoreError(check.message)
-    return GatedTrace(trace, check)
+    return check
 
 
-def of_moving(trace: Trace, standardize: Any) -> Any:
+def of_moving(trace: Trace | StoredTrace, standardize: Any) -> Any:
     """Return the known moments of the coordinates that move, of those of all coordinates; None for None."""
     if standardize is None:
         return None

@@ -159,7 +159,7 @@ def gather(
         question = pose(subject.tree, integrands, method, allow_bad_scores)
         estimate = answer(question, folds=folds, **options)
         quantiles = None if levels is None else answer_quantiles(question, levels, folds=folds)
-        trace, check = question.gated
+        trace, check = question.every, question.check
         chains, draws, d = trace.draws.shape
         lines |= {
             "Method": method if isinstance(method, str) else repr(method),

@@ -44,7 +44,7 @@ def stein_weights(
     """
     check_kind("stein_weights", "method", method, (ControlFunctional, SemiExact, None), "Such as SemiExact().")
     gated = read_gated(tree, allow_bad_scores)
-    if gated.failed and not allow_bad_scores:
+    if gated.check.failed and not allow_bad_scores:
         raise InputError(
             "stein_weights", "scores that satisfy Stein's identity", gated.check.message, "See allow_bad_scores."
         )

@@ -177,7 +177,13 @@ def sample(
 
 @app.command()
 def reduce(
-    source: Annotated[Path, typer.Argument(metavar="TRACE_OR_MODEL", help="A trace (.nc, .zarr) or a model file.")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE_OR_MODEL...",
+            help="A trace (.nc, .zarr), or several, one a job, whose chains are taken together; or a model file.",
+        ),
+    ],
     output: Output = None,
     var_names: VarNames = None,
     filter_vars: FilterVars = None,
@@ -212,8 +218,8 @@ def reduce(
         def ask(example: "xarray.DataTree") -> None:
             named_scalars(example, posterior_variables(example), asked)
 
-        tree = open_source(source, model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
-        with keeping(source, lambda: tree):
+        tree = open_source(sources, model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
+        with keeping(sources[0], lambda: tree):
             estimates = reduce_tree(tree, asked, probabilities, method.value, allow_bad_scores)
             if output is not None:
                 with phase(f"writing {output}"):

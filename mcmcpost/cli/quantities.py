@@ -1,7 +1,7 @@
 """The quantities that are estimated: posterior variables, those of a model file, and expressions, as named scalars."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ from mcmcpost.cli.expressions import Expression, evaluate_expressions
 from mcmcpost.cli.model_file import ModelFile
 from mcmcpost.io import PosteriorVariables, posterior_variables
 from mcmcpost.io.convention import check_names, element_names, sample_dataset
+from mcmcpost.io.integrands import read_values
 from mcmcpost.io.numpyro_model import ProbedModel
 
 if TYPE_CHECKING:
@@ -136,14 +137,14 @@ def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked:
         Two of them have the same name, no variable has a name that is asked for, or an expression contains an unknown
         variable.
     """
-    draws, stored = variables.draws(), _stored(tree)
-    chosen = _chosen([*draws, *stored], asked)
+    known = ValuesOnDemand(variables.usable | _stored(tree))
+    chosen = _chosen(list(known), asked)
     scalars: dict[str, np.ndarray] = {}
-    for name in (name for name in chosen if name in draws):
+    for name in (name for name in chosen if name in variables.usable):
         part = variables.elements_of(name)
         _add(scalars, part.names, np.moveaxis(part.values, -1, 0))
-    kept = {name: array for name, array in stored.items() if name in chosen}
-    for arrays in (kept, evaluate_expressions({**draws, **stored}, asked.expressions)):
+    kept = {name: known[name] for name in chosen if name not in variables.usable}
+    for arrays in (kept, evaluate_expressions(known, asked.expressions)):
         for name, array in arrays.items():
             parts = [array[(..., *i)] for i in np.ndindex(array.shape[2:])]
             _add(scalars, element_names(name, array.shape[2:]), parts)
@@ -188,8 +189,24 @@ def _add(scalars: dict[str, np.ndarray], names: Sequence[str], arrays: Iterable[
     scalars |= dict(zip(names, arrays, strict=True))
 
 
-def _stored(tree: "xarray.DataTree") -> dict[str, np.ndarray]:
+def _stored(tree: "xarray.DataTree") -> "dict[str, xarray.DataArray]":
     group = tree.children.get(GROUP)
     if group is None:
         return {}
-    return {str(name): v.transpose("chain", "draw", ...).values for name, v in group.data_vars.items()}
+    return {str(name): v.transpose("chain", "draw", ...) for name, v in group.data_vars.items()}
+
+
+class ValuesOnDemand(Mapping[str, np.ndarray]):
+    """Values of variables by name, each read when it is asked for."""
+
+    def __init__(self, variables: "Mapping[str, xarray.DataArray]") -> None:
+        self.variables = variables
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return read_values(self.variables[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.variables)
+
+    def __len__(self) -> int:
+        return len(self.variables)

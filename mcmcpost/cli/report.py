@@ -36,7 +36,7 @@ def report_facts(
     """Write the report of a stored trace or ladder and return its summary, as plain values for JSON."""
     place = check_destination(output, overwrite)
     refuse_model_file("report", trace)
-    tree = load_trace(trace, model, options, allow_bad_scores=allow_bad_scores)
+    tree = load_trace([trace], model, options, allow_bad_scores=allow_bad_scores)
     with warnings.catch_warnings():
         for told in (mcmcpost.ScoreWarning, mcmcpost.ConvergenceWarning, mcmcpost.EvidenceWarning):
             warnings.simplefilter("ignore", told)  # the notices of the report contain them

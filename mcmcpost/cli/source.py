@@ -4,8 +4,9 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,10 @@ from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost.cli.edge import say
 from mcmcpost.cli.model_file import ModelFile, load_model_file, parse_options
-from mcmcpost.cli.options import POSTERIOR, is_model_file, refuse_sampling, settings_of
+from mcmcpost.cli.options import POSTERIOR, check_distinct, is_model_file, refuse_sampling, settings_of
 from mcmcpost.cli.progress import phase
 from mcmcpost.cli.quantities import example_tree, with_quantities
+from mcmcpost.io import is_ladder
 from mcmcpost.io.integrands import as_numbers
 from mcmcpost.io.numpyro_model import ProbedModel, probe_model
 
@@ -164,7 +166,7 @@ def _starts(
 
 
 def open_source(
-    source: Path,
+    sources: Sequence[Path],
     model: Path | None,
     given: Mapping[str, int | None],
     options: list[str] | None,
@@ -172,13 +174,19 @@ def open_source(
     allow_bad_scores: bool,
     ask: "Callable[[xarray.DataTree], object] | None" = None,
 ) -> "xarray.DataTree":
-    """Return the trace of a model file, by sampling, or of a stored file, for which sampling options are refused.
+    """Return the trace of a model file, by sampling, or of stored files, for which sampling options are refused.
 
     model : model file of a stored trace. given : sampling settings, None for the default. ask : of `sample_posterior`.
     """
-    if not is_model_file(source):
+    source, *others = sources
+    check_distinct("reduce", [str(one.resolve()) for one in sources], "traces")
+    models = [one for one in sources if is_model_file(one)]
+    if models and others:
+        cure = f"Sample it first: mcmcpost sample {models[0]} -o trace.nc."
+        raise InputError(f"reduce: expected traces beside each other, got the model file {models[0]}. {cure}")
+    if not models:
         refuse_sampling("reduce", source, "trace", given)
-        return load_trace(source, model, options, allow_bad_scores=allow_bad_scores)
+        return load_trace(sources, model, options, allow_bad_scores=allow_bad_scores)
     if model is not None:
         raise InputError(f"--model: expected a trace, got the model file {source}. Leave --model out.")
     return sample_model(source, settings_of(given, POSTERIOR), options, allow_bad_scores=allow_bad_scores, ask=ask)
@@ -241,19 +249,24 @@ def keeping(source: Path, draws: "Callable[[], xarray.DataTree]") -> Iterator[No
 
 
 def load_trace(
-    path: Path, model: Path | None, options: list[str] | None, *, allow_bad_scores: bool = False
+    paths: Sequence[Path], model: Path | None, options: list[str] | None, *, allow_bad_scores: bool = False
 ) -> "xarray.DataTree":
-    """Load a trace; with a model file, compute its scores and quantities from that."""
+    """Load a trace, or the chains of several; with a model file, compute scores and quantities from that.
+
+    Without one, large variables stay in their files where dask is installed; those of a ladder are read.
+    """
+    reading = phase(f"reading {', '.join(map(str, paths))}")
     if model is None:
         if options:
-            raise InputError(f"--option: expected a model file, got the trace {path} alone. Add --model FILE.py.")
-        with phase(f"reading {path}"):
-            return mcmcpost.load_tree(path)
+            raise InputError(f"--option: expected a model file, got the trace {paths[0]} alone. Add --model FILE.py.")
+        with reading:
+            tree = mcmcpost.load_tree(*paths, lazy=find_spec("dask") is not None)
+            return mcmcpost.load_tree(*paths) if is_ladder(tree) else tree
     with phase(f"model {model}"):
         model_file = load_model_file(model)
         args, kwargs = model_file.arguments(parse_options(options or []))
-    with phase(f"reading {path}"):
-        tree = mcmcpost.load_tree(path)
+    with reading:
+        tree = mcmcpost.load_tree(*paths)
     with phase("scores and quantities"):
         scored = mcmcpost.attach_scores(tree, model_file.model, *args, allow_bad_scores=allow_bad_scores, **kwargs)
         scored = with_quantities(scored, model_file)

@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from mcmcpost._core.arguments import check_count, check_flags
 from mcmcpost._core.status import Status
+from mcmcpost._core.stored import StoredRows
 from mcmcpost.control.errors import judged_variance, residual_variance
 from mcmcpost.control.functional import SemiExact
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, LeastSquares, Ridge
@@ -45,7 +46,8 @@ class Auto(AbstractControlVariate):
     The candidates are zero variance of every degree for which there are at least three distinct training draws per
     feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
     control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions. Where
-    draws are too few for a quadratic by least squares, or it has more than 2,000 features, `Screened` is tried too. A
+    draws are too few for a quadratic by least squares, or it has more than 2,000 features, `Screened` is tried too. Of
+    draws that stay in the chunks of dask, millions of numbers, the kernel would need all at once: it is left out. A
     richer method replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds
     that give the error, which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
 
@@ -100,7 +102,8 @@ class Auto(AbstractControlVariate):
             methods.append(Screened(kernel=self.kernel))
         few = problem.folds.thin(KERNEL_STATES).num_train
         base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)
-        if self.kernel and base and d <= MAX_KERNEL_COORDINATES:
+        in_memory = not isinstance(problem.draws, StoredRows)
+        if self.kernel and base and d <= MAX_KERNEL_COORDINATES and in_memory:
             methods.append(SemiExact(base, solver=Cholesky(), max_states=KERNEL_STATES))
         return methods
 

@@ -30,7 +30,7 @@ from mcmcpost.control.method import (
     mean_of_residuals,
 )
 from mcmcpost.control.problem import Problem, check_cross_fitting, column_sd, make_problem
-from mcmcpost.trace import Trace, distinct_states
+from mcmcpost.trace import StoredTrace, Trace, distinct_states
 
 WORST_FIRST = (
     Status.TOO_FEW_DRAWS,
@@ -97,7 +97,7 @@ def expand(parts: Sequence[Smooth], point: Float[np.ndarray, " p"], covariance: 
 
 
 def estimate_derived(
-    trace: Trace,
+    trace: Trace | StoredTrace,
     names: tuple[str, ...],
     values: Float[np.ndarray, "c n p"],
     parts: Sequence[Smooth],
@@ -210,7 +210,7 @@ KINDS = {
 
 def estimate_spread(
     kind: Kind,
-    trace: Trace,
+    trace: Trace | StoredTrace,
     names: tuple[str, ...],
     values: Float[np.ndarray, "c n p"],
     method: AbstractControlVariate,

@@ -15,12 +15,13 @@ from mcmcpost._core.large_arrays import copy_of, in_blocks
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.precision import in_units, units_of
 from mcmcpost._core.status import Status
+from mcmcpost._core.stored import sampling_step
 from mcmcpost._core.text import json_able
 from mcmcpost.control.errors import heavy_tailed, tail_inflation, total_error
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean, columnwise
 from mcmcpost.control.problem import Problem, check_cross_fitting, column_sd, make_problem
 from mcmcpost.scores import effective_size
-from mcmcpost.trace import States, Trace, distinct_states
+from mcmcpost.trace import States, StoredTrace, Trace, distinct_states
 
 if TYPE_CHECKING:
     import pandas
@@ -195,7 +196,7 @@ class Integrands(NamedTuple):
     names : p labels. values : (c, n, p). states : the distinct states of the trace.
     finite, varying : (p,) whether an integrand is finite at every draw; whether it is and is not constant.
     unseen : (p,) whether it is zero at every draw, or one, as the indicator of an event is that was not seen.
-    ess : the smallest effective sample size of a coordinate.
+    ess : the smallest effective sample size of a coordinate; of large arrays, of every so many draws.
     """
 
     names: tuple[str, ...]
@@ -240,7 +241,8 @@ def read_integrands(
         unseen = finite & (high == low) & ((low == 0) | (low == 1)) & (True if events is None else events)
     ess = np.nan
     if unseen.any():
-        chains = states.draws[states.inverse].reshape(*values.shape[:2], -1)
+        step = sampling_step((*values.shape[:2], states.draws.shape[1]))
+        chains = states.draws[states.inverse.reshape(values.shape[:2])[:, ::step]]
         ess = float(effective_size(chains, chains.std(axis=(0, 1))).min())
     return Integrands(names, values, states, finite, finite & (high > low), unseen, ess)
 
@@ -253,7 +255,7 @@ class Fitted(NamedTuple):
 
 
 def estimate_expectations(
-    trace: Trace,
+    trace: Trace | StoredTrace,
     names: tuple[str, ...],
     values: Float[np.ndarray, "c n p"],
     method: AbstractControlVariate,
@@ -299,7 +301,7 @@ def rescaled(estimate: Estimate, units: Float[np.ndarray, " p"]) -> Estimate:
 
 
 def fit_integrands(
-    trace: Trace,
+    trace: Trace | StoredTrace,
     integrands: Integrands,
     method: AbstractControlVariate,
     *,

@@ -395,7 +395,7 @@ def choose_solver(
 
 
 def _solve(part: Problem, design: np.ndarray, setting: Setting, solver: Cholesky | ConjugateGradients) -> KernelFit:
-    data = kernel_data((part.draws, part.scores), design, part.values, part)
+    data = kernel_data((np.asarray(part.draws), np.asarray(part.scores)), design, part.values, part)
     tile = SteinTile(setting.kernel)
     match solver:
         case Cholesky():

@@ -1,5 +1,6 @@
 """Least squares on a polynomial Stein basis with folds left out: dense, by blocks of rows, with ridge, with LASSO."""
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._core.arguments import check_count, check_number
 from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
+from mcmcpost._core.stored import StoredRows, over_rows
 from mcmcpost.control.problem import Folds, Problem, Subsets
 from mcmcpost.linsolve import blas_threads, solve_positive
 from mcmcpost.stein import polynomial_exponents, polynomial_features
@@ -212,7 +214,8 @@ def polynomial_basis(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Flo
     real = (problem.counts > 0).astype(float)[:, None]
     if not len(exponents):
         return real
-    features = np.asarray(polynomial_features(problem.draws, problem.scores, exponents)) * real
+    draws, scores = np.asarray(problem.draws), np.asarray(problem.scores)
+    features = np.asarray(polynomial_features(draws, scores, exponents)) * real
     norms = np.sqrt(problem.counts @ features**2)
     unit = np.concatenate([real / np.sqrt(problem.counts.sum()), features / np.where(norms > 0, norms, 1.0)], axis=1)
     keep = independent_columns(unit * np.sqrt(problem.counts)[:, None])
@@ -328,9 +331,23 @@ PIVOT_TOLERANCE = 1e-10
 
 
 def has_large_design(problem: Problem, size: int) -> bool:
-    """Return whether a design of `size` columns is large, and larger than one Gram matrix for each fold."""
+    """Return whether a design of `size` columns is large, and larger than one Gram matrix for each fold.
+
+    That of rows which stay where they are stored always counts as large.
+    """
     rows = len(problem.counts)
-    return is_large(rows * size) and problem.folds.num_folds * size < rows
+    return isinstance(problem.draws, StoredRows) or (is_large(rows * size) and problem.folds.num_folds * size < rows)
+
+
+class FoldMoments(NamedTuple):
+    """Moments of some states, by fold.
+
+    folds : (k,) those that the states are in. gram : (k, q, q) XᵀNX. cross : (k, q, p) XᵀNf.
+    """
+
+    folds: Int[np.ndarray, " k"]
+    gram: Float[np.ndarray, "k q q"]
+    cross: Float[np.ndarray, "k q p"]
 
 
 def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> PolynomialFit:
@@ -338,15 +355,19 @@ def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Polyno
 
     Without some folds the normal equations are a difference of Gram matrices. Coefficients are good to the condition
     number of the Gram matrix of unit columns times 1e-16, where `fit_linear` has its square root: a few digits fewer.
-    Time is O(m q² + k q³), memory O(k q²) beside the problem's own arrays.
+    Time is O(m q² + k q³), memory O(k q²) beside the problem's own arrays. Rows that stay where they are stored are
+    read twice, chunk by chunk, and each chunk's moments and fitted values are computed where it is.
     """
     k, p = problem.folds.num_folds, problem.values.shape[1]
     size = len(exponents) + 1
     gram, cross = np.zeros((k, size, size)), np.zeros((k, size, p))
-    for fold, index in _blocks(problem, size):
-        rows = _rows(problem, exponents, index)
-        gram[fold] += rows.T @ rows
-        cross[fold] += rows.T @ (problem.values[index] * np.sqrt(problem.counts[index])[:, None])
+    rows = (problem.draws, problem.scores)
+    labels = np.full(len(problem.counts), -1)
+    labels[: problem.num_states] = problem.folds.labels
+    arrays = (labels, problem.counts, problem.values)
+    for _, part in over_rows(_moments, rows, arrays, (exponents,), entries=size * (size + p)):
+        gram[part.folds] += part.gram
+        cross[part.folds] += part.cross
 
     norms = np.sqrt(np.einsum("kii->i", gram))
     norms[norms == 0] = 1.0
@@ -365,23 +386,50 @@ def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Polyno
     )
     theta /= norms[:, None]
     control = zeros(problem.values.shape)
-    for fold, index in _blocks(problem, size):
-        features = np.asarray(polynomial_features(problem.draws[index], problem.scores[index], exponents))
-        control[index] = features @ theta[fold, 1:]
+    for index, part in over_rows(_fitted, rows, (labels,), (exponents, theta)):
+        control[index] = part
     return PolynomialFit(mean, control, theta[:, 0], half_means / norms[0], np.full(p, keep.sum() - 1))
 
 
-def _blocks(problem: Problem, size: int) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
-    """Yield each fold and some of its states, a block of the design at a time."""
-    for fold, (rows, _) in enumerate(problem.folds.rows()):
-        for some in in_blocks(len(rows), size):
-            yield fold, rows[some]
+def _by_fold(labels: Int[np.ndarray, " m"], width: int) -> Iterator[tuple[int, slice]]:
+    """Yield blocks of rows with one label each, those of padding, −1, left out."""
+    ends = np.append(np.flatnonzero(np.diff(labels)) + 1, len(labels))
+    for start, end in itertools.pairwise([0, *ends.tolist()]):
+        for some in in_blocks(end - start, width) if labels[start] >= 0 else ():
+            yield int(labels[start]), slice(start + some.start, start + some.stop)
 
 
-def _rows(problem: Problem, exponents: np.ndarray, index: np.ndarray) -> Float[np.ndarray, "b q"]:
-    features = np.asarray(polynomial_features(problem.draws[index], problem.scores[index], exponents))
-    root = np.sqrt(problem.counts[index])[:, None]
-    return np.concatenate([root, features * root], axis=1)
+def _moments(
+    draws: Float[np.ndarray, "m d"],
+    scores: Float[np.ndarray, "m d"],
+    labels: Int[np.ndarray, " m"],
+    counts: Float[np.ndarray, " m"],
+    values: Float[np.ndarray, "m p"],
+    exponents: Int[np.ndarray, "a d"],
+) -> FoldMoments:
+    folds, size = np.unique(labels[labels >= 0]), len(exponents) + 1
+    gram, cross = np.zeros((len(folds), size, size)), np.zeros((len(folds), size, values.shape[1]))
+    for fold, some in _by_fold(labels, size):
+        place, root = np.searchsorted(folds, fold), np.sqrt(counts[some])[:, None]
+        features = np.asarray(polynomial_features(draws[some], scores[some], exponents))
+        rows = np.concatenate([root, features * root], axis=1)
+        gram[place] += rows.T @ rows
+        cross[place] += rows.T @ (values[some] * root)
+    return FoldMoments(folds, gram, cross)
+
+
+def _fitted(
+    draws: Float[np.ndarray, "m d"],
+    scores: Float[np.ndarray, "m d"],
+    labels: Int[np.ndarray, " m"],
+    exponents: Int[np.ndarray, "a d"],
+    theta: Float[np.ndarray, "k q p"],
+) -> Float[np.ndarray, "m p"]:
+    """Return the features times the coefficients of each row's fold, zero on padding."""
+    fitted = zeros((len(labels), theta.shape[2]))
+    for fold, some in _by_fold(labels, theta.shape[1]):
+        fitted[some] = np.asarray(polynomial_features(draws[some], scores[some], exponents)) @ theta[fold, 1:]
+    return fitted
 
 
 def _independent(gram: Float[np.ndarray, "q q"]) -> Bool[np.ndarray, " q"]:

@@ -1,5 +1,6 @@
 """What control variates are fitted to, for one trace or several tasks: standardised states and integrands, folds."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,8 +12,9 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost._core.arguments import as_real, check_count
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.large_arrays import in_blocks, zeros
+from mcmcpost._core.stored import StoredArray, StoredRows, over_chunks, over_rows
 from mcmcpost.scores import effective_size
-from mcmcpost.trace import States, Trace, distinct_states
+from mcmcpost.trace import Draws, Rows, States, StoredTrace, Trace, distinct_states, sampled
 
 PAD = 64
 """Rows are padded to a multiple of this with rows of count zero: traces of nearly one size share a compiled program."""
@@ -136,7 +138,8 @@ class Subsets(NamedTuple):
 class Problem(NamedTuple):
     """A regression of integrands on Stein features at the distinct states of a trace.
 
-    draws, scores : (m, d) in standard coordinates z = L⁻¹(x−μ), Lᵀs; zero on padding.
+    draws, scores : (m, d) in standard coordinates z = L⁻¹(x−μ), Lᵀs; zero on padding. They are arrays, or rows that
+        stay where they are stored.
     values : (m, p) integrands, mean over the copies of a state, centred and of unit standard deviation.
     counts : (m,) copies of each state, zero on padding.
     chains : (m,) the chain in which each state was first visited, zero on padding; the states of a chain are in order.
@@ -149,8 +152,8 @@ class Problem(NamedTuple):
         the function of that name.
     """
 
-    draws: Float[np.ndarray, "m d"]
-    scores: Float[np.ndarray, "m d"]
+    draws: Float[Rows, "m d"]
+    scores: Float[Rows, "m d"]
     values: Float[np.ndarray, "m p"]
     counts: Float[np.ndarray, " m"]
     chains: Int[np.ndarray, " m"]
@@ -166,7 +169,7 @@ class Problem(NamedTuple):
         """Return the problem in the trace's own coordinates, each of unit standard deviation."""
         scale = np.linalg.norm(self.lower, axis=1)
         draws = self.draws @ (self.lower / scale[:, None]).T
-        scores = scipy.linalg.solve_triangular(self.lower, self.scores.T, lower=True, trans=1).T * scale
+        scores = self.scores @ scipy.linalg.solve_triangular(self.lower, np.diag(scale), lower=True)
         return self._replace(draws=draws, scores=scores, lower=np.diag(scale))
 
     def select(self, columns: np.ndarray | slice) -> "Problem":
@@ -184,7 +187,7 @@ class Problem(NamedTuple):
 
 
 def make_problem(
-    trace: Trace,
+    trace: Trace | StoredTrace,
     values: Float[np.ndarray, "c n p"],
     *,
     states: States | None = None,
@@ -217,10 +220,9 @@ def make_problem(
     spread = column_sd(flat)
     scale = np.where(spread > 0, spread, 1.0)
     shift, lower = standard_coordinates(trace.draws, moments) if coordinates is None else coordinates
-    z, s, f = (zeros((padded(m), width)) for width in (len(shift), len(shift), flat.shape[1]))
-    for rows in in_blocks(m, len(shift) + flat.shape[1]):
-        z[rows] = np.linalg.solve(lower, (states.draws[rows] - shift).T).T
-        s[rows] = states.scores[rows] @ lower
+    z, s = _standardised(states, shift, lower)
+    f = zeros((padded(m), flat.shape[1]))
+    for rows in in_blocks(m, flat.shape[1]):
         f[rows] = (means[rows] - location) / scale
 
     copies = states.counts.astype(float)
@@ -239,12 +241,28 @@ def make_problem(
         inverse=states.inverse,
         num_states=m,
         lower=lower,
-        participants=np.minimum(participants(f[:m], copies), participants(z[:m], copies).min()),
+        participants=np.minimum(participants(f[:m], copies), _fewest_participants(z, pad_rows(copies))),
     )
 
 
+def _standardised(
+    states: States, shift: Float[np.ndarray, " d"], lower: Float[np.ndarray, "d d"]
+) -> tuple[Float[Rows, "m d"], Float[Rows, "m d"]]:
+    """Return draws and scores in standard coordinates, with rows of zeros up to a multiple of `PAD`."""
+    draws, scores, m, d = states.draws, states.scores, len(states.counts), len(shift)
+    if isinstance(draws, StoredRows) and isinstance(scores, StoredRows):
+        inverse = np.linalg.solve(lower, np.eye(d)).T
+        moved = dataclasses.replace(draws, size=padded(m), shift=shift, matrix=inverse)
+        return moved, dataclasses.replace(scores, size=padded(m)) @ lower
+    z, s = zeros((padded(m), d)), zeros((padded(m), d))
+    for rows in in_blocks(m, 2 * d):
+        z[rows] = np.linalg.solve(lower, (draws[rows] - shift).T).T
+        s[rows] = scores[rows] @ lower
+    return z, s
+
+
 def standard_coordinates(
-    draws: Float[np.ndarray, "c n d"], moments: tuple[Any, Any] | None = None
+    draws: Float[Draws, "c n d"], moments: tuple[Any, Any] | None = None
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
     """Return μ and a lower triangular L of the map z = L⁻¹(x−μ).
 
@@ -252,22 +270,38 @@ def standard_coordinates(
     there are at least 5d draws and it is well conditioned, and the diagonal matrix of the sample variances if not
     (docs/mathematics.md section 2, coordinates).
     """
-    flat = draws.reshape(-1, draws.shape[-1])
-    n, d = flat.shape
+    c, n, d = draws.shape
     if moments is not None:
         mean, sd = read_moments(moments, d)
         return mean, np.diag(sd)
-    mean, sd = flat.mean(axis=0), column_sd(flat)
+    mean, covariance = _moments_of(draws)
+    sd = np.sqrt(np.diagonal(covariance))
     sd = np.where(sd > 0, sd, 1.0)
-    if n >= 5 * d:
-        correlation = np.zeros((d, d))
-        for rows in in_blocks(n, d):
-            unit = (flat[rows] - mean) / sd
-            correlation += unit.T @ unit
-        correlation /= n
+    if c * n >= 5 * d:
+        correlation = covariance / sd / sd[:, None]
         if np.linalg.eigvalsh(correlation)[0] > 1e-10:
             return mean, sd[:, None] * np.linalg.cholesky(correlation)
     return mean, np.diag(sd)
+
+
+def _moments_of(draws: Float[Draws, "c n d"]) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
+    """Return the mean and the covariance of all draws."""
+    c, n, d = draws.shape
+    if isinstance(draws, StoredArray):
+        mean = draws.mean
+        parts = over_chunks(_scatter, (draws.source,), lambda _: (mean,), entries=d**2)
+        return mean, sum((found for _, found in parts), np.zeros((d, d))) / (c * n)
+    mean = draws.reshape(-1, d).mean(axis=0)
+    return mean, _scatter(draws, mean) / (c * n)
+
+
+def _scatter(draws: Float[np.ndarray, "c n d"], mean: Float[np.ndarray, " d"]) -> Float[np.ndarray, "d d"]:
+    """Return the sum of (x − mean)(x − mean)ᵀ."""
+    flat, found = draws.reshape(-1, len(mean)), np.zeros((len(mean), len(mean)))
+    for rows in in_blocks(*flat.shape):
+        centred = flat[rows] - mean
+        found += centred.T @ centred
+    return found
 
 
 def read_moments(moments: Any, d: int) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
@@ -283,7 +317,7 @@ def read_moments(moments: Any, d: int) -> tuple[Float[np.ndarray, " d"], Float[n
     return np.broadcast_to(mean, (d,)), np.broadcast_to(sd, (d,))
 
 
-def check_cross_fitting(trace: Trace, num_folds: Any, moments: Any) -> None:
+def check_cross_fitting(trace: Trace | StoredTrace, num_folds: Any, moments: Any) -> None:
     """Refuse folds that are fewer than two or more than the draws, and moments that are none; None is the default."""
     chains, draws, d = trace.draws.shape
     cure = "Cross-fitting holds out one fold at a time: leave it out for eight."
@@ -292,7 +326,7 @@ def check_cross_fitting(trace: Trace, num_folds: Any, moments: Any) -> None:
         read_moments(moments, d)
 
 
-def draw_folds(draws: Float[np.ndarray, "c n d"], num_folds: int | None = None) -> Int[np.ndarray, " m"]:
+def draw_folds(draws: Float[Draws, "c n d"], num_folds: int | None = None) -> Int[np.ndarray, " m"]:
     """Return the fold of each draw, chains concatenated.
 
     A fold is a whole chain, a group of chains, or a contiguous block of one chain. By default there are about eight:
@@ -309,7 +343,7 @@ def draw_folds(draws: Float[np.ndarray, "c n d"], num_folds: int | None = None) 
     return (np.arange(num_chains)[:, None] * blocks + block[None, :]).reshape(-1)
 
 
-def default_folds(draws: Float[np.ndarray, "c n d"]) -> int:
+def default_folds(draws: Float[Draws, "c n d"]) -> int:
     """Return how many folds there are by default: about eight, fewer where chains mix too slowly for so many blocks."""
     num_chains, num_draws, _ = draws.shape
     if num_chains >= MIN_FOLDS:
@@ -330,9 +364,13 @@ def are_few(num_draws: int | float, num_coordinates: int) -> bool:
     return bool(num_draws < max(20, 4 * num_coordinates))
 
 
-def autocorrelation_time(draws: Float[np.ndarray, "c n d"]) -> float:
-    """Return the median over coordinates of draws per effective draw, at least one; one where it is unknown."""
-    return draws.shape[0] * draws.shape[1] / float(np.median(effective_size(draws, draws.std(axis=(0, 1)))))
+def autocorrelation_time(draws: Float[Draws, "c n d"]) -> float:
+    """Return the median over coordinates of draws per effective draw, at least one; one where it is unknown.
+
+    Of large arrays, whose every so many draws are looked at, it is at least the distance of these.
+    """
+    some = sampled(draws)
+    return draws.shape[0] * draws.shape[1] / float(np.median(effective_size(some, some.std(axis=(0, 1)))))
 
 
 def _occupied(fold: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
@@ -366,6 +404,25 @@ def participants(
         with np.errstate(invalid="ignore", divide="ignore"):
             number[some] = np.where(size > 0, (weight @ squares) ** 2 / (weight @ squares**2), total / 3)
     return number
+
+
+def _fewest_participants(draws: Float[Rows, "m d"], counts: Float[np.ndarray, " m"]) -> float:
+    """Return the smallest of the `participants` of the coordinates of states."""
+    if isinstance(draws, np.ndarray):
+        return float(participants(draws, counts).min())
+    centre = (draws.stored.mean - draws.shift) @ draws.matrix
+    parts = over_rows(_second_and_fourth, (draws,), (counts,), (centre,))
+    squares, fourths = sum((found for _, found in parts), np.zeros((2, len(centre))))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return float(np.where(squares > 0, squares**2 / fourths, counts.sum() / 3).min())
+
+
+def _second_and_fourth(
+    draws: Float[np.ndarray, "b d"], counts: Float[np.ndarray, " b"], centre: Float[np.ndarray, " d"]
+) -> Float[np.ndarray, "two d"]:
+    """Return the sums of second and fourth powers of centred coordinates."""
+    squares = (draws - centre) ** 2
+    return np.stack([counts @ squares, counts @ squares**2])
 
 
 def padded(rows: int) -> int:

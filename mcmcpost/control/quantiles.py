@@ -13,14 +13,14 @@ from mcmcpost.control.estimate import (
 )
 from mcmcpost.control.method import AbstractControlVariate
 from mcmcpost.control.problem import check_cross_fitting
-from mcmcpost.trace import Trace, distinct_states
+from mcmcpost.trace import StoredTrace, Trace, distinct_states
 
 RULE_OF_THREE = 3.0
 """Over n draws, an upper bound of 95 % for the probability of an event that none of them saw."""
 
 
 def estimate_quantiles(
-    trace: Trace,
+    trace: Trace | StoredTrace,
     names: tuple[str, ...],
     values: Float[np.ndarray, "c n p"],
     probabilities: Float[np.ndarray, " a"],

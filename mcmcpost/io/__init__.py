@@ -3,7 +3,7 @@
 from mcmcpost.io.arrays import from_arrays
 from mcmcpost.io.attach import Target, attach_scores, read_target
 from mcmcpost.io.blackjax import from_blackjax
-from mcmcpost.io.convention import read_trace
+from mcmcpost.io.convention import read_stored_trace, read_trace
 from mcmcpost.io.diagnostics import (
     Convergence,
     ConvergenceWarning,
@@ -58,6 +58,7 @@ __all__ = [
     "posterior_rung",
     "posterior_variables",
     "read_ladder",
+    "read_stored_trace",
     "read_target",
     "read_trace",
     "recorded_log_density",

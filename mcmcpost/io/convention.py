@@ -8,7 +8,8 @@ import numpy as np
 
 from mcmcpost._core.arguments import as_real, check_tree_type
 from mcmcpost._core.errors import InputError, fault
-from mcmcpost.trace import Trace, check_same_order, make_trace
+from mcmcpost._core.stored import is_chunked
+from mcmcpost.trace import StoredTrace, Trace, check_same_order, make_stored_trace, make_trace
 
 if TYPE_CHECKING:
     import xarray
@@ -56,6 +57,20 @@ def read_trace(tree: "xarray.DataTree") -> Trace:
         attrs declare another convention than +∇ log density, log-Jacobian included, on the unconstrained space; draws
         and scores label their parameters in different orders.
     """
+    draws, scores, names = _read(tree)
+    return make_trace(draws.values, scores.values, names, copy=False)
+
+
+def read_stored_trace(tree: "xarray.DataTree") -> Trace | StoredTrace:
+    """Return as `read_trace` the draws and scores of a tree, large ones that are in chunks of dask where they are."""
+    draws, scores, names = _read(tree)
+    if is_chunked(draws) and is_chunked(scores):
+        return make_stored_trace(draws.data, scores.data, names)
+    return make_trace(draws.values, scores.values, names, copy=False)
+
+
+def _read(tree: "xarray.DataTree") -> "tuple[xarray.DataArray, xarray.DataArray, tuple[str, ...] | None]":
+    """Return draws, scores and the labels of the parameters, after the checks of `read_trace`."""
     check_tree_type("read_trace", tree)
     if GROUP in tree.children and TEMPERATURE in tree.children[GROUP].dims:
         cure = "Use log_evidence (mcmcpost evidence), or mcmcpost.io.posterior_rung(tree), the trace of its last rung."
@@ -70,7 +85,7 @@ def read_trace(tree: "xarray.DataTree") -> Trace:
     _check_aligned(tree, scores)
     labels = {DRAWS: coordinate_labels(draws), SCORES: coordinate_labels(scores)}
     check_same_order("read_trace", labels)
-    return make_trace(draws.values, scores.values, labels[DRAWS] or labels[SCORES], copy=False)
+    return draws, scores, labels[DRAWS] or labels[SCORES]
 
 
 def _missing(tree: "xarray.DataTree", name: str) -> str:

@@ -13,14 +13,14 @@ from mcmcpost._core.mcse import rank_rhat
 from mcmcpost._core.warn import warn
 from mcmcpost.io.convention import GROUP, read_trace
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores
-from mcmcpost.trace import Trace
+from mcmcpost.trace import StoredTrace, Trace
 
 if TYPE_CHECKING:
     import xarray
 
 
 def gate(
-    trace: Trace, allow_bad_scores: bool = False, log_density: Float[np.ndarray, "c n"] | None = None
+    trace: Trace | StoredTrace, allow_bad_scores: bool = False, log_density: Float[np.ndarray, "c n"] | None = None
 ) -> ScoreCheck:
     """Test the scores of `trace`; raise on an error, warn on a warning.
 
@@ -210,7 +210,9 @@ def check_agreement(where: str, tree: "xarray.DataTree", scored: Scored) -> None
         _compare(where, name, recorded, scored)
 
 
-def recorded_log_densities(tree: "xarray.DataTree", trace: Trace) -> Iterator[tuple[str, Float[np.ndarray, "c n"]]]:
+def recorded_log_densities(
+    tree: "xarray.DataTree", trace: Trace | StoredTrace
+) -> Iterator[tuple[str, Float[np.ndarray, "c n"]]]:
     """Yield the name and the values of each finite log density that the sampler recorded at the draws of its trace."""
     stats = tree.children.get(GROUP)
     for name in RECORDED:
@@ -221,7 +223,7 @@ def recorded_log_densities(tree: "xarray.DataTree", trace: Trace) -> Iterator[tu
             yield name, recorded
 
 
-def recorded_log_density(tree: "xarray.DataTree", trace: Trace) -> Float[np.ndarray, "c n"] | None:
+def recorded_log_density(tree: "xarray.DataTree", trace: Trace | StoredTrace) -> Float[np.ndarray, "c n"] | None:
     """Return the first of `recorded_log_densities`, and None where there is none."""
     return next((values for _, values in recorded_log_densities(tree, trace)), None)
 

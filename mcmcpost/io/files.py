@@ -2,17 +2,21 @@
 
 import json
 import os
+from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mcmcpost._core.arguments import as_path, check_no_pipe, missing_file
+from mcmcpost._core.arguments import as_path, check_flags, check_no_pipe, missing_file
 from mcmcpost._core.devices import is_first_process
-from mcmcpost._core.errors import InputError, fault
-from mcmcpost._core.large_arrays import in_blocks, is_large, scratch_folder, zeros
+from mcmcpost._core.errors import InputError, MissingPackageError, fault
+from mcmcpost._core.large_arrays import SCRATCH, in_blocks, is_large, scratch_folder, zeros
+from mcmcpost._core.stored import slices_of
 from mcmcpost._core.unfinished import written_beside
-from mcmcpost.io.convention import check_tree_type
+from mcmcpost.io.convention import DRAWS, GROUP, SCORES, check_tree_type
+from mcmcpost.io.join import join_chains
 from mcmcpost.io.tables import read_csv
 
 if TYPE_CHECKING:
@@ -24,11 +28,11 @@ _ORDER = "mcmcpost_order"
 _CURE = "Give a trace written by save_tree, ArviZ or xarray; write it again if the file is incomplete."
 
 
-def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
-    """Return the tree stored at `path`, read whole, with the file closed.
+def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy: bool = False) -> "xarray.DataTree":
+    """Return the tree stored at `path`, read whole, with the file closed; of several, one tree with all their chains.
 
-    Variables of 134 MB and more are kept in temporary files, so that a trace may be larger than memory; see "large
-    traces" in the documentation of the command line.
+    Variables of 134 MB and more are kept in temporary files, so that a trace may be larger than memory, or with `lazy`
+    in the chunks of dask; see "large traces" in the documentation.
 
     Parameters
     ----------
@@ -37,22 +41,36 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
         say which draw it is (without them it is one chain), and ``gradient_NAME`` is the score of the unconstrained
         parameter in column NAME. Every column that is no gradient becomes a variable of the posterior group;
         ``theta[0]``, ``theta[1]``, or ``theta.1``, ``theta.2``, one array.
+    more : files of other chains of the same model, as jobs of their own write them. Chains are numbered anew.
+    lazy : leave variables of 134 MB and more where they are, in the chunks of dask, which has to be installed. The file
+        stays open.
 
     Raises
     ------
     FileNotFoundError : there is nothing at `path`.
-    ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a table holds what is not a number, a gradient
-        without its parameter, gradients of some elements of an array only, a column or a draw twice, rows longer than
-        its header, or chains of different lengths; a pipe; a file whose groups contain themselves, or whose variables
-        are larger than memory and disk.
+    ImportError : dask, the extra `dask`, is not installed, and `lazy` asks for it.
+    ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a Zarr folder is not written to its end; a table
+        holds what is not a number, a gradient without its parameter, gradients of some elements of an array only, a
+        column or a draw twice, rows longer than its header, or chains of different lengths; a pipe; a file whose groups
+        contain themselves, or whose variables are larger than memory and disk; several files that differ in groups,
+        variables, shapes, labels or data, or hold one chain twice.
 
     Warns
     -----
     UserWarning : a column without a gradient looks like a parameter, since it varies without those that have one.
     """
+    check_flags("load_tree", lazy=lazy)
+    if lazy and find_spec("dask") is None:
+        cure = 'Install it: pip install "mcmcpost[dask]"; or leave out `lazy`.'
+        raise MissingPackageError("load_tree", "the package dask", "no dask", cure)
+    places = [as_path("load_tree", one) for one in (path, *more)]
+    trees = [_load(place, lazy) for place in places]
+    return trees[0] if len(trees) == 1 else join_chains([str(place) for place in places], trees)
+
+
+def _load(place: Path, lazy: bool) -> "xarray.DataTree":
     import xarray
 
-    place = as_path("load_tree", path)
     if not place.exists():
         raise missing_file("load_tree", "an existing file", place)
     check_no_pipe("load_tree", place)
@@ -62,20 +80,38 @@ def load_tree(path: str | os.PathLike[str]) -> "xarray.DataTree":
     try:
         if place.is_file():
             _check_links(place)
-        with (
-            xarray.open_datatree(place, engine="zarr", consolidated=False)
-            if _is_zarr(place)
-            else xarray.open_datatree(place, engine="h5netcdf")
-        ) as stored:
-            tree = _in_order(stored)
+        engine = {"engine": "zarr", "consolidated": False} if _is_zarr(place) else {"engine": "h5netcdf"}
+        with ExitStack() as stack:
+            stored = xarray.open_datatree(place, **engine)
+            if not lazy:
+                stack.enter_context(stored)
+            tree = _in_order(stored, lazy)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError("load_tree", f"a {kind} tree at {place}", repr(error), _CURE) from error
     except MemoryError as error:
-        cure = "Thin it, or read a part of it with xarray: open_datatree(path, chunks={})."
+        cure = "Thin it, or leave it where it is: load_tree(path, lazy=True)."
         raise InputError("load_tree", f"a tree that fits into memory or {scratch_folder()}", error, cure) from error
     if not tree.children:
         raise InputError("load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE)
+    if _is_zarr(place):
+        _check_written(place)
     return tree
+
+
+def _check_written(place: Path) -> None:
+    """Refuse a Zarr folder some of whose chunks of draws or scores are not there, which would be read as zeros.
+
+    No folder has chunks of nothing but zeros: where all chunks of the scores are missing, their density is flat.
+    """
+    import zarr
+
+    folder = zarr.open_group(place, mode="r")
+    for name in (f"{GROUP}/{DRAWS}", f"{GROUP}/{SCORES}"):
+        array = folder.get(name)
+        if isinstance(array, zarr.Array) and 0 < array.nchunks_initialized < array.nchunks:
+            got = f"{array.nchunks_initialized} of {array.nchunks} chunks of {name}"
+            cure = "It is still being written, or its job was stopped: wait, or save the draws before with save_tree."
+            raise InputError("load_tree", f"a Zarr tree that is written to its end at {place}", got, cure)
 
 
 def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
@@ -130,10 +166,10 @@ def _with_order(tree: "xarray.DataTree") -> "xarray.DataTree":
     return new
 
 
-def _in_order(tree: "xarray.DataTree") -> "xarray.DataTree":
+def _in_order(tree: "xarray.DataTree", lazy: bool) -> "xarray.DataTree":
     import xarray
 
-    content = _read(tree.to_dataset(inherit=False))
+    content = _read(tree.to_dataset(inherit=False), lazy)
     order = json.loads(content.attrs.pop(_ORDER, "{}"))
     if not isinstance(order, dict):
         raise TypeError(f"the attribute {_ORDER} is {order!r}")  # load_tree says where
@@ -141,7 +177,7 @@ def _in_order(tree: "xarray.DataTree") -> "xarray.DataTree":
     rest = [name for name in content.data_vars if name not in variables]
     groups = [name for name in order.get("groups", []) if name in tree.children]
     groups += [name for name in tree.children if name not in groups]
-    children = {name: _in_order(tree.children[name]) for name in groups}
+    children = {name: _in_order(tree.children[name], lazy) for name in groups}
     ordered = xarray.Dataset(
         {name: content[name] for name in [*variables, *rest]}, coords=content.coords, attrs=content.attrs
     )
@@ -166,26 +202,40 @@ def _check_links(place: Path) -> None:
                 pending.append(group[name])
 
 
-def _read(stored: "xarray.Dataset") -> "xarray.Dataset":
-    """Return the dataset with its values."""
-    large = {
-        name: variable.copy(data=_by_pieces(variable))
-        for name, variable in stored.data_vars.items()
-        if is_large(variable.size) and variable.dtype.kind in "fiub"
+def _read(stored: "xarray.Dataset", lazy: bool) -> "xarray.Dataset":
+    """Return the dataset with its values, large ones in chunks of dask where it is `lazy`."""
+    numbers = {name: variable for name, variable in stored.data_vars.items() if variable.dtype.kind in "fiub"}
+    if lazy:
+        large = {name: _in_chunks(variable) for name, variable in numbers.items() if variable.nbytes >= SCRATCH}
+        return stored.drop_vars(large).load().assign(large)
+    pieces = {
+        name: variable.copy(data=_by_pieces(variable)) for name, variable in numbers.items() if is_large(variable.size)
     }
-    return stored.assign(large).load()
+    return stored.assign(pieces).load()
+
+
+def _in_chunks(variable: "xarray.DataArray") -> "xarray.DataArray":
+    axis, sizes = _pieces(variable)
+    return variable.chunk({dim: sizes if i == axis else -1 for i, dim in enumerate(variable.dims)})
 
 
 def _by_pieces(variable: "xarray.DataArray") -> np.ndarray:
-    """Return the values, whole chunks of the file at a time along the longest axis."""
+    """Return the values, read by `_pieces`."""
     values = zeros(variable.shape, variable.dtype)
+    axis, sizes = _pieces(variable)
+    for some in slices_of(sizes):
+        piece = (slice(None),) * axis + (some,)
+        values[piece] = variable[piece].values
+    return values
+
+
+def _pieces(variable: "xarray.DataArray") -> tuple[int, tuple[int, ...]]:
+    """Return the longest axis of a variable and the lengths of its pieces, whole chunks of the file each."""
     axis = int(np.argmax(variable.shape))
     chunks = variable.encoding.get("chunksizes") or variable.encoding.get("chunks") or (1,) * variable.ndim
     length, chunk = variable.shape[axis], chunks[axis]
-    for some in in_blocks(-(-length // chunk), variable.size // length * chunk):
-        piece = (slice(None),) * axis + (slice(some.start * chunk, some.stop * chunk),)
-        values[piece] = variable[piece].values
-    return values
+    some = in_blocks(-(-length // chunk), variable.size // length * chunk)
+    return axis, tuple(min(one.stop * chunk, length) - one.start * chunk for one in some)
 
 
 LONGEST_NAME = 255

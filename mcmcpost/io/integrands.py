@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float
 
 from mcmcpost._core.arguments import check_function, check_kind
 from mcmcpost._core.errors import InputError, InputTypeError
-from mcmcpost._core.large_arrays import zeros
+from mcmcpost._core.large_arrays import ENTRIES, zeros
+from mcmcpost._core.stored import is_chunked, merged, read_chunks, slices_of
 from mcmcpost._core.text import did_you_mean
 from mcmcpost.io.convention import (
     GROUP,
@@ -116,8 +117,18 @@ class PosteriorVariables(NamedTuple):
     left_out: tuple[str, ...]
 
     def draws(self) -> dict[str, np.ndarray]:
-        """Return the usable variables as arrays (c, n, ...), without a copy."""
-        return {name: variable.values for name, variable in self.usable.items()}
+        """Return the usable variables as arrays (c, n, ...), without a copy but of those in chunks of dask."""
+        return {name: read_values(variable) for name, variable in self.usable.items()}
+
+    def pieces(self) -> "Iterator[dict[str, np.ndarray]]":
+        """Yield the usable variables (c, b, ...), some draws at a time where they are in chunks of dask."""
+        chunked = [variable for variable in self.usable.values() if is_chunked(variable)]
+        if not chunked:
+            yield self.draws()
+            return
+        width = sum(variable[:, 0].size for variable in self.usable.values())
+        for some in slices_of(merged(chunked[0].data.chunks[1], max(1, ENTRIES // width))):
+            yield {name: variable[:, some].values for name, variable in self.usable.items()}
 
     def scalars(self) -> "Iterator[tuple[tuple[str, ...], Float[np.ndarray, 'c n p']]]":
         """Yield the names and values of the elements of each usable variable, of float64 variables without a copy."""
@@ -128,6 +139,13 @@ class PosteriorVariables(NamedTuple):
     def elements_of(self, name: str) -> Integrands:
         """Return the named elements of a usable variable, of a float64 variable without a copy."""
         return named_values(self.usable[name])
+
+
+def read_values(variable: "xarray.DataArray", dtype: type | None = None) -> np.ndarray:
+    """Return the values of a variable: large ones in chunks of dask are read by chunks, as `dtype`."""
+    if is_chunked(variable):
+        return read_chunks(variable.data, variable.dtype if dtype is None else dtype)
+    return variable.values
 
 
 def posterior_variables(tree: "xarray.DataTree") -> PosteriorVariables:
@@ -182,24 +200,22 @@ def _labels_along(variable: "xarray.DataArray", dim: str) -> tuple[str, ...]:
 def named_values(variable: "xarray.DataArray") -> Integrands:
     """Return the elements of a variable of dims chain, draw, …, named by its coordinates."""
     name, names = str(variable.name), _names_of(variable)
-    values = _numeric(name, variable.values, (variable.shape[0], variable.shape[1]))
+    values = _numeric(name, variable, (variable.shape[0], variable.shape[1]))
     return Integrands(names, values, np.full(len(names), variable.dtype.kind != "f"), {name: variable.shape[2:]})
 
 
 def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draws: tuple[int, int]) -> list[Integrands]:
+    for name in entries:
+        check_kind("integrands", "integrands", name, str, "Their keys are names.")
     computed = any(map(callable, entries.values()))
     known = computed or "posterior" in tree.children
     variables = posterior_variables(tree) if known else PosteriorVariables({}, ())
-    rows = _rows(variables.draws()) if computed else {}
+    found = _evaluated(entries, variables, chains_draws) if computed else {}
     floats = (variable for variable in variables.usable.values() if variable.dtype.kind == "f")
     parameters = {name for variable in floats for name in _names_of(variable)}
     parts = []
     for name, entry in entries.items():
-        check_kind("integrands", "integrands", name, str, "Their keys are names.")
-        if callable(entry):
-            check_function("integrands", name, entry, 1, "Its argument is one draw, a dict of arrays.")
-        values = _evaluate(name, entry, rows, chains_draws) if callable(entry) else entry
-        part = _of_array(tree, name, values, chains_draws)
+        part = _of_array(tree, name, found.get(name, entry), chains_draws)
         parts.append(part._replace(events=np.array([own not in parameters for own in part.names])))
     return parts
 
@@ -231,39 +247,55 @@ def _of_array(tree: "xarray.DataTree", name: str, values: Any, chains_draws: tup
     return Integrands(names, values, np.ones(len(names), bool), {name: array.shape[2:]})
 
 
-def _numeric(name: str, array: np.ndarray, chains_draws: tuple[int, int]) -> Float[np.ndarray, "c n p"]:
+def _numeric(
+    name: str, array: "np.ndarray | xarray.DataArray", chains_draws: tuple[int, int]
+) -> Float[np.ndarray, "c n p"]:
     if array.dtype.kind not in "fiub":
         raise InputTypeError(
             "integrands", f"`{name}` to be a real number", f"dtype {array.dtype}", "Leave it out or encode it."
         )
-    values = array.astype(np.float64, copy=False).reshape(*chains_draws, math.prod(array.shape[2:]))
+    whole = array if isinstance(array, np.ndarray) else read_values(array, np.float64)
+    values = whole.astype(np.float64, copy=False).reshape(*chains_draws, math.prod(array.shape[2:]))
     values.flags.writeable = False
     return values
 
 
-def _evaluate(
-    name: str,
-    function: Callable[[dict[str, object]], object],
-    rows: dict[str, np.ndarray],
-    chains_draws: tuple[int, int],
-) -> np.ndarray:
-    try:
-        values = _vectorised(name, function, rows)
-    except _NOT_TRACEABLE:
-        values = _one_by_one(name, function, rows)
-    return values.reshape(*chains_draws, *values.shape[1:])
+def _evaluated(
+    entries: Mapping[Any, Any], variables: PosteriorVariables, chains_draws: tuple[int, int]
+) -> dict[str, np.ndarray]:
+    """Return the values (c, n, ...) of the functions among the entries. Chunks of stored variables are read once."""
+    evaluators = {name: _evaluator(name, entry) for name, entry in entries.items() if callable(entry)}
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in evaluators}
+    for draws in variables.pieces():
+        rows = _rows(draws)
+        for name, evaluate in evaluators.items():
+            values = evaluate(rows)
+            parts[name].append(values.reshape(chains_draws[0], -1, *values.shape[1:]))
+    return {name: np.concatenate(pieces, axis=1) for name, pieces in parts.items()}
 
 
-def _vectorised(name: str, function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]) -> np.ndarray:
+def _evaluator(
+    name: str, function: Callable[[dict[str, object]], object]
+) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+    """Return the function for rows of draws: compiled, or called draw by draw where JAX cannot trace it."""
+    check_function("integrands", name, function, 1, "Its argument is one draw, a dict of arrays.")
+
     def of_row(row: dict[str, object]) -> jax.Array:
         array = as_numbers("integrands", name, function(row), jnp.asarray)
         if not array.size:
             raise InputError("integrands", f"`{name}` to return a number", f"shape {array.shape}", "Return one.")
         return array
 
-    with jax.enable_x64(True):
-        compiled = jax.jit(lambda rows: jax.lax.map(of_row, rows, batch_size=_BATCH))
-        return np.asarray(compiled(draws))
+    compiled = jax.jit(lambda rows: jax.lax.map(of_row, rows, batch_size=_BATCH))
+
+    def evaluate(rows: dict[str, np.ndarray]) -> np.ndarray:
+        try:
+            with jax.enable_x64(True):
+                return np.asarray(compiled(rows))
+        except _NOT_TRACEABLE:
+            return _one_by_one(name, function, rows)
+
+    return evaluate
 
 
 def as_numbers[A: (jax.Array, np.ndarray)](where: str, name: str, value: object, convert: Callable[[Any], A]) -> A:

@@ -9,10 +9,11 @@ from scipy.special import ndtri
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import MANY_CHAINS
+from mcmcpost._core.stored import sampling_step
 from mcmcpost.scores.identities import disagreeing, tested_pairs, z_products, z_zero_mean
 from mcmcpost.scores.log_density import Misfit, misfit
 from mcmcpost.scores.repairs import REPAIR_LIMIT, REPAIRS, Repair, z_bounded, z_local, z_repaired
-from mcmcpost.trace import Trace, moving, without_fixed
+from mcmcpost.trace import StoredTrace, Trace, finite_columns, moving, without_fixed
 
 _SHOWN = 5
 
@@ -24,9 +25,9 @@ def listed(names: tuple[str, ...], which: Bool[np.ndarray, " d"]) -> str:
     return ", ".join(chosen[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def where_not_finite(trace: Trace) -> str:
+def where_not_finite(trace: Trace | StoredTrace) -> str:
     """Return the message for NaN or infinite scores: how many draws, the first place, the coordinates, the cure."""
-    bad = ~np.isfinite(trace.scores)
+    bad = ~np.isfinite(np.asarray(trace.scores))
     chain, draw, _ = np.argwhere(bad)[0]
     count = int(bad.any(-1).sum())
     return (
@@ -239,8 +240,13 @@ class ScoreCheck(NamedTuple):
     threshold: float
     verified: bool = False
 
+    @property
+    def failed(self) -> bool:
+        """Whether Stein's identity is in doubt. Too few draws to test it do not count as a failure."""
+        return self.verdict != "pass" and self.pattern != "too_few_draws"
 
-def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = None) -> ScoreCheck:
+
+def check_scores(trace: Trace | StoredTrace, log_density: Float[np.ndarray, "c n"] | None = None) -> ScoreCheck:
     """Test that the scores of `trace` are those of its draws.
 
     E[s] = 0 and E[(x_i − x̄_i) s_j] = −δ_ij, with ESS-aware errors and a Bonferroni threshold at level 1e-4 over all
@@ -252,6 +258,9 @@ def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = No
     These tests know scores that are wrong by a few Monte Carlo errors only. With the log density that the sampler
     recorded, scores that are five per cent too large, or shifted, are found by its differences between near draws
     (`misfit`), in a few dimensions, and in twenty where the density is nearly Gaussian.
+
+    Of stored draws all are tested for being finite, and every so many of each chain, four million numbers, for the
+    rest.
 
     Parameters
     ----------
@@ -266,9 +275,12 @@ def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = No
     d = trace.draws.shape[-1]
     threshold = float(-ndtri(LEVEL / (2 * (d + tested_pairs(d).sum()))))
     empty = ScoreCheck("pass", None, "", np.full(d, np.nan), np.full((d, d), np.nan), threshold)
-    finite = np.isfinite(trace.scores).all((0, 1))
-    if not finite.all():
+    if not finite_columns(trace.scores).all():
         return empty._replace(verdict="error", pattern="nonfinite", message=where_not_finite(trace))
+    if isinstance(trace, StoredTrace):
+        step = sampling_step(trace.draws.shape)
+        some = Trace(trace.draws.sample, trace.scores.sample, trace.names)
+        return check_scores(some, None if log_density is None else log_density[:, ::step])
     moves = moving(trace.draws)
     if not moves.all():
         part = check_scores(without_fixed(trace), log_density)

@@ -273,7 +273,7 @@ def test_usage_errors_end_with_code_two(run, trace):
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch, trace):
     monkeypatch.setattr(cli, "cache_directory", lambda: None)
-    monkeypatch.setattr(mcmcpost, "load_tree", lambda _: np.ones(2) @ np.ones(3))
+    monkeypatch.setattr(mcmcpost, "load_tree", lambda *_, **__: np.ones(2) @ np.ones(3))
     monkeypatch.setattr(sys, "argv", ["mcmcpost", "reduce", str(trace)])
     with pytest.raises(ValueError, match="mismatch"):
         cli.main()
@@ -362,3 +362,14 @@ def test_only_errors_raised_on_purpose_are_the_users():
     assert not is_user_error(raised(lambda: significant("text", 2)))
     assert not is_user_error(raised(lambda: np.ones(2) @ np.ones(3)))
     assert one_line("a\n b") == "a b"
+
+
+def test_several_traces_are_reduced_as_one(run, tmp_path, rng):
+    draws = rng.normal(size=(4, 200, 2))
+    paths = []
+    for i, chains in enumerate((draws[:2], draws[2:])):
+        paths.append(mcmcpost.save_tree(mcmcpost.from_arrays(chains, -chains), tmp_path / f"{i}.nc"))
+    whole = mcmcpost.save_tree(mcmcpost.from_arrays(draws, -draws), tmp_path / "whole.nc")
+    several, one = (run("reduce", *given, "--method", "zv1", "--json") for given in (paths, [whole]))
+    assert several.code == 0
+    assert json.loads(several.out) == json.loads(one.out)

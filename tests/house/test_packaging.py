@@ -49,7 +49,9 @@ def test_the_command_is_installed():
 
 def test_every_import_of_the_package_is_declared():
     declared = {distribution(requirement) for requirement in PROJECT["dependencies"]}
-    optional = {distribution(requirement) for extra in ("plots", "report", "interop") for requirement in EXTRAS[extra]}
+    optional = {
+        distribution(requirement) for extra in ("plots", "report", "interop", "dask") for requirement in EXTRAS[extra]
+    }
     assert third_party("mcmcpost") - declared - optional - {"mcmcpost"} <= set()
 
 
