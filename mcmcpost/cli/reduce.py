@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas
 
-from mcmcpost._core.text import digits_of, significant
 from mcmcpost.api.expectation import answer, answer_quantiles
 from mcmcpost.api.question import pose
 from mcmcpost.cli.edge import say
@@ -14,6 +13,7 @@ from mcmcpost.cli.progress import phase
 from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
 from mcmcpost.control import Estimate
 from mcmcpost.io import posterior_variables
+from mcmcpost.report import estimate_rows, known_lines
 
 if TYPE_CHECKING:
     import xarray
@@ -50,19 +50,7 @@ def tree_with(tree: "xarray.DataTree", estimates: Sequence[Estimate]) -> "xarray
 
 
 def estimates_text(estimates: Sequence[Estimate]) -> str:
-    """Return one row for each quantity, every mean to the digits that its error supports."""
-    table = pandas.concat([estimate.to_dataframe() for estimate in estimates])
-    shown = pandas.DataFrame(
-        {
-            "mean": list(map(digits_of, table["mean"], table["mcse"])),
-            "sd": [significant(x, 3) for x in table["sd"]],
-            "mcse": [significant(x, 2) for x in table["mcse"]],
-            "mean_cv": list(map(digits_of, table["mean_cv"], table["mcse_cv"])),
-            "mcse_cv": [significant(x, 2) for x in table["mcse_cv"]],
-            "gain": [significant(x, 3) for x in table["gain"]],
-            "method": list(map(str, table["method"])),
-            "status": list(map(str, table["status"])),
-        },
-        index=pandas.Index(list(table.index)),
-    )
-    return shown.to_string()
+    """Return one row for each quantity, every mean to the digits that its error supports, and a line for constants."""
+    rows = [row for estimate in estimates for row in estimate_rows(estimate.estimated())]
+    table = [pandas.DataFrame(rows).set_index("name").rename_axis(None).to_string()] if rows else []
+    return "\n".join([*table, *known_lines(estimates[0])])

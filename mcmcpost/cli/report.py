@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import mcmcpost
-from mcmcpost._core.status import WITHOUT_GAIN
+from mcmcpost._core.status import WITHOUT_GAIN, Status
 from mcmcpost._core.text import number_of_quantities, significant
 from mcmcpost.api.report import gather, read_subject
 from mcmcpost.cli.edge import say
@@ -79,6 +79,7 @@ def report_facts(
 
 def report_line(facts: dict[str, Any]) -> str:
     """Return the summary in one line."""
-    gains = [q["gain"] for q in facts["quantities"] if q["gain"] is not None and q["status"] not in WITHOUT_GAIN]
+    varying = [q for q in facts["quantities"] if q["status"] != Status.CONSTANT]
+    gains = [q["gain"] for q in varying if q["gain"] is not None and q["status"] not in WITHOUT_GAIN]
     gain = f", median gain {significant(float(np.median(gains)), 3)}" if gains else ""
-    return f"{facts['path']}: {number_of_quantities(len(facts['quantities']))}{gain}, scores {facts['score_check']}"
+    return f"{facts['path']}: {number_of_quantities(len(varying))}{gain}, scores {facts['score_check']}"
