@@ -25,6 +25,7 @@ from mcmcpost.io import (
     integrand_values,
     read_trace,
     recorded_log_density,
+    sampling_seconds,
     warn_of_convergence,
 )
 from mcmcpost.scores import ScoreCheck, ScoreError
@@ -74,6 +75,7 @@ class Question(NamedTuple):
     method : the control variate, or the plain mean where the score gate failed.
     bad_scores : every status is ``bad_scores``.
     convergence : R-hat of the integrands, and divergences.
+    seconds : that sampling took, None where the tree has no record of it.
     """
 
     gated: GatedTrace
@@ -85,6 +87,7 @@ class Question(NamedTuple):
     method: AbstractControlVariate
     bad_scores: bool
     convergence: Convergence
+    seconds: float | None
 
 
 def pose(
@@ -107,7 +110,7 @@ def pose(
     bad = gated.failed and not (gated.check.pattern in NO_GAIN and isinstance(choice, PlainMean))
     convergence = check_convergence(tree, [(asked.names, asked.values)])
     warn_of_convergence(convergence)
-    return Question(gated, trace, *asked, choice, bad, convergence)
+    return Question(gated, trace, *asked, choice, bad, convergence, sampling_seconds(tree))
 
 
 def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool, *, scores_needed: bool = True) -> GatedTrace:

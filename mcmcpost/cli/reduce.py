@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas
 
+from mcmcpost._core.text import duration
 from mcmcpost.api.expectation import answer, answer_quantiles
 from mcmcpost.api.question import pose
 from mcmcpost.cli.edge import say
-from mcmcpost.cli.progress import phase
+from mcmcpost.cli.progress import phase, stopwatch
 from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
 from mcmcpost.control import Estimate
 from mcmcpost.io import posterior_variables
@@ -33,12 +34,20 @@ def reduce_tree(
         question = pose(tree, named_scalars(tree, variables, asked), method, allow_bad_scores)
     if question.convergence.note:
         say("note", question.convergence.note)
+    since = stopwatch()
     with phase("control variates"):
         estimates = [answer(question)]
+    say_worth(estimates[0], since())
     if probabilities is not None:
         with phase("quantiles"):
             estimates.append(answer_quantiles(question, probabilities))
     return estimates
+
+
+def say_worth(estimate: Estimate, seconds: float) -> None:
+    """Say what a reduction that took so long is worth, where the trace records the time of its sampling."""
+    if worth := estimate.info.get("worth"):
+        say("note", f"{worth} This reduction took {duration(seconds)}.")
 
 
 def tree_with(tree: "xarray.DataTree", estimates: Sequence[Estimate]) -> "xarray.DataTree":

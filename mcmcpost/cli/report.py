@@ -14,8 +14,9 @@ from mcmcpost._core.text import number_of_quantities, significant
 from mcmcpost.api.report import gather, read_subject
 from mcmcpost.cli.edge import say
 from mcmcpost.cli.options import refuse_model_file
-from mcmcpost.cli.progress import phase
+from mcmcpost.cli.progress import phase, stopwatch
 from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
+from mcmcpost.cli.reduce import say_worth
 from mcmcpost.cli.source import load_trace
 from mcmcpost.io import is_ladder
 from mcmcpost.report import check_destination, render, write_html
@@ -44,6 +45,7 @@ def report_facts(
             subject = read_subject(tree, None, allow_bad_scores)
         say_left_out(subject.variables)
         scalars = named_scalars(subject.tree, subject.variables, asked)
+        since = stopwatch()
         with phase("control variates"):
             contents = gather(
                 subject,
@@ -56,12 +58,14 @@ def report_facts(
                 allow_bad_scores=allow_bad_scores,
                 levels=probabilities,
             )
+    took = since()
     for text in contents.notices:
         say("warning", text)
     with phase("figures"):
         text = render(contents)
         write_html(text, place, overwrite)
     assert contents.posterior is not None  # a trace was given
+    say_worth(contents.posterior.estimate, took)
     check = contents.posterior.check
     estimates = [part for part in (contents.posterior.estimate, contents.posterior.quantiles) if part is not None]
     facts = {

@@ -246,6 +246,7 @@ def render(contents: Contents) -> str:
     facts: dict[str, object] = {
         "headline": "",
         "known": [],
+        "worth": "",
         "shortfalls": [],
         "quantities": [],
         "quantiles": [],
@@ -259,6 +260,7 @@ def render(contents: Contents) -> str:
         facts |= {
             "headline": headline(posterior.estimate),
             "known": known,
+            "worth": posterior.estimate.info.get("worth", ""),
             "shortfalls": shortfalls(posterior.estimate),
             "quantities": groups_of(estimate_rows(posterior.estimate)),
             "quantiles": groups_of(quantiles),
