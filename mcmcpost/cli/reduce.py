@@ -14,7 +14,7 @@ from mcmcpost.cli.progress import phase, stopwatch
 from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
 from mcmcpost.control import Estimate
 from mcmcpost.io import posterior_variables
-from mcmcpost.report import estimate_rows, known_lines
+from mcmcpost.report import known_lines, listed_rows
 
 if TYPE_CHECKING:
     import xarray
@@ -60,6 +60,6 @@ def tree_with(tree: "xarray.DataTree", estimates: Sequence[Estimate]) -> "xarray
 
 def estimates_text(estimates: Sequence[Estimate]) -> str:
     """Return one row for each quantity, every mean to the digits that its error supports, and a line for constants."""
-    rows = [row for estimate in estimates for row in estimate_rows(estimate.estimated())]
+    rows = [row for estimate in estimates for row in listed_rows(estimate)]
     table = [pandas.DataFrame(rows).set_index("name").rename_axis(None).to_string()] if rows else []
     return "\n".join([*table, *known_lines(estimates[0])])

@@ -103,16 +103,17 @@ class Estimate(NamedTuple):
             status=tuple(self.status[j] for j in places),
             method=tuple(self.method[j] for j in places),
             **{name: getattr(self, name)[places] for name in NUMBERS.values()},
-            residuals=np.take(self.residuals, places, axis=2, out=zeros((*self.residuals.shape[:2], len(places)))),
+            residuals=np.take(
+                self.residuals, places, axis=2, out=zeros((*self.residuals.shape[:2], len(places))), mode="clip"
+            ),
             covariance=self.covariance[np.ix_(places, places)],
         )
 
-    def estimated(self) -> "Estimate":
-        """Return the quantities that a table for readers lists: no constants, and each of `duplicates` once."""
+    @property
+    def listed(self) -> Int[np.ndarray, " q"]:
+        """The places of what a table for readers lists: no constants, and each of `duplicates` once."""
         left_out = self.constants.keys() | self.duplicates.keys()
-        if not left_out:
-            return self
-        return self.select(np.array([j for j, name in enumerate(self.names) if name not in left_out], dtype=int))
+        return np.array([j for j, name in enumerate(self.names) if name not in left_out], dtype=int)
 
     def to_dataframe(self) -> "pandas.DataFrame":
         """Return one row per quantity: mean, sd, mcse, mean_cv, mcse_cv, gain, method, status, digits.

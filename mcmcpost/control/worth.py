@@ -16,8 +16,7 @@ def worth_of(estimate: Estimate, seconds: float) -> str:
     A gain is a factor of draws, and so of the time that they took, in which warm-up counts if the sampler's record
     counts it. Quantities whose gain is not reported are left out; without any other the text is empty.
     """
-    listed = estimate.estimated()
-    gains = np.array([g for g, status in zip(listed.gain, listed.status, strict=True) if status not in WITHOUT_GAIN])
+    gains = np.array([estimate.gain[j] for j in estimate.listed if estimate.status[j] not in WITHOUT_GAIN])
     chains, draws, _ = estimate.residuals.shape
     run, took = f"{chains} × {draws:,}", duration(seconds)
     large = gains[gains >= DOUBLED]

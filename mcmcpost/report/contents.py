@@ -37,11 +37,10 @@ class PosteriorPart(NamedTuple):
 
     def listed(self) -> "PosteriorPart":
         """Return the part without constants and doubles, which a report names in a line; all where none is left."""
-        shown = self.estimate.estimated()
-        if not shown.names or len(shown.names) == len(self.estimate.names):
+        places = self.estimate.listed
+        if not len(places) or len(places) == len(self.estimate.names):
             return self
-        places = [self.estimate.names.index(name) for name in shown.names]
-        return self._replace(estimate=shown, values=self.values[..., places])
+        return self._replace(estimate=self.estimate.select(places), values=self.values[..., places])
 
 
 class EvidencePart(NamedTuple):
@@ -83,6 +82,12 @@ def estimate_rows(estimate: Estimate) -> list[dict[str, str]]:
         }
         for j, name in enumerate(estimate.names)
     ]
+
+
+def listed_rows(estimate: Estimate) -> list[dict[str, str]]:
+    """Return the rows without those of constants and doubles."""
+    rows = estimate_rows(estimate)
+    return [rows[j] for j in estimate.listed]
 
 
 class Group(NamedTuple):

@@ -30,6 +30,7 @@ from mcmcpost.report.contents import (
     headline,
     joint_rows,
     known_lines,
+    listed_rows,
     rung_rows,
     shortfalls,
 )
@@ -256,7 +257,7 @@ def render(contents: Contents) -> str:
     if posterior is not None:
         known = known_lines(posterior.estimate)
         posterior = posterior.listed()
-        quantiles = [] if posterior.quantiles is None else estimate_rows(posterior.quantiles.estimated())
+        quantiles = [] if posterior.quantiles is None else listed_rows(posterior.quantiles)
         facts |= {
             "headline": headline(posterior.estimate),
             "known": known,
