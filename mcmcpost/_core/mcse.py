@@ -4,6 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._core.large_arrays import in_blocks
+from mcmcpost._core.precision import beyond_rounding
 
 MANY_CHAINS = 32
 """Chains from which the error between them is known to an eighth, and is used too."""
@@ -51,10 +52,10 @@ def _mcse_mean(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
 
 
 def rank_rhat(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
-    """Return the rank-normalised split R-hat of each series (Vehtari et al. 2021), NaN for one chain."""
+    """Return the rank-normalised split R-hat of each series (Vehtari et al. 2021), NaN for a chain or a constant."""
     from arviz_stats.base import array_stats
 
-    return array_stats.rhat(series, chain_axis=0, draw_axis=1)
+    return np.where(beyond_rounding(series), array_stats.rhat(series, chain_axis=0, draw_axis=1), np.nan)
 
 
 def tail_draws(size: int) -> int:

@@ -1,4 +1,4 @@
-"""Precision: functions run in float64, points as floating JAX arrays, and units whose squares have a value."""
+"""Precision: functions run in float64, points as floating JAX arrays, units, and what is equal up to rounding."""
 
 import functools
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from mcmcpost._core.arguments import HUGE, as_real
 from mcmcpost._core.errors import InputError
@@ -52,3 +52,31 @@ def units_of(values: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
 def in_units(values: Float[np.ndarray, "c n p"], units: Float[np.ndarray, " p"]) -> Float[np.ndarray, "c n p"]:
     """Return values divided by their units, without a copy where all are one."""
     return values if (units == 1).all() else values / units
+
+
+ROUNDINGS = 8.0
+"""Units in the last place by which what is constant, or the same, may differ: those of a product of matrices."""
+
+
+def beyond_rounding(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
+    """Return which series are finite and vary by more than the rounding of float64, of float32 where they were that."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
+        spread, size = high - low, np.maximum(high, -low)
+    varies = np.isfinite(low) & np.isfinite(high) & (spread > ROUNDINGS * np.finfo(np.float64).eps * size)
+    for j in np.flatnonzero(varies & (spread <= ROUNDINGS * np.finfo(np.float32).eps * size)):
+        varies[j] = not _is_single(values[..., j])
+    return varies
+
+
+def same_to_rounding(one: Float[np.ndarray, "c n"], two: Float[np.ndarray, "c n"]) -> bool:
+    """Return whether two finite series differ nowhere by more than their rounding."""
+    gap, size = np.abs(one - two).max(), np.abs(one).max()
+    if gap > ROUNDINGS * np.finfo(np.float64).eps * size:
+        return bool(gap <= ROUNDINGS * np.finfo(np.float32).eps * size and _is_single(one) and _is_single(two))
+    return True
+
+
+def _is_single(series: np.ndarray) -> bool:
+    with np.errstate(over="ignore"):
+        return np.array_equal(series, series.astype(np.float32))

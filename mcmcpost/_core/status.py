@@ -14,6 +14,8 @@ class Status(StrEnum):
     """The control variate reduced the error."""
     EXACT = "exact"
     """The control variate reproduces the integrand up to rounding."""
+    CONSTANT = "constant"
+    """The integrand has one value at every draw, up to rounding, as the diagonal of a correlation matrix."""
     ON_TRUST = "on_trust"
     """As ``exact``, if the scores are right: nothing in the trace verifies them. A recorded log density would."""
     HEAVY_TAIL = "heavy_tail"
@@ -38,8 +40,8 @@ class Status(StrEnum):
     unless the caller overrode the gate."""
 
 
-REPRODUCED = (Status.EXACT, Status.ON_TRUST)
-"""Statuses of an integrand that the control variate reproduces up to rounding."""
+REPRODUCED = (Status.EXACT, Status.ON_TRUST, Status.CONSTANT)
+"""Statuses of an integrand that is known up to rounding."""
 
 WITHOUT_GAIN = (
     *REPRODUCED,

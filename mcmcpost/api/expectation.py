@@ -23,6 +23,7 @@ from mcmcpost.control import (
     estimate_expectations,
     estimate_jointly,
     estimate_quantiles,
+    worth_of,
 )
 from mcmcpost.io import check_convergence, integrand_values, warn_of_convergence
 from mcmcpost.scores import ScoreError, ScoreWarning
@@ -60,7 +61,9 @@ def expectation(
 
     Returns
     -------
-    Estimate : mean, mcse, gain, status, … arrays over the quantities, in the integrands' units.
+    Estimate : mean, mcse, gain, status, … arrays over the quantities, in the integrands' units. Where the tree records
+        how long sampling took (`sampling_time`, in seconds, an attribute that PyMC and ``mcmcpost sample`` write),
+        ``info["worth"]`` says how long it would take for the same errors.
 
     Raises
     ------
@@ -271,4 +274,6 @@ def answer(
             "are returned.",
             ScoreWarning,
         )
-    return estimate
+    if question.seconds is None or not (worth := worth_of(estimate, question.seconds)):
+        return estimate
+    return estimate._replace(info=estimate.info | {"sampling_time": question.seconds, "worth": worth})

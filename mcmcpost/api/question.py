@@ -26,6 +26,7 @@ from mcmcpost.io import (
     read_stored_trace,
     read_trace,
     recorded_log_density,
+    sampling_seconds,
     warn_of_convergence,
 )
 from mcmcpost.scores import ScoreCheck, ScoreError
@@ -70,6 +71,7 @@ class Question(NamedTuple):
     method : the control variate, or the plain mean where the score gate failed.
     bad_scores : every status is ``bad_scores``.
     convergence : R-hat of the integrands, and divergences.
+    seconds : that sampling took, None where the tree has no record of it.
     """
 
     every: Trace | StoredTrace
@@ -82,6 +84,7 @@ class Question(NamedTuple):
     method: AbstractControlVariate
     bad_scores: bool
     convergence: Convergence
+    seconds: float | None
 
 
 def pose(
@@ -105,7 +108,7 @@ def pose(
     bad = check.failed and not (check.pattern in NO_GAIN and isinstance(choice, PlainMean))
     convergence = check_convergence(tree, [(asked.names, asked.values)])
     warn_of_convergence(convergence)
-    return Question(every, check, trace, *asked, choice, bad, convergence)
+    return Question(every, check, trace, *asked, choice, bad, convergence, sampling_seconds(tree))
 
 
 def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool) -> GatedTrace:

@@ -1,13 +1,20 @@
-"""What the program is doing, on a terminal."""
+"""What the program is doing, on a terminal, and for how long."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tqdm import tqdm
 
 DELAY, INTERVAL = 2.0, 0.5
 """Seconds after which a phase is shown, and after which its clock is drawn again."""
+
+
+def stopwatch() -> Callable[[], float]:
+    """Return a function that returns the seconds since now. They are told and recorded, and nothing depends on them."""
+    started = time.monotonic()
+    return lambda: time.monotonic() - started
 
 
 @contextmanager

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas
 
-from mcmcpost._core.text import digits_of, significant
+from mcmcpost._core.text import duration
 from mcmcpost.api.expectation import answer, answer_quantiles
 from mcmcpost.api.question import pose
 from mcmcpost.cli.edge import say
-from mcmcpost.cli.progress import phase
+from mcmcpost.cli.progress import phase, stopwatch
 from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
 from mcmcpost.control import Estimate
 from mcmcpost.io import posterior_variables
+from mcmcpost.report import known_lines, listed_rows
 
 if TYPE_CHECKING:
     import xarray
@@ -33,12 +34,20 @@ def reduce_tree(
         question = pose(tree, named_scalars(tree, variables, asked), method, allow_bad_scores)
     if question.convergence.note:
         say("note", question.convergence.note)
+    since = stopwatch()
     with phase("control variates"):
         estimates = [answer(question)]
+    say_worth(estimates[0], since())
     if probabilities is not None:
         with phase("quantiles"):
             estimates.append(answer_quantiles(question, probabilities))
     return estimates
+
+
+def say_worth(estimate: Estimate, seconds: float) -> None:
+    """Say what a reduction that took so long is worth, where the trace records the time of its sampling."""
+    if worth := estimate.info.get("worth"):
+        say("note", f"{worth} This reduction took {duration(seconds)}.")
 
 
 def tree_with(tree: "xarray.DataTree", estimates: Sequence[Estimate]) -> "xarray.DataTree":
@@ -50,19 +59,7 @@ def tree_with(tree: "xarray.DataTree", estimates: Sequence[Estimate]) -> "xarray
 
 
 def estimates_text(estimates: Sequence[Estimate]) -> str:
-    """Return one row for each quantity, every mean to the digits that its error supports."""
-    table = pandas.concat([estimate.to_dataframe() for estimate in estimates])
-    shown = pandas.DataFrame(
-        {
-            "mean": list(map(digits_of, table["mean"], table["mcse"])),
-            "sd": [significant(x, 3) for x in table["sd"]],
-            "mcse": [significant(x, 2) for x in table["mcse"]],
-            "mean_cv": list(map(digits_of, table["mean_cv"], table["mcse_cv"])),
-            "mcse_cv": [significant(x, 2) for x in table["mcse_cv"]],
-            "gain": [significant(x, 3) for x in table["gain"]],
-            "method": list(map(str, table["method"])),
-            "status": list(map(str, table["status"])),
-        },
-        index=pandas.Index(list(table.index)),
-    )
-    return shown.to_string()
+    """Return one row for each quantity, every mean to the digits that its error supports, and a line for constants."""
+    rows = [row for estimate in estimates for row in listed_rows(estimate)]
+    table = [pandas.DataFrame(rows).set_index("name").rename_axis(None).to_string()] if rows else []
+    return "\n".join([*table, *known_lines(estimates[0])])

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 import mcmcpost
-from mcmcpost._core.status import WITHOUT_GAIN
+from mcmcpost._core.status import WITHOUT_GAIN, Status
 from mcmcpost._core.text import number_of_quantities, significant
 from mcmcpost.api.report import gather, read_subject
 from mcmcpost.cli.edge import say
 from mcmcpost.cli.options import refuse_model_file
-from mcmcpost.cli.progress import phase
+from mcmcpost.cli.progress import phase, stopwatch
 from mcmcpost.cli.quantities import Asked, named_scalars, say_left_out
+from mcmcpost.cli.reduce import say_worth
 from mcmcpost.cli.source import load_trace
 from mcmcpost.io import is_ladder
 from mcmcpost.report import check_destination, render, write_html
@@ -44,6 +45,7 @@ def report_facts(
             subject = read_subject(tree, None, allow_bad_scores)
         say_left_out(subject.variables)
         scalars = named_scalars(subject.tree, subject.variables, asked)
+        since = stopwatch()
         with phase("control variates"):
             contents = gather(
                 subject,
@@ -56,12 +58,14 @@ def report_facts(
                 allow_bad_scores=allow_bad_scores,
                 levels=probabilities,
             )
+    took = since()
     for text in contents.notices:
         say("warning", text)
     with phase("figures"):
         text = render(contents)
         write_html(text, place, overwrite)
     assert contents.posterior is not None  # a trace was given
+    say_worth(contents.posterior.estimate, took)
     check = contents.posterior.check
     estimates = [part for part in (contents.posterior.estimate, contents.posterior.quantiles) if part is not None]
     facts = {
@@ -79,6 +83,7 @@ def report_facts(
 
 def report_line(facts: dict[str, Any]) -> str:
     """Return the summary in one line."""
-    gains = [q["gain"] for q in facts["quantities"] if q["gain"] is not None and q["status"] not in WITHOUT_GAIN]
+    varying = [q for q in facts["quantities"] if q["status"] != Status.CONSTANT]
+    gains = [q["gain"] for q in varying if q["gain"] is not None and q["status"] not in WITHOUT_GAIN]
     gain = f", median gain {significant(float(np.median(gains)), 3)}" if gains else ""
-    return f"{facts['path']}: {number_of_quantities(len(facts['quantities']))}{gain}, scores {facts['score_check']}"
+    return f"{facts['path']}: {number_of_quantities(len(varying))}{gain}, scores {facts['score_check']}"

@@ -20,7 +20,7 @@ from mcmcpost._core.errors import InputError, fault
 from mcmcpost.cli.edge import say
 from mcmcpost.cli.model_file import ModelFile, load_model_file, parse_options
 from mcmcpost.cli.options import POSTERIOR, check_distinct, is_model_file, refuse_sampling, settings_of
-from mcmcpost.cli.progress import phase
+from mcmcpost.cli.progress import phase, stopwatch
 from mcmcpost.cli.quantities import example_tree, with_quantities
 from mcmcpost.io import is_ladder
 from mcmcpost.io.integrands import as_numbers
@@ -208,7 +208,7 @@ def sample_model(
     import arviz_base
     import xarray
 
-    model_file = load_model_file(path)
+    model_file, since = load_model_file(path), stopwatch()
     mcmc = sample_posterior(
         model_file,
         key=jax.random.key(settings["seed"]),
@@ -219,6 +219,8 @@ def sample_model(
         progress=sys.stderr.isatty(),
         ask=ask,
     )
+    jax.block_until_ready(mcmc.last_state)
+    took = since()
 
     def draws() -> "xarray.DataTree":
         return xarray.DataTree.from_dict({"posterior": arviz_base.from_numpyro(mcmc)["posterior"]})
@@ -227,6 +229,7 @@ def sample_model(
         scored = mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores, log_likelihood=log_likelihood)
         tree = with_quantities(scored, model_file)
     tree.attrs |= {"model_file": path.name, "seed": settings["seed"], "num_warmup": settings["warmup"]}
+    tree.attrs |= {"sampling_time": took}  # in seconds, with warm-up and compilation
     return tree
 
 

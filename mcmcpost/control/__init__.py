@@ -23,6 +23,7 @@ from mcmcpost.control.trained import (
 )
 from mcmcpost.control.vector_valued import VectorValued
 from mcmcpost.control.weights import SteinWeights, check_weights, solve_stein_weights
+from mcmcpost.control.worth import worth_of
 from mcmcpost.control.zero_variance import ZeroVariance
 
 __all__ = [
@@ -72,4 +73,5 @@ __all__ = [
     "solve_stein_weights",
     "standard_coordinates",
     "tail_inflation",
+    "worth_of",
 ]

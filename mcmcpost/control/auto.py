@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.arguments import check_count, check_flags
+from mcmcpost._core.arguments import check_count, check_flags, check_number
 from mcmcpost._core.status import Status
 from mcmcpost._core.stored import StoredRows
 from mcmcpost.control.errors import judged_variance, residual_variance
@@ -16,9 +16,11 @@ from mcmcpost.control.method import (
     AbstractControlVariate,
     ControlFit,
     PlainMean,
+    Work,
     mean_of_residuals,
     merge_fits,
     no_control,
+    num_fits,
 )
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.screened import Screened
@@ -36,6 +38,12 @@ KERNEL_STATES = 1_600
 MAX_KERNEL_COORDINATES = 60
 """Coordinates up to which a kernel of all of them is tried."""
 
+MAX_WORK = 1e11
+"""Multiplications that one candidate may take for one integrand, by default: about ten seconds of a quiet core."""
+
+SHARED = 10.0
+"""How many times as many it may take for what all integrands share."""
+
 NEED = 1.05
 """A richer method must lower the cross-fitted residual variance by this factor, or the simpler one is kept."""
 
@@ -51,16 +59,30 @@ class Auto(AbstractControlVariate):
     richer method replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds
     that give the error, which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
 
+    Work is bounded before it is done, by counts of multiplications and never by a clock, and so that no choice depends
+    on what else is asked for. With m states, k folds, s = 1 + k + 14 fits and q features, one candidate takes
+
+    - least squares: 2mq² + sq³/3 once, and smq for each integrand,
+    - ridge: 10mq·min(m, q) once, and mq² + sq³/3 for each,
+    - `Screened`: what its least squares take once, and `Screened.work` for each.
+
+    A candidate that would take more than `max_work` for each integrand, or ten times that once, is left out; `Screened`
+    adds fewer features a round instead. The kernel has a fixed size, about 10¹⁰ for each integrand. There are at most
+    four candidates (seven in two dimensions, nine in one): p integrands take at most 4(10 + p) times `max_work`.
+
     Parameters
     ----------
     max_degree : of the polynomials.
     kernel : whether to try the semi-exact control functional, and the kernel of `Screened`.
+    max_work : multiplications of one candidate for one integrand; a core makes about 10¹⁰ a second.
     """
 
     max_degree: int | None = None
     kernel: bool = True
+    max_work: float = MAX_WORK
 
     def __check_init__(self) -> None:
+        check_number("Auto", "max_work", self.max_work, "Use 1e11.")
         check_count("Auto", "max_degree", self.max_degree, "Leave it out.", most=HIGHEST_DEGREE, optional=True)
         check_flags("Auto", kernel=self.kernel)
 
@@ -71,7 +93,7 @@ class Auto(AbstractControlVariate):
     def crossfit(self, problem: Problem) -> ControlFit:
         if problem.folds.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, PlainMean().label)
-        best = PlainMean().crossfit(problem)
+        best, p = PlainMean().crossfit(problem), problem.values.shape[1]
         plain = residual_variance(problem, best.control)
         moved = best._replace(refits=mean_of_residuals(problem, best.control)[1])  # sees autocorrelation, as theirs do
         lowest = judged_variance(problem, moved)
@@ -79,7 +101,8 @@ class Auto(AbstractControlVariate):
         for method in self.candidates(problem):
             fit = method.crossfit(problem)
             honest = judged_variance(problem, fit)
-            tried[method.label] = {"variance_ratio": _ratio(plain, residual_variance(problem, fit.control)), **fit.info}
+            ratio = _ratio(plain, residual_variance(problem, fit.control))
+            tried[method.label] = {"variance_ratio": ratio, "work": work_of(method, problem).total(p), **fit.info}
             # Below rounding nothing is better: which of two exact fits has the smaller residual is chance.
             better = np.isfinite(honest) & (honest * NEED < lowest) & (lowest > ROUNDING**2)
             best = merge_fits(best, fit, better)
@@ -93,19 +116,45 @@ class Auto(AbstractControlVariate):
         methods: list[AbstractControlVariate] = []
         degree = 0
         while degree < top and _fits(d, degree + 1, train):
+            plainly = ZeroVariance(degree + 1, LeastSquares())
+            if not self._allows(plainly, problem):
+                break
+            methods.append(plainly)
             degree += 1
-            methods.append(ZeroVariance(degree, LeastSquares()))
         most = min(MAX_FEATURES, 4 * train)
         if degree < top and num_polynomial_features(d, degree + 1) <= (most if degree else MAX_FEATURES):
-            methods.append(ZeroVariance(degree + 1, Ridge()))
+            methods += [method for method in (ZeroVariance(degree + 1, Ridge()),) if self._allows(method, problem)]
         if degree < 2 <= top:
-            methods.append(Screened(kernel=self.kernel))
+            added = Screened().num_added(train)
+            sizes = [max(1, added >> step) for step in range(added.bit_length())]
+            screened = (Screened(per_round=size, kernel=self.kernel) for size in sizes)
+            methods += [method for method in screened if self._allows(method, problem)][:1]
         few = problem.folds.thin(KERNEL_STATES).num_train
         base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)
         in_memory = not isinstance(problem.draws, StoredRows)
         if self.kernel and base and d <= MAX_KERNEL_COORDINATES and in_memory:
             methods.append(SemiExact(base, solver=Cholesky(), max_states=KERNEL_STATES))
         return methods
+
+    def _allows(self, method: ZeroVariance | Screened, problem: Problem) -> bool:
+        work = work_of(method, problem)
+        return work.each <= self.max_work and work.shared <= SHARED * self.max_work
+
+
+def work_of(method: AbstractControlVariate, problem: Problem) -> Work:
+    """Return how many multiplications a candidate takes, to the leading order."""
+    m, d = problem.draws.shape
+    match method:
+        case ZeroVariance():
+            q, s = num_polynomial_features(d, method.degree) + 1, num_fits(problem)
+            if isinstance(method.penalty, Ridge):
+                return Work(shared=10.0 * m * q * min(m, q), each=m * q**2 + s * q**3 / 3)
+            return Work(shared=2.0 * m * q**2 + s * q**3 / 3, each=float(s * m * q))
+        case Screened():
+            return method.work(problem)
+        case _:
+            size = float(problem.folds.thin(KERNEL_STATES).num_everyone)
+            return Work(shared=size**2 * d, each=3 * size**3)
 
 
 def _fits(d: int, degree: int, train: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._core.arguments import check_size
-from mcmcpost._core.precision import in_units, units_of
+from mcmcpost._core.precision import beyond_rounding, in_units, units_of
 from mcmcpost._core.status import REPRODUCED, Status
 from mcmcpost.control.estimate import (
     Estimate,
@@ -18,9 +18,9 @@ from mcmcpost.control.estimate import (
     assemble,
     covariance_of,
     fit_integrands,
-    read_integrands,
     rescaled,
 )
+from mcmcpost.control.integrands import read_integrands
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
@@ -228,8 +228,9 @@ def estimate_spread(
     scaled = in_units(values, units)
     with np.errstate(invalid="ignore"):
         sd = column_sd(scaled.reshape(-1, p))
-        sd = np.where(sd > 0, sd, 1.0)
-        standard = (scaled - scaled.mean(axis=(0, 1))) / sd
+        varies = beyond_rounding(scaled)
+        sd = np.where(varies, sd, 1.0)
+        standard = (scaled - scaled.mean(axis=(0, 1))) / sd * varies
     own = np.arange(p)
     asked = (own, own) if kind.offset is None else np.triu_indices(p, kind.offset)
     needed = (own, own) if kind.offset is None else np.triu_indices(p)

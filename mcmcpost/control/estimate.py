@@ -1,7 +1,6 @@
 """Estimates of expectations: what is reported of a control variate, and of the plain mean beside it."""
 
 import json
-from collections.abc import Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,24 +10,27 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.arguments import check_tree_type
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.large_arrays import copy_of, in_blocks
+from mcmcpost._core.large_arrays import copy_of, in_blocks, zeros
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.precision import in_units, units_of
 from mcmcpost._core.status import Status
-from mcmcpost._core.stored import sampling_step
 from mcmcpost._core.text import json_able
 from mcmcpost.control.errors import heavy_tailed, tail_inflation, total_error
+from mcmcpost.control.integrands import (
+    Integrands,
+    Plain,
+    first_of_same,
+    plain_means,
+    plain_status,
+    read_integrands,
+)
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean, columnwise
 from mcmcpost.control.problem import Problem, check_cross_fitting, column_sd, make_problem
-from mcmcpost.scores import effective_size
-from mcmcpost.trace import States, StoredTrace, Trace, distinct_states
+from mcmcpost.trace import StoredTrace, Trace, distinct_states
 
 if TYPE_CHECKING:
     import pandas
     import xarray
-
-MIN_STATES = 4
-"""Distinct states below which no error is reported, not even of a constant."""
 
 DISAGREEMENT = 2.9e-7
 """One-sided probability at which the controlled and the plain mean contradict each other: five standard errors."""
@@ -64,7 +66,8 @@ class Estimate(NamedTuple):
     mean_crossfit : (p,) mean of the cross-fitted residuals.
     residuals : (c, n, p) integrand minus held-out control variate; its mean estimates the expectation.
     covariance : (p, p) of the estimates: correlation of the residuals times the errors.
-    info : JSON-able facts: degrees, kernels, nuggets, costs, folds.
+    info : JSON-able facts: degrees, kernels, nuggets, costs, folds. Lists have an entry for each quantity that was
+        fitted: those that are constant are not, and of `duplicates` the first is.
     """
 
     names: tuple[str, ...]
@@ -82,12 +85,42 @@ class Estimate(NamedTuple):
     covariance: Float[np.ndarray, "p p"]
     info: dict[str, Any]
 
+    @property
+    def constants(self) -> dict[str, float]:
+        """The value of each quantity that is the same at every draw, by name."""
+        rows = zip(self.names, self.mean.tolist(), self.status, strict=True)
+        return {name: value for name, value, status in rows if status is Status.CONSTANT}
+
+    @property
+    def duplicates(self) -> dict[str, str]:
+        """The element of a variable that each of these names repeats at every draw, as corr[1, 0] does corr[0, 1]."""
+        return {name: first for name, first in self.info.get("duplicates", {}).items() if name in self.names}
+
+    def select(self, places: Int[np.ndarray, " q"]) -> "Estimate":
+        """Return the estimates of the quantities at these places, in this order; `info` is that of all."""
+        return self._replace(
+            names=tuple(self.names[j] for j in places),
+            status=tuple(self.status[j] for j in places),
+            method=tuple(self.method[j] for j in places),
+            **{name: getattr(self, name)[places] for name in NUMBERS.values()},
+            residuals=np.take(
+                self.residuals, places, axis=2, out=zeros((*self.residuals.shape[:2], len(places))), mode="clip"
+            ),
+            covariance=self.covariance[np.ix_(places, places)],
+        )
+
+    @property
+    def listed(self) -> Int[np.ndarray, " q"]:
+        """The places of what a table for readers lists: no constants, and each of `duplicates` once."""
+        left_out = self.constants.keys() | self.duplicates.keys()
+        return np.array([j for j, name in enumerate(self.names) if name not in left_out], dtype=int)
+
     def to_dataframe(self) -> "pandas.DataFrame":
         """Return one row per quantity: mean, sd, mcse, mean_cv, mcse_cv, gain, method, status, digits.
 
         mean, sd, mcse are the plain posterior mean, standard deviation and Monte Carlo standard error, as in
         ``az.summary``; mean_cv and mcse_cv are the controlled ones; gain is (mcse/mcse_cv)²; digits is how many
-        significant digits of mean_cv lie above twice its error.
+        significant digits of mean_cv lie above twice its error. A constant has its value and no error.
         """
         import pandas
 
@@ -190,63 +223,6 @@ def _attrs(estimate: "Estimate") -> dict[str, str | int | float]:
     }
 
 
-class Integrands(NamedTuple):
-    """The integrands on one trace, and what their values show.
-
-    names : p labels. values : (c, n, p). states : the distinct states of the trace.
-    finite, varying : (p,) whether an integrand is finite at every draw; whether it is and is not constant.
-    unseen : (p,) whether it is zero at every draw, or one, as the indicator of an event is that was not seen.
-    ess : the smallest effective sample size of a coordinate; of large arrays, of every so many draws.
-    """
-
-    names: tuple[str, ...]
-    values: Float[np.ndarray, "c n p"]
-    states: States
-    finite: Bool[np.ndarray, " p"]
-    varying: Bool[np.ndarray, " p"]
-    unseen: Bool[np.ndarray, " p"]
-    ess: float
-
-    @property
-    def too_few(self) -> bool:
-        """Whether there are too few distinct states to know anything of the errors."""
-        return len(self.states.counts) < MIN_STATES
-
-    @property
-    def columns(self) -> Int[np.ndarray, " k"]:
-        """The integrands to which a control variate can be fitted."""
-        return np.flatnonzero(self.varying & (not self.too_few))
-
-    @property
-    def fitted_values(self) -> Float[np.ndarray, "c n k"]:
-        """The values of these integrands, without a copy where they are all."""
-        if len(self.columns) == self.values.shape[-1]:
-            return self.values
-        return np.ascontiguousarray(self.values[..., self.columns])
-
-
-def read_integrands(
-    names: tuple[str, ...],
-    values: Float[np.ndarray, "c n p"],
-    states: States,
-    events: Bool[np.ndarray, " p"] | None = None,
-) -> Integrands:
-    """Return the integrands on a trace of these distinct states, with what their values say.
-
-    events : as for `estimate_expectations`.
-    """
-    with np.errstate(invalid="ignore"):
-        low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
-        finite = np.isfinite(low) & np.isfinite(high)
-        unseen = finite & (high == low) & ((low == 0) | (low == 1)) & (True if events is None else events)
-    ess = np.nan
-    if unseen.any():
-        step = sampling_step((*values.shape[:2], states.draws.shape[1]))
-        chains = states.draws[states.inverse.reshape(values.shape[:2])[:, ::step]]
-        ess = float(effective_size(chains, chains.std(axis=(0, 1))).min())
-    return Integrands(names, values, states, finite, finite & (high > low), unseen, ess)
-
-
 class Fitted(NamedTuple):
     """A control variate of the `columns` of `Integrands`, and the problem that it was fitted to."""
 
@@ -282,12 +258,39 @@ def estimate_expectations(
     """
     check_cross_fitting(trace, num_folds, moments)
     units = units_of(values)
-    integrands = read_integrands(names, in_units(values, units), distinct_states(trace), events)
-    fitted = fit_integrands(trace, integrands, method, num_folds=num_folds, moments=moments)
-    return rescaled(
-        assemble(integrands, fitted, bad_scores=bad_scores, verified=verified, fallback=fallback),
-        units,
+    own = in_units(values, units)
+    first = first_of_same(own)
+    distinct, place = np.unique(first, return_inverse=True)
+    repeated = len(distinct) < len(first)
+    if repeated:
+        chosen = (tuple(names[j] for j in distinct), own[..., distinct], None if events is None else events[distinct])
+    else:
+        chosen = (names, own, events)
+    integrands = read_integrands(chosen[0], chosen[1], distinct_states(trace), chosen[2])
+    found = assemble(
+        integrands,
+        fit_integrands(trace, integrands, method, num_folds=num_folds, moments=moments),
+        bad_scores=bad_scores,
+        verified=verified,
+        fallback=fallback,
     )
+    if repeated:
+        found = spread(found, names, place)
+    return rescaled(found, units)
+
+
+def spread(estimate: Estimate, names: tuple[str, ...], place: Int[np.ndarray, " p"]) -> Estimate:
+    """Return the estimates of quantities of which some are the same: for each, that at its place.
+
+    `duplicates` are elements of one variable; what two variables have in common stands in the tables of both.
+    """
+    firsts: dict[tuple[int, str], str] = {}
+    doubles = {}
+    for name, at in zip(names, place.tolist(), strict=True):
+        first = firsts.setdefault((at, name.partition("[")[0]), name)
+        if first != name:
+            doubles[name] = first
+    return estimate.select(place)._replace(names=names, info=estimate.info | {"duplicates": doubles})
 
 
 def rescaled(estimate: Estimate, units: Float[np.ndarray, " p"]) -> Estimate:
@@ -332,36 +335,6 @@ class Columns(NamedTuple):
     used: Bool[np.ndarray, " k"]
 
 
-class Plain(NamedTuple):
-    """The plain posterior mean, its Monte Carlo standard error and the posterior standard deviation, (p,) each.
-
-    They are NaN for an integrand that is not finite, and the error is NaN where there are too few states.
-    """
-
-    mean: Float[np.ndarray, " p"]
-    mcse: Float[np.ndarray, " p"]
-    sd: Float[np.ndarray, " p"]
-
-
-def plain_means(integrands: Integrands) -> Plain:
-    """Return the plain means; a constant integrand has no error, and one that is ``unseen`` 1/(ESS + 2).
-
-    An indicator that holds at ESS independent draws fails with probability 1/(ESS + 2) ± 1/(ESS + 2), if nothing was
-    known of it before (Laplace's rule of succession).
-    """
-    values, finite, varying = integrands.values, integrands.finite, integrands.varying
-    chains, draws, p = values.shape
-    safe = values if finite.all() else np.where(finite, values, 0.0)
-    sd = column_sd(safe.reshape(-1, p), ddof=1) if chains * draws > 1 else np.full(p, np.nan)
-    nan = np.where(finite, 0.0, np.nan)
-    return Plain(
-        mean=np.where(varying, safe.mean(axis=(0, 1)), safe[0, 0]) + nan,
-        mcse=np.where(varying, mcse_mean(safe), np.where(integrands.unseen, 1 / (integrands.ess + 2), 0.0))
-        + (np.nan if integrands.too_few else nan),
-        sd=np.where(varying, sd, 0.0) + nan,
-    )
-
-
 def assemble(
     integrands: Integrands,
     fitted: Fitted | None,
@@ -384,7 +357,7 @@ def assemble(
             gain=ones,
             variance_ratio=ones,
             mean_crossfit=plain.mean,
-            status=tuple(_plain_status(integrands)),
+            status=tuple(plain_status(integrands)),
             method=(PlainMean().label,) * len(ones),
             used=np.zeros(len(ones), bool),
         )
@@ -427,17 +400,6 @@ def assemble(
         covariance=covariance_of(residuals, found.mcse),
         info=info,
     )
-
-
-def _plain_status(integrands: Integrands) -> Iterator[Status]:
-    """Yield the status of the plain mean of each integrand."""
-    for finite, varying, unseen in zip(integrands.finite, integrands.varying, integrands.unseen, strict=True):
-        if not finite:
-            yield Status.UNDEFINED
-        elif integrands.too_few:
-            yield Status.TOO_FEW_DRAWS
-        else:
-            yield Status.PLAIN if varying else Status.UNSEEN if unseen else Status.EXACT
 
 
 def judge(

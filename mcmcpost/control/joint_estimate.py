@@ -16,12 +16,11 @@ from mcmcpost.control.estimate import (
     NUMBERS,
     Estimate,
     Fitted,
-    Integrands,
     assemble,
     covariance_of,
-    read_integrands,
     rescaled,
 )
+from mcmcpost.control.integrands import Integrands, read_integrands
 from mcmcpost.control.problem import check_cross_fitting, make_joint_problem, make_problem, read_moments
 from mcmcpost.control.trained import TrainedVectorValued
 from mcmcpost.control.vector_valued import VectorValued

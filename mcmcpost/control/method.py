@@ -33,6 +33,23 @@ class Refits(NamedTuple):
         return cls(*(np.full((size, p), np.nan) for size in sizes))
 
 
+class Work(NamedTuple):
+    """Multiplications of a fit, to the leading order: what all integrands share, and what each takes."""
+
+    shared: float
+    each: float
+
+    def total(self, p: int) -> float:
+        """Return the multiplications of p integrands."""
+        return self.shared + p * self.each
+
+
+def num_fits(problem: Problem) -> int:
+    """Return the fits of a cross-fitting with refits: on all folds, without each, and on halves of them."""
+    folds = problem.folds.num_folds
+    return 1 + folds + len(Subsets.of(folds).halves)
+
+
 class ControlFit(NamedTuple):
     """A cross-fitted control variate for each of p integrands, in the problem's units.
 

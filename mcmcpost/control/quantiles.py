@@ -3,14 +3,15 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from mcmcpost._core.precision import in_units, units_of
+from mcmcpost._core.precision import beyond_rounding, in_units, units_of
 from mcmcpost.control.estimate import (
     Estimate,
     assemble,
     fit_integrands,
-    read_integrands,
     rescaled,
+    spread,
 )
+from mcmcpost.control.integrands import first_of_same, read_integrands
 from mcmcpost.control.method import AbstractControlVariate
 from mcmcpost.control.problem import check_cross_fitting
 from mcmcpost.trace import StoredTrace, Trace, distinct_states
@@ -44,16 +45,33 @@ def estimate_quantiles(
     values : (c, n, p). probabilities : in (0, 1). Other arguments are those of `estimate_expectations`.
     """
     check_cross_fitting(trace, num_folds, None)
+    distinct, place = np.unique(first_of_same(values), return_inverse=True)
+    if len(distinct) < len(names):
+        found = estimate_quantiles(
+            trace,
+            tuple(names[j] for j in distinct),
+            values[..., distinct],
+            probabilities,
+            method,
+            num_folds=num_folds,
+            bad_scores=bad_scores,
+            verified=verified,
+            events=None if events is None else events[distinct],
+        )
+        places = (place[:, None] * len(probabilities) + np.arange(len(probabilities))).reshape(-1)
+        return spread(found, quantile_labels(names, probabilities), places)
     units = units_of(values)
     values = in_units(values, units)
     p, a = values.shape[-1], len(probabilities)
+    varying = np.repeat(beyond_rounding(values), a)
     flat = np.repeat(values.reshape(-1, p), a, axis=1)
     levels = np.tile(probabilities, p)
-    labels = tuple(f"{name} [{level:g}]" for name in names for level in probabilities)
+    labels = quantile_labels(names, probabilities)
     finite = np.isfinite(flat).all(axis=0)
     safe = np.where(finite, flat, 0.0)
+    safe[:, ~varying] = np.median(safe[:, ~varying], axis=0)
     ordered = np.sort(safe, axis=0)
-    unknown = (ordered[0] < ordered[-1]) | (True if events is None else np.repeat(events, a))
+    unknown = varying | (True if events is None else np.repeat(events, a))
     plain = _invert(ordered, levels)
     quantile, states = plain, distinct_states(trace)
     for _ in range(2):
@@ -86,6 +104,11 @@ def estimate_quantiles(
         info=estimate.info | {"note": "residuals are those of the indicator of each quantile"},
     )
     return rescaled(found, np.repeat(units, a))._replace(residuals=estimate.residuals)
+
+
+def quantile_labels(names: tuple[str, ...], probabilities: Float[np.ndarray, " a"]) -> tuple[str, ...]:
+    """Return the names of the quantiles of each integrand."""
+    return tuple(f"{name} [{level:g}]" for name in names for level in probabilities)
 
 
 def _invert(ordered: Float[np.ndarray, "n q"], levels: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:

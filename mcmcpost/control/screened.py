@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost._core.arguments import check_count, check_flags
 from mcmcpost._core.large_arrays import zeros
 from mcmcpost._core.status import Status
-from mcmcpost.control.method import AbstractControlVariate, ControlFit, Refits, no_control
+from mcmcpost.control.method import AbstractControlVariate, ControlFit, Refits, Work, no_control, num_fits
 from mcmcpost.control.problem import Problem, Subsets
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
 from mcmcpost.kernels import SquaredExponential
@@ -86,6 +86,21 @@ class Screened(AbstractControlVariate):
         wanted = min(max(num_train // 100, 5), MAX_ADDED) if self.per_round is None else self.per_round
         return max(1, min(wanted, int(num_train / DRAWS_PER_FEATURE) // self.rounds))
 
+    def work(self, problem: Problem) -> Work:
+        """Return the multiplications of a fit, to the leading order."""
+        m, d, k, train = *problem.draws.shape, problem.folds.num_folds, problem.folds.num_train
+        a, s = self.num_added(train), num_fits(problem)
+        q = 1 + len(_always(d, self.num_always(train)).first)
+        ranked = float(_num_ranked(m, d) * d**2)
+        sizes = [a * (r + 1) for r in range(self.rounds)] + ([a * self.rounds + CENTRES] if self.kernel else [])
+        path = self.rounds * ranked + m * q * sizes[-1] + sum(m * size**2 for size in sizes)
+        refits = s * (q**2 + q * sizes[-1] ** 2 + sizes[-1] ** 3 / 3)
+        return Work(shared=2.0 * m * q**2 + s * q**3 / 3 + 2 * ranked, each=(1 + k) * path + refits)
+
+    def num_always(self, num_train: int) -> int:
+        """Return how many features every fit may have."""
+        return min(MAX_BASE, int(num_train / DRAWS_PER_FEATURE) - self.rounds * self.num_added(num_train) - 1)
+
     def crossfit(self, problem: Problem) -> ControlFit:
         """Fit every integrand by itself.
 
@@ -99,7 +114,7 @@ class Screened(AbstractControlVariate):
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
         rows = Rows.of(problem.unrotated())
         added = self.num_added(train)
-        always = _always(rows.num_coordinates, min(MAX_BASE, int(train / DRAWS_PER_FEATURE) - self.rounds * added - 1))
+        always = _always(rows.num_coordinates, self.num_always(train))
         ranking = Ranking.of(rows, always)
         halves = Subsets.of(k).halves
         subsets = np.concatenate([np.ones((1, k), bool), ~np.eye(k, dtype=bool), halves])
@@ -212,7 +227,7 @@ class Ranking(NamedTuple):
     def of(cls, rows: Rows, always: Pairs) -> "Ranking":
         """Return the ranking of all features but those that every fit has."""
         m, d = len(rows.order), rows.num_coordinates
-        chosen = np.linspace(0, m - 1, min(m, max(int(RANKING / d**2), MIN_TRAIN))).astype(int)
+        chosen = np.linspace(0, m - 1, _num_ranked(m, d)).astype(int)
         u, s = rows.draws[chosen].astype(np.float32), rows.scores[chosen, :d].astype(np.float32)
         root = rows.root[chosen, None].astype(np.float32)
         mixed = u[:, :d] * s * root
@@ -315,6 +330,11 @@ class Path(NamedTuple):
     stages: tuple[Stage, ...]
     added: Added
     coordinates: tuple[int, ...]
+
+
+def _num_ranked(m: int, d: int) -> int:
+    """Return at how many of m states features are ranked."""
+    return min(m, max(int(RANKING / d**2), MIN_TRAIN))
 
 
 def _always(d: int, limit: int) -> Pairs:

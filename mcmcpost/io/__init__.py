@@ -13,6 +13,7 @@ from mcmcpost.io.diagnostics import (
     check_tree,
     gate,
     recorded_log_density,
+    sampling_seconds,
     warn_of_convergence,
 )
 from mcmcpost.io.files import load_tree, save_tree
@@ -63,6 +64,7 @@ __all__ = [
     "read_trace",
     "recorded_log_density",
     "sample_power_posteriors",
+    "sampling_seconds",
     "save_tree",
     "tempered_target",
     "warn_of_convergence",

@@ -146,6 +146,15 @@ def warn_of_convergence(convergence: Convergence) -> None:
         warn(convergence.complaint, ConvergenceWarning)
 
 
+def sampling_seconds(tree: "xarray.DataTree") -> float | None:
+    """Return the seconds that sampling took, as samplers record them in the attribute `sampling_time`; None without."""
+    for node in (tree, *(tree.children[name] for name in ("posterior", GROUP) if name in tree.children)):
+        seconds = node.attrs.get("sampling_time")
+        if isinstance(seconds, int | float | np.number) and np.isfinite(seconds) and seconds > 0:
+            return float(seconds)
+    return None
+
+
 RECORDED = ("lp", "logp")
 """Where samplers record log density, log-Jacobian included, up to a constant: ArviZ's schema and nutpie."""
 

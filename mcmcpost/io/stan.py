@@ -121,11 +121,12 @@ _STATISTICS = {
 
 
 class _File(NamedTuple):
-    """Settings from the comments, and the draws after warm-up."""
+    """Settings from the comments, the draws after warm-up, and the seconds that both took, where the file says so."""
 
     path: Path
     settings: dict[str, str]
     table: "pandas.DataFrame"
+    seconds: float | None
 
 
 def from_cmdstan(
@@ -151,7 +152,7 @@ def from_cmdstan(
     Returns
     -------
     DataTree : groups `posterior` and `sample_stats`; warm-up that was saved is left out. Coordinates keep Stan's names,
-        as ``theta.1``.
+        as ``theta.1``. The attribute `sampling_time` is the elapsed time of the slowest chain, in seconds.
 
     Raises
     ------
@@ -189,6 +190,9 @@ def from_cmdstan(
     parts = ("major", "minor", "patch")
     release = ".".join(settings.get(f"stan_version_{part}", "?") for part in parts)
     attrs = {"stan_version": release, "stan_model": settings.get("model", "unknown"), "score_evaluations": "0"}
+    times = [chain.seconds for chain in chains if chain.seconds is not None]
+    if len(times) == len(chains):
+        tree.attrs["sampling_time"] = max(times)
     return with_trace(tree, trace, gate_attrs(check) | attrs)
 
 
@@ -226,7 +230,8 @@ def _read(path: Path) -> _File:
             got, cure = f"num_warmup = {warmup}, thin = {thin}", "Give CmdStan's own file."
             raise InputError(_WHERE, f"settings num_warmup and thin in the comments of {path}", got, cure)
         table = table.iloc[-(-int(warmup) // int(thin)) :]
-    return _File(path, settings, table)
+    elapsed = re.search(r"^#\s+([\d.eE+-]+) seconds \(Total\)", text, flags=re.MULTILINE)
+    return _File(path, settings, table, float(elapsed[1]) if elapsed else None)
 
 
 def _check_chains(chains: list[_File], names: list[tuple[str, ...]]) -> None:

@@ -1,5 +1,6 @@
 """The contents of a report: estimates, evidence and joint estimates, and their tables as text."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,13 @@ class PosteriorPart(NamedTuple):
     parameters: tuple[str, ...]
     divergences: int
     quantiles: Estimate | None = None
+
+    def listed(self) -> "PosteriorPart":
+        """Return the part without constants and doubles, which a report names in a line; all where none is left."""
+        places = self.estimate.listed
+        if not len(places) or len(places) == len(self.estimate.names):
+            return self
+        return self._replace(estimate=self.estimate.select(places), values=self.values[..., places])
 
 
 class EvidencePart(NamedTuple):
@@ -76,6 +84,12 @@ def estimate_rows(estimate: Estimate) -> list[dict[str, str]]:
     ]
 
 
+def listed_rows(estimate: Estimate) -> list[dict[str, str]]:
+    """Return the rows without those of constants and doubles."""
+    rows = estimate_rows(estimate)
+    return [rows[j] for j in estimate.listed]
+
+
 class Group(NamedTuple):
     """Rows of a table that are shown together; folded under `label` where that is not empty."""
 
@@ -105,8 +119,25 @@ WITHOUT_GAIN_BECAUSE = {
     Status.BAD_SCORES: "the scores, or the convergence of the chains, are in doubt",
 }
 
+
+def known_lines(estimate: Estimate) -> list[str]:
+    """Return lines that name the constants, by value, and the quantities that are the same as another."""
+    by_value: dict[str, list[str]] = {}
+    for name, value in estimate.constants.items():
+        by_value.setdefault(f"{value:.6g}", []).append(name)
+    lines = [f"constant: {_some(names)} = {value}" for value, names in by_value.items()]
+    pairs = [f"{name} = {first}" for name, first in estimate.duplicates.items()]
+    return [*lines, *([f"the same: {_some(pairs)}"] if pairs else [])]
+
+
 NAMED = 8
-"""Quantities without a gain that are named."""
+"""Quantities that are named in a sentence."""
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def shortfalls(estimate: Estimate) -> list[str]:
@@ -115,8 +146,7 @@ def shortfalls(estimate: Estimate) -> list[str]:
     for status, reason in WITHOUT_GAIN_BECAUSE.items():
         names = [name for name, own in zip(estimate.names, estimate.status, strict=True) if own is status]
         if names:
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            found.append(f"Without a gain, because {reason}: {', '.join(names[:NAMED])}{more}.")
+            found.append(f"Without a gain, because {reason}: {_some(names)}.")
     return found
 
 

@@ -29,6 +29,8 @@ from mcmcpost.report.contents import (
     groups_of,
     headline,
     joint_rows,
+    known_lines,
+    listed_rows,
     rung_rows,
     shortfalls,
 )
@@ -211,14 +213,7 @@ def joint_drawing(joint: JointEstimate) -> Drawing:
 
 
 def _first(estimate: Estimate) -> Estimate:
-    if len(estimate.names) <= MOST_ROWS:
-        return estimate
-    rows = slice(MOST_ROWS)
-    fields = estimate._asdict()
-    kept = {name: field[rows] for name, field in fields.items() if name not in ("residuals", "covariance", "info")}
-    return estimate._replace(
-        **kept, residuals=estimate.residuals[..., rows], covariance=estimate.covariance[rows, rows]
-    )
+    return estimate if len(estimate.names) <= MOST_ROWS else estimate.select(np.arange(MOST_ROWS))
 
 
 def _widest(estimate: Estimate) -> str:
@@ -251,6 +246,8 @@ def render(contents: Contents) -> str:
     posterior, evidence, joint = contents.posterior, contents.evidence, contents.joint
     facts: dict[str, object] = {
         "headline": "",
+        "known": [],
+        "worth": "",
         "shortfalls": [],
         "quantities": [],
         "quantiles": [],
@@ -258,9 +255,13 @@ def render(contents: Contents) -> str:
         "drawings": {},
     }
     if posterior is not None:
-        quantiles = [] if posterior.quantiles is None else estimate_rows(posterior.quantiles)
+        known = known_lines(posterior.estimate)
+        posterior = posterior.listed()
+        quantiles = [] if posterior.quantiles is None else listed_rows(posterior.quantiles)
         facts |= {
             "headline": headline(posterior.estimate),
+            "known": known,
+            "worth": posterior.estimate.info.get("worth", ""),
             "shortfalls": shortfalls(posterior.estimate),
             "quantities": groups_of(estimate_rows(posterior.estimate)),
             "quantiles": groups_of(quantiles),

@@ -104,8 +104,9 @@ def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None)
     """
     check_kind("plot_gain", "estimate", estimate, Estimate, "Pass what expectation returned.")
     canvas = canvas_for("plot_gain", ax, backend, (7.0, rows_height(len(estimate.names))))
-    exact = np.array([status in REPRODUCED for status in estimate.status])
-    known = np.isfinite(estimate.gain) & (estimate.gain > 0) & ~exact
+    constant = np.array([status is Status.CONSTANT for status in estimate.status])
+    exact = np.array([status in REPRODUCED for status in estimate.status]) & ~constant
+    known = np.isfinite(estimate.gain) & (estimate.gain > 0) & ~exact & ~constant
     lengths = np.where(known, np.log10(estimate.gain, where=known, out=np.zeros(len(exact))), 0.0)
     lengths[exact] = 1.0 + max(lengths.max(initial=0.0), 0.0)
     for shown, filled in ((known, True), (exact, False)):

@@ -48,7 +48,7 @@ CONSTRUCTORS = [
     (mp.ZeroVariance, {}, {"degree": (*COUNT, None, 17), "penalty": (*KIND, mp.Ridge), "max_interaction": COUNT}),
     (mp.Ridge, {}, {"strength": (-1.0, 0, NAN, INF, "a", True, [1.0])}),
     (mp.Lasso, {}, {"path_length": (*COUNT, None)}),
-    (mp.Auto, {}, {"max_degree": COUNT, "kernel": FLAG}),
+    (mp.Auto, {}, {"max_degree": COUNT, "kernel": FLAG, "max_work": (0, -1.0, np.nan, "a")}),
     (mp.Screened, {}, {"rounds": (*COUNT, None), "per_round": COUNT, "kernel": FLAG}),
     (mp.REML, {}, {"squared_lengthscales": ((), 3.0, "a", (0.0,), (-1.0,), (NAN,), ("a",)), "free_nugget": FLAG}),
     (mp.REML, {}, {"max_draws": (*COUNT, None), "max_steps": (*COUNT, None)}),

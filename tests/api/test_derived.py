@@ -158,7 +158,7 @@ def test_a_constant_has_no_spread_and_no_correlation(tree):
     asked = {"a": tree.posterior["a"].values, "one": np.ones((4, 250))}
     found = mp.standard_deviation(tree, asked, "zv1")
     assert found.mean[1] == found.mcse[1] == 0
-    assert found.status[1] == "exact"
+    assert found.status[1] == "constant"
     assert mp.correlation(tree, asked, "zv1").status == ("undefined",)
 
 

@@ -79,6 +79,7 @@ def test_sample_says_what_it_wrote(run, model):
     assert done.out == "trace.zarr: 2 chains of 150 draws\n"
     tree = mcmcpost.load_tree("trace.zarr")
     assert tree.attrs["seed"] == 7
+    assert 0 < tree.attrs["sampling_time"] < 600
     assert tree["generated_quantities"]["square"].shape == (2, 150)
 
 
@@ -112,6 +113,15 @@ def test_expressions_quantiles_and_the_written_tree(run, trace):
     tree = mcmcpost.load_tree("out.nc")
     assert {"posterior", "control_variates", "control_variates_quantiles"} <= set(tree.children)
     assert list(tree["control_variates"]["quantity"].values) == ["a", "b[0]", "p", "bad"]
+
+
+def test_reduce_says_what_the_reduction_is_worth(run, trace):
+    tree = mcmcpost.load_tree(trace)
+    tree.attrs["sampling_time"] = 40.0
+    mcmcpost.save_tree(tree, "timed.nc")
+    done = run("reduce", "timed.nc", "--expect", "p=a > 0", "--method", "zv1")
+    assert re.search(r"note: .*4 × 200 (more )?draws .* 40 s.* This reduction took \S+ (s|min)\.$", done.err, re.M)
+    assert "note" not in run("reduce", trace, "--method", "zv1").err
 
 
 @pytest.mark.parametrize(

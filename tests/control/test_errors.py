@@ -137,14 +137,14 @@ def test_an_event_that_was_not_seen_has_an_error_of_one_over_the_effective_draws
     metres = estimate_quantiles(trace, ("x",), 1e3 * trace.draws[..., :1], np.array([0.9999]), PlainMean())
     assert far.mcse[0] > 0
     np.testing.assert_allclose(metres.mcse, 1e3 * far.mcse)
-    for events, status in ((np.ones(1, bool), Status.UNSEEN), (np.zeros(1, bool), Status.EXACT)):
+    for events, status in ((np.ones(1, bool), Status.UNSEEN), (np.zeros(1, bool), Status.CONSTANT)):
         constant = (trace, ("x",), values[..., 1:], np.array([0.5]), PlainMean())
         assert estimate_quantiles(*constant, events=events).status == (status,)
     ends = estimate_quantiles(trace, ("x",), values[..., 1:], np.array([0.001, 0.5]), PlainMean())
     np.testing.assert_array_equal(ends.mcse, [1.0, 0.0])
     np.testing.assert_array_equal(ends.mcse_plain, ends.mcse)
     known = estimate(trace, values, Auto(), events=np.zeros(2, bool))
-    assert known.status == (Status.EXACT, Status.EXACT)
+    assert known.status == (Status.CONSTANT, Status.CONSTANT)
     np.testing.assert_array_equal(known.mcse, 0.0)
 
 

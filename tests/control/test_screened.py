@@ -7,6 +7,7 @@ from control_cases import estimate, gaussian_trace
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control import Auto, LeastSquares, Screened, ZeroVariance
+from mcmcpost.control.auto import work_of
 from mcmcpost.control.problem import make_problem
 from mcmcpost.control.screened import Pairs, Ranking, Rows
 from mcmcpost.stein import polynomial_features
@@ -139,3 +140,36 @@ def test_parameters_are_checked():
     for bad in ({"rounds": 0}, {"per_round": True}, {"per_round": -1}):
         with pytest.raises(InputError, match="of at least 1, an integer"):
             Screened(**bad)
+
+
+def test_auto_keeps_a_bound_on_its_work_that_does_not_depend_on_what_else_is_asked_for(wide):
+    trace, values = wide
+    one, both = make_problem(trace, values[..., :1]), make_problem(trace, values)
+    usual = Auto().candidates(both)
+    assert [type(method) for method in usual] == [ZeroVariance, Screened]
+    assert usual[1] == Screened(per_round=Screened().num_added(both.folds.num_train))
+    before = np.inf
+    for max_work in (1e11, 4e8, 1.5e8, 1e8, 1e5):
+        auto = Auto(max_work=max_work)
+        found = auto.candidates(both)
+        assert found == auto.candidates(one)
+        works = [work_of(method, both) for method in found]
+        assert all(work.each <= max_work and work.shared <= 10 * max_work for work in works)
+        added = [method.per_round for method in found if isinstance(method, Screened)]
+        assert sum(added) <= before
+        before = sum(added)
+    assert found == []
+    assert Auto(max_work=1e5).crossfit(both).info == {"tried": {}}
+    fit = Auto(max_work=4e8).crossfit(both)
+    assert {label: facts["work"] for label, facts in fit.info["tried"].items()} == {
+        method.label: work_of(method, both).total(2) for method in Auto(max_work=4e8).candidates(both)
+    }
+
+
+def test_auto_gains_what_is_to_be_had_from_fewer_draws_than_parameters(rng):
+    x = rng.normal(size=(4, 25, 200))
+    values = np.stack([x[..., 0], x[..., 0] * x[..., 7], rng.normal(size=(4, 25))], axis=-1)
+    found = estimate(make_trace(x, -x), values, Auto())
+    assert (np.abs(found.mean) < 5 * found.mcse + 1e-9).all()
+    assert (found.gain[:2] > 100).all()
+    assert 1 <= found.gain[2] < 3

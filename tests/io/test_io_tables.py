@@ -130,6 +130,13 @@ def test_cmdstan_wrote_the_gradients_of_the_potential():
     assert table.loc["sigma_obs", "gain"] > 1
 
 
+def test_the_time_of_cmdstan_is_that_of_its_slowest_chain(tmp_path):
+    assert mp.from_cmdstan(DIAGNOSTICS, OUTPUTS).attrs["sampling_time"] == 0.097
+    untimed = tmp_path / "untimed.csv"
+    untimed.write_text(DIAGNOSTICS[0].read_text().replace("(Total)", ""))
+    assert "sampling_time" not in mp.from_cmdstan([untimed, DIAGNOSTICS[1]]).attrs
+
+
 def test_cmdstan_without_outputs_keeps_the_unconstrained_parameters(tmp_path):
     tree = mp.from_cmdstan(DIAGNOSTICS)
     assert set(tree["posterior"].data_vars) == {"k", "m", "delta", "sigma_obs", "beta"}
