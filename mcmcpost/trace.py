@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost._core.arguments import as_float64, as_labels, check_size
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import rows_of
+from mcmcpost._core.weights import Weights
 
 
 class Trace(NamedTuple):
@@ -19,11 +20,13 @@ class Trace(NamedTuple):
     draws : (c, n, d), unconstrained.
     scores : (c, n, d), ∇ log density of the unconstrained draw, log-Jacobian included.
     names : d coordinate labels.
+    weights : of the draws, None where they are equal.
     """
 
     draws: Float[np.ndarray, "c n d"]
     scores: Float[np.ndarray, "c n d"]
     names: tuple[str, ...]
+    weights: Weights | None = None
 
 
 class States(NamedTuple):
@@ -71,7 +74,9 @@ def moving(draws: Float[np.ndarray, "c n d"]) -> Bool[np.ndarray, " d"]:
 
 def with_coordinates(trace: Trace, kept: Bool[np.ndarray, " d"]) -> Trace:
     """Return the trace of some coordinates, whose scores are those of the density given the others."""
-    return Trace(trace.draws[..., kept], trace.scores[..., kept], tuple(compress(trace.names, kept)))
+    return trace._replace(
+        draws=trace.draws[..., kept], scores=trace.scores[..., kept], names=tuple(compress(trace.names, kept))
+    )
 
 
 def without_fixed(trace: Trace) -> Trace:

@@ -88,15 +88,20 @@ class Question(NamedTuple):
 
 
 def pose(
-    tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, allow_bad_scores: bool
+    tree: "xarray.DataTree",
+    integrands: Any,
+    method: str | AbstractControlVariate,
+    allow_bad_scores: bool,
+    *,
+    weighted: bool = False,
 ) -> Question:
     """Return the arrays and the method of a question, after the score gate; arguments as in `expectation`.
 
-    It warns once of what is wrong with the chains.
+    It warns once of what is wrong with the chains. Draws with weights are refused unless `weighted`.
     """
     choice = resolve_method(method)
     check_flags("score gate", allow_bad_scores=allow_bad_scores)
-    gated = read_gated(tree, allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
+    gated = read_gated(tree, allow_bad_scores, scores_needed=not isinstance(choice, PlainMean), weighted=weighted)
     trace = without_fixed(gated.trace)
     if gated.check.pattern == "nonfinite":
         # Plain means do not use the scores, but they are transformed with the draws.
@@ -110,15 +115,17 @@ def pose(
     return Question(gated, trace, *asked, choice, bad, convergence)
 
 
-def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool, *, scores_needed: bool = True) -> GatedTrace:
-    """Return the trace of a tree after the score gate.
+def read_gated(
+    tree: "xarray.DataTree", allow_bad_scores: bool, *, scores_needed: bool = True, weighted: bool = False
+) -> GatedTrace:
+    """Return the trace of a tree after the score gate; draws with weights are refused unless `weighted`.
 
     Raises
     ------
     ScoreError : the gate finds an error that is not allowed, or scores that are needed are not finite.
     """
     check_flags("score gate", allow_bad_scores=allow_bad_scores)
-    trace = read_trace(tree)
+    trace = read_trace(tree, weighted=weighted)
     check = gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
     if scores_needed and check.pattern == "nonfinite":
         raise ScoreError(check.message)

@@ -45,7 +45,8 @@ class Auto(AbstractControlVariate):
     The candidates are zero variance of every degree for which there are at least three distinct training draws per
     feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
     control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions. Where
-    draws are too few for a quadratic by least squares, or it has more than 2,000 features, `Screened` is tried too. A
+    draws are too few for a quadratic by least squares, or it has more than 2,000 features, `Screened` is tried too. For
+    weighted draws, whose effective number counts, there are polynomials only. A
     richer method replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds
     that give the error, which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
 
@@ -67,7 +68,7 @@ class Auto(AbstractControlVariate):
         return "Auto()"
 
     def crossfit(self, problem: Problem) -> ControlFit:
-        if problem.folds.num_train < MIN_TRAIN:
+        if problem.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, PlainMean().label)
         best = PlainMean().crossfit(problem)
         plain = residual_variance(problem, best.control)
@@ -86,7 +87,7 @@ class Auto(AbstractControlVariate):
 
     def candidates(self, problem: Problem) -> list[AbstractControlVariate]:
         """Return the methods worth trying on this problem, from simple to rich."""
-        d, train = problem.draws.shape[1], problem.folds.num_train
+        d, train = problem.draws.shape[1], problem.num_train
         top = MAX_DEGREE.get(d, 3) if self.max_degree is None else self.max_degree
         methods: list[AbstractControlVariate] = []
         degree = 0
@@ -96,6 +97,8 @@ class Auto(AbstractControlVariate):
         most = min(MAX_FEATURES, 4 * train)
         if degree < top and num_polynomial_features(d, degree + 1) <= (most if degree else MAX_FEATURES):
             methods.append(ZeroVariance(degree + 1, Ridge()))
+        if problem.weighted:
+            return methods
         if degree < 2 <= top:
             methods.append(Screened(kernel=self.kernel))
         few = problem.folds.thin(KERNEL_STATES).num_train

@@ -12,13 +12,14 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost._core.arguments import check_tree_type
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import copy_of, in_blocks
-from mcmcpost._core.mcse import mcse_mean
+from mcmcpost._core.mcse import GOOD_KHAT, mcse_mean
 from mcmcpost._core.precision import in_units, units_of
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
+from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws
 from mcmcpost.control.errors import heavy_tailed, tail_inflation, total_error
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, PlainMean, columnwise
-from mcmcpost.control.problem import Problem, check_cross_fitting, column_sd, make_problem
+from mcmcpost.control.problem import Problem, check_cross_fitting, column_sd, make_problem, sd_over_draws
 from mcmcpost.scores import effective_size
 from mcmcpost.trace import States, Trace, distinct_states
 
@@ -195,7 +196,8 @@ class Integrands(NamedTuple):
     names : p labels. values : (c, n, p). states : the distinct states of the trace.
     finite, varying : (p,) whether an integrand is finite at every draw; whether it is and is not constant.
     unseen : (p,) whether it is zero at every draw, or one, as the indicator of an event is that was not seen.
-    ess : the smallest effective sample size of a coordinate.
+    ess : the smallest effective sample size of a coordinate, or that of the weights.
+    weights : of the draws, None where they are equal.
     """
 
     names: tuple[str, ...]
@@ -205,6 +207,7 @@ class Integrands(NamedTuple):
     varying: Bool[np.ndarray, " p"]
     unseen: Bool[np.ndarray, " p"]
     ess: float
+    weights: Weights | None = None
 
     @property
     def too_few(self) -> bool:
@@ -229,8 +232,9 @@ def read_integrands(
     values: Float[np.ndarray, "c n p"],
     states: States,
     events: Bool[np.ndarray, " p"] | None = None,
+    weights: Weights | None = None,
 ) -> Integrands:
-    """Return the integrands on a trace of these distinct states, with what their values say.
+    """Return the integrands on a trace of these distinct states and weights, with what their values say.
 
     events : as for `estimate_expectations`.
     """
@@ -239,10 +243,12 @@ def read_integrands(
         finite = np.isfinite(low) & np.isfinite(high)
         unseen = finite & (high == low) & ((low == 0) | (low == 1)) & (True if events is None else events)
     ess = np.nan
-    if unseen.any():
+    if unseen.any() and weights is not None:
+        ess = weights.ess
+    elif unseen.any():
         chains = states.draws[states.inverse].reshape(*values.shape[:2], -1)
         ess = float(effective_size(chains, chains.std(axis=(0, 1))).min())
-    return Integrands(names, values, states, finite, finite & (high > low), unseen, ess)
+    return Integrands(names, values, states, finite, finite & (high > low), unseen, ess, weights)
 
 
 class Fitted(NamedTuple):
@@ -269,7 +275,7 @@ def estimate_expectations(
 
     Parameters
     ----------
-    trace : draws and scores.
+    trace : draws and scores, and their weights.
     values : (c, n, p) integrands at the draws; one with a NaN or infinity is returned as NaN, ``undefined``.
     num_folds : folds of the cross-fitting; about eight by default.
     moments : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
@@ -280,7 +286,7 @@ def estimate_expectations(
     """
     check_cross_fitting(trace, num_folds, moments)
     units = units_of(values)
-    integrands = read_integrands(names, in_units(values, units), distinct_states(trace), events)
+    integrands = read_integrands(names, in_units(values, units), distinct_states(trace), events, trace.weights)
     fitted = fit_integrands(trace, integrands, method, num_folds=num_folds, moments=moments)
     return rescaled(
         assemble(integrands, fitted, bad_scores=bad_scores, verified=verified, fallback=fallback),
@@ -348,13 +354,17 @@ def plain_means(integrands: Integrands) -> Plain:
     known of it before (Laplace's rule of succession).
     """
     values, finite, varying = integrands.values, integrands.finite, integrands.varying
+    weights = integrands.weights
     chains, draws, p = values.shape
     safe = values if finite.all() else np.where(finite, values, 0.0)
-    sd = column_sd(safe.reshape(-1, p), ddof=1) if chains * draws > 1 else np.full(p, np.nan)
+    if weights is not None:
+        sd = sd_over_draws(safe, weights)
+    else:
+        sd = column_sd(safe.reshape(-1, p), ddof=1) if chains * draws > 1 else np.full(p, np.nan)
     nan = np.where(finite, 0.0, np.nan)
     return Plain(
-        mean=np.where(varying, safe.mean(axis=(0, 1)), safe[0, 0]) + nan,
-        mcse=np.where(varying, mcse_mean(safe), np.where(integrands.unseen, 1 / (integrands.ess + 2), 0.0))
+        mean=np.where(varying, mean_over_draws(safe, weights), safe[0, 0]) + nan,
+        mcse=np.where(varying, mcse_mean(safe, weights), np.where(integrands.unseen, 1 / (integrands.ess + 2), 0.0))
         + (np.nan if integrands.too_few else nan),
         sd=np.where(varying, sd, 0.0) + nan,
     )
@@ -399,7 +409,15 @@ def assemble(
             residual = asked - control.reshape(asked.shape)
             less = Plain(*(numbers[index] for numbers in plain))
             part = judge(
-                asked, residual, less, fit.select(some), own, fallback=fallback, believe=bad_scores, verified=verified
+                asked,
+                residual,
+                less,
+                fit.select(some),
+                own,
+                weights=integrands.weights,
+                fallback=fallback,
+                believe=bad_scores,
+                verified=verified,
             )
             residuals[..., index[part.used]] = residual[..., part.used]
             parts.append(part)
@@ -407,7 +425,13 @@ def assemble(
     marked = integrands.varying & (bad_scores and not integrands.too_few)
     known = (Status.CONTROLLED, Status.REGULARISED, Status.NUGGET_RAISED, Status.PLAIN)
     heavy = np.zeros(len(ones), bool)
-    heavy[columns] = heavy_tailed(integrands.fitted_values)
+    weights = integrands.weights
+    heavy[columns] = heavy_tailed(
+        integrands.fitted_values if weights is None else weights.influence(integrands.fitted_values)
+    )
+    if weights is not None:
+        heavy[columns] |= weights.khat > GOOD_KHAT
+        info |= {"pareto_khat": weights.khat, "ess": weights.ess}
     status = [Status.HEAVY_TAIL if h and s in known else s for h, s in zip(heavy, found.status, strict=True)]
     return Estimate(
         names=integrands.names,
@@ -422,7 +446,7 @@ def assemble(
         mcse_plain=plain.mcse,
         mean_crossfit=found.mean_crossfit,
         residuals=residuals,
-        covariance=covariance_of(residuals, found.mcse),
+        covariance=covariance_of(residuals, found.mcse, weights),
         info=info,
     )
 
@@ -445,6 +469,7 @@ def judge(
     fit: ControlFit,
     problem: Problem,
     *,
+    weights: Weights | None,
     fallback: bool,
     believe: bool,
     verified: bool,
@@ -455,14 +480,14 @@ def judge(
     verified : as in `estimate_expectations`.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
-        seen = mcse_mean(residual)
+        seen, variance = mcse_mean(residual, weights), variance_over_draws(residual, weights)
         size = np.abs(plain.mean) + plain.sd
         ess = (plain.sd / plain.mcse) ** 2
         mcse = problem.scale * total_error(problem, fit, seen / problem.scale)
-        exact = np.isfinite(seen) & (np.maximum(residual.std(axis=(0, 1)), mcse) <= ROUNDING * size)
+        exact = np.isfinite(seen) & (np.maximum(np.sqrt(variance), mcse) <= ROUNDING * size)
         usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain.mcse) | (not fallback))
         gain = (plain.mcse / mcse) ** 2
-        ratio = asked.var(axis=(0, 1)) / residual.var(axis=(0, 1))
+        ratio = variance_over_draws(asked, weights) / variance
         mean = problem.location + problem.scale * fit.mean
         slack = plain.mcse * np.sqrt(tail_inflation(problem.participants, problem.counts.sum()))
         limit = scipy.stats.t.isf(DISAGREEMENT, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
@@ -480,15 +505,19 @@ def judge(
         mcse=np.where(used, np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse), plain.mcse),
         gain=np.where(used, gain, 1.0),
         variance_ratio=np.where(used, ratio, 1.0),
-        mean_crossfit=np.where(used, residual.mean(axis=(0, 1)), plain.mean),
+        mean_crossfit=np.where(used, mean_over_draws(residual, weights), plain.mean),
         status=tuple(status),
         method=tuple(np.where(used, np.array(fit.method, dtype=object), PlainMean().label)),
         used=used,
     )
 
 
-def covariance_of(series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " p"]) -> Float[np.ndarray, "p p"]:
-    """Return the correlation of the series (c, n, p) times the errors (p,)."""
+def covariance_of(
+    series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " p"], weights: Weights | None = None
+) -> Float[np.ndarray, "p p"]:
+    """Return the correlation of the series (c, n, p), of weighted draws of their influence, times the errors (p,)."""
+    if weights is not None:
+        series = weights.influence(series)
     flat = series.reshape(-1, series.shape[-1])
     correlation = np.zeros((flat.shape[1], flat.shape[1]))
     with np.errstate(invalid="ignore", divide="ignore"):

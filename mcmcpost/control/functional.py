@@ -24,6 +24,7 @@ from mcmcpost.control.method import (
     mean_of_residuals,
     merge_fits,
     no_control,
+    refuse_weighted,
 )
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
@@ -300,6 +301,7 @@ def _check(choice: ControlFunctional | SemiExact) -> None:
 
 
 def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: int) -> ControlFit:
+    refuse_weighted(choice.label, problem)
     tuning = choice.tuning or (GridREML() if choice.kernel is None else None)
     problem = problem.thin(choice.max_states)
     if problem.folds.num_train < (MIN_TRAIN if tuning or degree else MIN_GIVEN):

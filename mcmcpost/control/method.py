@@ -8,6 +8,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.problem import Problem, Subsets
 
@@ -114,6 +115,13 @@ def no_control(problem: Problem, status: Status, label: str, info: dict[str, Any
         method=(label,) * p,
         info=info or {},
     )
+
+
+def refuse_weighted(label: str, problem: Problem) -> None:
+    """Refuse a problem of weighted draws, for methods that fit all draws alike."""
+    if problem.weighted:
+        cure = 'Use ZeroVariance, or method="auto"; or resample(tree, key=key) first.'
+        raise InputError(label, "draws of equal weight", "weighted draws", cure)
 
 
 def mean_of_residuals(problem: Problem, control: Float[np.ndarray, "m p"]) -> tuple[Float[np.ndarray, " p"], Refits]:

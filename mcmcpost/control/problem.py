@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost._core.arguments import as_real, check_count
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.large_arrays import in_blocks, zeros
+from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws
 from mcmcpost.scores import effective_size
 from mcmcpost.trace import States, Trace, distinct_states
 
@@ -147,6 +148,8 @@ class Problem(NamedTuple):
     lower : (d, d) the L of the standard coordinates.
     participants : (p,) the draws that make up the variance of each integrand or, if they are fewer, of a coordinate, by
         the function of that name.
+    weighted : whether the draws have weights; `counts` are then the weights of the states, whose sum is Kish's
+        effective sample size.
     """
 
     draws: Float[np.ndarray, "m d"]
@@ -161,6 +164,12 @@ class Problem(NamedTuple):
     num_states: int
     lower: Float[np.ndarray, "d d"]
     participants: Float[np.ndarray, " p"]
+    weighted: bool = False
+
+    @property
+    def num_train(self) -> int:
+        """The smallest number of states on which a fit without a fold is made; of weighted states, their share."""
+        return int(self.folds.num_train * min(1.0, self.counts.sum() / self.num_states))
 
     def unrotated(self) -> "Problem":
         """Return the problem in the trace's own coordinates, each of unit standard deviation."""
@@ -207,26 +216,33 @@ def make_problem(
     if states is None:
         states = distinct_states(trace)
     m = len(states.counts)
-    flat = values.reshape(-1, values.shape[-1])
+    flat, weights = values.reshape(-1, values.shape[-1]), trace.weights
+    copies = states.counts.astype(float)
+    if weights is not None:
+        copies = np.bincount(states.inverse, weights.values.reshape(-1)) * (weights.ess / len(flat))
     means = flat
     if m < len(flat):
         means = zeros((m, flat.shape[1]))
         np.add.at(means, states.inverse, flat)
         means /= states.counts[:, None]
-    location = flat.mean(axis=0)
-    spread = column_sd(flat)
+    location = mean_over_draws(values, weights)
+    spread = sd_over_draws(values, weights)
     scale = np.where(spread > 0, spread, 1.0)
-    shift, lower = standard_coordinates(trace.draws, moments) if coordinates is None else coordinates
+    shift, lower = standard_coordinates(trace.draws, moments, weights) if coordinates is None else coordinates
     z, s, f = (zeros((padded(m), width)) for width in (len(shift), len(shift), flat.shape[1]))
     for rows in in_blocks(m, len(shift) + flat.shape[1]):
         z[rows] = np.linalg.solve(lower, (states.draws[rows] - shift).T).T
         s[rows] = states.scores[rows] @ lower
         f[rows] = (means[rows] - location) / scale
 
-    copies = states.counts.astype(float)
     first_visit = np.full(m, -1)
     first_visit[states.inverse[::-1]] = np.arange(len(flat))[::-1]
-    labels = draw_folds(trace.draws, num_folds)[first_visit]
+    labels = draw_folds(trace.draws, num_folds, weights)[first_visit]
+    if weights is None:
+        involved = np.minimum(participants(f[:m], copies), participants(z[:m], copies).min())
+    else:
+        u, x = (copies[:, None] * (part[:m] - copies @ part[:m] / copies.sum()) for part in (f, z))
+        involved = np.minimum(participants(u), participants(x).min())
     return Problem(
         draws=z,
         scores=s,
@@ -239,30 +255,34 @@ def make_problem(
         inverse=states.inverse,
         num_states=m,
         lower=lower,
-        participants=np.minimum(participants(f[:m], copies), participants(z[:m], copies).min()),
+        participants=involved,
+        weighted=weights is not None,
     )
 
 
 def standard_coordinates(
-    draws: Float[np.ndarray, "c n d"], moments: tuple[Any, Any] | None = None
+    draws: Float[np.ndarray, "c n d"], moments: tuple[Any, Any] | None = None, weights: Weights | None = None
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
     """Return μ and a lower triangular L of the map z = L⁻¹(x−μ).
 
     They are the `moments` (mean, standard deviation) if those are given. Otherwise LLᵀ is the sample covariance if
     there are at least 5d draws and it is well conditioned, and the diagonal matrix of the sample variances if not
-    (docs/mathematics.md section 2, coordinates).
+    (docs/mathematics.md section 2, coordinates). Where there are weights, moments are weighted and their effective
+    sample size counts.
     """
     flat = draws.reshape(-1, draws.shape[-1])
     n, d = flat.shape
     if moments is not None:
         mean, sd = read_moments(moments, d)
         return mean, np.diag(sd)
-    mean, sd = flat.mean(axis=0), column_sd(flat)
+    mean = mean_over_draws(draws, weights)
+    sd = sd_over_draws(draws, weights)
     sd = np.where(sd > 0, sd, 1.0)
-    if n >= 5 * d:
+    root = np.ones(n) if weights is None else np.sqrt(weights.values.reshape(-1))
+    if (n if weights is None else weights.ess) >= 5 * d:
         correlation = np.zeros((d, d))
         for rows in in_blocks(n, d):
-            unit = (flat[rows] - mean) / sd
+            unit = (flat[rows] - mean) / sd * root[rows, None]
             correlation += unit.T @ unit
         correlation /= n
         if np.linalg.eigvalsh(correlation)[0] > 1e-10:
@@ -292,15 +312,28 @@ def check_cross_fitting(trace: Trace, num_folds: Any, moments: Any) -> None:
         read_moments(moments, d)
 
 
-def draw_folds(draws: Float[np.ndarray, "c n d"], num_folds: int | None = None) -> Int[np.ndarray, " m"]:
+def draw_folds(
+    draws: Float[np.ndarray, "c n d"], num_folds: int | None = None, weights: Weights | None = None
+) -> Int[np.ndarray, " m"]:
     """Return the fold of each draw, chains concatenated.
 
     A fold is a whole chain, a group of chains, or a contiguous block of one chain. By default there are about eight:
     whole chains if there are that many, and otherwise equal blocks of each chain, of at least `MIN_BLOCK`
-    autocorrelation times. With `num_folds` at most the number of chains, chains are grouped.
+    autocorrelation times. With `num_folds` at most the number of chains, chains are grouped. Correlations of weighted
+    draws are those of what each adds to a mean. The draws of a nested-sampling run are sorted by their likelihood, and
+    every eighth of them is as a run of fewer live points: these are the folds.
     """
     num_chains, num_draws, _ = draws.shape
-    wanted = default_folds(draws) if num_folds is None else num_folds
+    if weights is not None and weights.num_live is not None:
+        wanted = num_folds or max(MIN_FOLDS, min(num_chains, 2 * MIN_FOLDS))
+        if wanted > num_chains:
+            each = min(-(-wanted // num_chains), num_draws)
+            own = np.arange(num_draws) % each
+            return (np.arange(num_chains)[:, None] * each + own[None, :]).reshape(-1)
+    elif num_folds is None:
+        wanted = default_folds(draws if weights is None else weights.influence(draws))
+    else:
+        wanted = num_folds
     if wanted <= num_chains:
         chain_fold = np.arange(num_chains) * wanted // num_chains
         return np.repeat(chain_fold, num_draws)
@@ -347,6 +380,13 @@ def column_sd(columns: Float[np.ndarray, "n p"], ddof: int = 0) -> Float[np.ndar
     for some in in_blocks(len(sd), len(columns)):
         sd[some] = columns[:, some].std(axis=0, ddof=ddof)
     return sd
+
+
+def sd_over_draws(values: Float[np.ndarray, "c n p"], weights: Weights | None) -> Float[np.ndarray, " p"]:
+    """Return the standard deviation of each integrand over the draws, weighted where there are weights."""
+    if weights is None:
+        return column_sd(values.reshape(-1, values.shape[-1]))
+    return np.sqrt(variance_over_draws(values, weights))
 
 
 def participants(

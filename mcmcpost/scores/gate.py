@@ -253,6 +253,8 @@ def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = No
     recorded, scores that are five per cent too large, or shifted, are found by its differences between near draws
     (`misfit`), in a few dimensions, and in twenty where the density is nearly Gaussian.
 
+    Weighted draws are tested on nearly equally weighted ones among them (`Weights.representative`), as one chain.
+
     Parameters
     ----------
     trace : draws and scores (c, n, d).
@@ -269,6 +271,10 @@ def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = No
     finite = np.isfinite(trace.scores).all((0, 1))
     if not finite.all():
         return empty._replace(verdict="error", pattern="nonfinite", message=where_not_finite(trace))
+    if trace.weights is not None:
+        rows = trace.weights.representative()
+        some = Trace(trace.draws.reshape(1, -1, d)[:, rows], trace.scores.reshape(1, -1, d)[:, rows], trace.names)
+        return check_scores(some, None if log_density is None else log_density.reshape(1, -1)[:, rows])
     moves = moving(trace.draws)
     if not moves.all():
         part = check_scores(without_fixed(trace), log_density)
