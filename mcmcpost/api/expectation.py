@@ -47,7 +47,7 @@ def expectation(
     Parameters
     ----------
     tree : a trace with scores, from `from_numpyro`, `attach_scores`, `from_arrays`, nutpie or `load_tree`. Draws with
-        weights, ``sample_stats.log_weight``, have self-normalised means and weighted polynomial control variates
+        weights, ``sample_stats.log_weight``, have self-normalised means and weighted control variates
         (docs/methods/weighted_draws.md).
     integrands : None for every variable of the posterior group; a list of variable names; an array (chain, draw[, p]);
         or a mapping from a name to such an array or to a function of one constrained draw (a dict of arrays).
@@ -66,7 +66,7 @@ def expectation(
     Raises
     ------
     ScoreError : the scores are not those of the draws, in a way that was recognised.
-    ValueError, TypeError : input of a wrong shape, kind or name; a kernel method, or `Screened`, for weighted draws.
+    ValueError, TypeError : input of a wrong shape, kind or name; `Screened` for weighted draws.
 
     Warns
     -----

@@ -45,10 +45,10 @@ class Auto(AbstractControlVariate):
     The candidates are zero variance of every degree for which there are at least three distinct training draws per
     feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
     control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions. Where
-    draws are too few for a quadratic by least squares, or it has more than 2,000 features, `Screened` is tried too. For
-    weighted draws, whose effective number counts, there are polynomials only. A
-    richer method replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds
-    that give the error, which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
+    draws are too few for a quadratic by least squares, or it has more than 2,000 features, `Screened` is tried too. Of
+    weighted draws the effective number counts, and `Screened` is not tried. A richer method replaces a simpler one if
+    it lowers the error variance by 5 per cent. The choice is made on the folds that give the error, which is
+    optimistic; ``benchmarks.control.calibration`` measures what is left of it.
 
     Parameters
     ----------
@@ -97,11 +97,9 @@ class Auto(AbstractControlVariate):
         most = min(MAX_FEATURES, 4 * train)
         if degree < top and num_polynomial_features(d, degree + 1) <= (most if degree else MAX_FEATURES):
             methods.append(ZeroVariance(degree + 1, Ridge()))
-        if problem.weighted:
-            return methods
-        if degree < 2 <= top:
+        if degree < 2 <= top and not problem.weighted:
             methods.append(Screened(kernel=self.kernel))
-        few = problem.folds.thin(KERNEL_STATES).num_train
+        few = problem.thin(KERNEL_STATES).folds.num_train
         base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)
         if self.kernel and base and d <= MAX_KERNEL_COORDINATES:
             methods.append(SemiExact(base, solver=Cholesky(), max_states=KERNEL_STATES))

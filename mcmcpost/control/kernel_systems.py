@@ -69,13 +69,17 @@ class KernelData(NamedTuple):
 def kernel_data(
     rows: PyTree, basis: Float[np.ndarray, "m q"], values: Float[np.ndarray, "m p"], problem: Problem | JointProblem
 ) -> KernelData:
-    """Return the kernel system of some integrands (m, p) of a problem, with its counts and folds, as JAX arrays."""
+    """Return the kernel system of some integrands (m, p) of a problem, with its counts and folds, as JAX arrays.
+
+    Weighted states count once each: their weights are those of the residuals alone.
+    """
+    weighted = isinstance(problem, Problem) and problem.weighted
     subsets = Subsets.of(problem.folds.num_folds)
     return KernelData(
         rows=jax.tree.map(jnp.asarray, rows),
         basis=jnp.asarray(basis),
         values=jnp.asarray(values),
-        counts=jnp.asarray(problem.counts),
+        counts=jnp.asarray((problem.counts > 0).astype(float) if weighted else problem.counts),
         folds=jax.tree.map(jnp.asarray, problem.folds),
         blocks=jax.tree.map(jnp.asarray, problem.folds.rows_within(np.eye(problem.folds.num_folds, dtype=bool))),
         halves=jax.tree.map(jnp.asarray, problem.folds.rows_within(subsets.halves)),

@@ -120,7 +120,7 @@ def no_control(problem: Problem, status: Status, label: str, info: dict[str, Any
 def refuse_weighted(label: str, problem: Problem) -> None:
     """Refuse a problem of weighted draws, for methods that fit all draws alike."""
     if problem.weighted:
-        cure = 'Use ZeroVariance, or method="auto"; or resample(tree, key=key) first.'
+        cure = 'Use SemiExact, ZeroVariance or method="auto"; or resample(tree, key=key) first.'
         raise InputError(label, "draws of equal weight", "weighted draws", cure)
 
 

@@ -92,13 +92,21 @@ class Folds(NamedTuple):
         labels = self.labels[rows]
         return ragged([rows[own[labels]] for own in folds])
 
-    def thin(self, max_rows: int | None) -> "Folds":
-        """Return folds whose fits see at most `max_rows` evenly spaced rows; every row is still held out once."""
+    def thin(self, max_rows: int | None, counts: Float[np.ndarray, " m"] | None = None) -> "Folds":
+        """Return folds whose fits see at most `max_rows` rows; every row is still held out once.
+
+        The rows are evenly spaced, or at even steps of the summed `counts` where these are given.
+        """
         rows = self.everyone[self.everyone_mask]
-        if max_rows is None or len(rows) <= max_rows:
+        if max_rows is None or (len(rows) <= max_rows and counts is None):
             return self
+        if counts is None:
+            chosen = np.linspace(0, len(rows) - 1, max_rows).astype(int)
+        else:
+            total, size = np.cumsum(counts[rows]), min(max_rows, len(rows))
+            chosen = np.minimum(np.searchsorted(total, (np.arange(size) + 0.5) / size * total[-1]), len(rows) - 1)
         kept = np.zeros(len(self.labels), bool)
-        kept[rows[np.linspace(0, len(rows) - 1, max_rows).astype(int)]] = True
+        kept[rows[chosen]] = True
         train, train_mask = ragged([inside[kept[inside]] for _, inside in self.rows()])
         everyone, everyone_mask = ragged([np.flatnonzero(kept)])
         return self._replace(train=train, train_mask=train_mask, everyone=everyone[0], everyone_mask=everyone_mask[0])
@@ -188,8 +196,13 @@ class Problem(NamedTuple):
         )
 
     def thin(self, max_states: int | None) -> "Problem":
-        """Return the problem with fits on at most `max_states` evenly spaced states; every state is still held out."""
-        return self._replace(folds=self.folds.thin(max_states))
+        """Return the problem with fits on at most `max_states` states, by weight or evenly spaced; see `Folds.thin`."""
+        return self._replace(folds=self.folds.thin(max_states, self.counts if self.weighted else None))
+
+    @property
+    def by_residuals(self) -> bool:
+        """Whether a kernel's estimate is the mean of held-out residuals: its fits see some states, or no weights."""
+        return self.weighted or self.folds.num_everyone < self.num_states
 
 
 def make_problem(
