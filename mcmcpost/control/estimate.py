@@ -62,9 +62,10 @@ class Estimate(NamedTuple):
     sd : (p,) posterior standard deviation of the integrand.
     mean_plain, mcse_plain : (p,) without control variates.
     mean_crossfit : (p,) mean of the cross-fitted residuals.
-    residuals : (c, n, p) integrand minus held-out control variate; its mean estimates the expectation.
+    residuals : (c, n, p) integrand minus held-out control variate; its mean, weighted where the draws have weights,
+        estimates the expectation.
     covariance : (p, p) of the estimates: correlation of the residuals times the errors.
-    info : JSON-able facts: degrees, kernels, nuggets, costs, folds.
+    info : JSON-able facts: degrees, kernels, nuggets, costs, folds; of weighted draws, `ess` and `pareto_khat`.
     """
 
     names: tuple[str, ...]
