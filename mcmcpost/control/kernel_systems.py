@@ -10,8 +10,9 @@ from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from mcmcpost._core.large_arrays import is_large
+from mcmcpost.control.folds import Folds, Subsets
 from mcmcpost.control.method import Refits
-from mcmcpost.control.problem import Folds, JointProblem, Problem, Subsets
+from mcmcpost.control.problem import JointProblem, Problem
 from mcmcpost.linops import Tile, TileOperator, device_mesh, pivoted_cholesky, tile_diagonal, tile_gram
 from mcmcpost.linsolve import (
     ConjugateGradients,

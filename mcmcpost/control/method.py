@@ -10,7 +10,8 @@ from jaxtyping import Array, Bool, Float
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
-from mcmcpost.control.problem import Problem, Subsets
+from mcmcpost.control.folds import Subsets
+from mcmcpost.control.problem import Problem
 
 ROUNDING = 1e-10
 """A residual, or any other part of the error, is rounding if it is below this fraction of the integrand's size."""

@@ -16,8 +16,9 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost._core.arguments import check_count, check_flags
 from mcmcpost._core.large_arrays import zeros
 from mcmcpost._core.status import Status
+from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, Refits, no_control, refuse_weighted
-from mcmcpost.control.problem import Problem, Subsets
+from mcmcpost.control.problem import Problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.stein import stein_gram

@@ -10,6 +10,7 @@ from mcmcpost._core.arguments import check_count, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import residual_variance
+from mcmcpost.control.folds import Subsets
 from mcmcpost.control.least_squares import (
     HIGHEST_DEGREE,
     Lasso,
@@ -25,7 +26,7 @@ from mcmcpost.control.least_squares import (
     ridge_strengths,
 )
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, Refits, no_control
-from mcmcpost.control.problem import Problem, Subsets
+from mcmcpost.control.problem import Problem
 
 DRAWS_PER_FEATURE = 3.0
 """Training states per feature below which a fit without a penalty is made only if it is asked for."""
