@@ -253,8 +253,6 @@ CASES: dict[str, tuple[Callable[[], Target], Callable[..., Draws]]] = {
     "normal, nested": (_normal, _nested),
     "eight schools, smc": (_schools, _tempered),
     "banana, importance": (_banana, _importance),
-    "eight schools, nested": (_schools, _nested),
-    "eight schools, importance": (_schools, _importance),
 }
 
 
