@@ -89,6 +89,7 @@ PAGES = {
             "evidence_hare_lynx",
             "stored_ladders",
             "bridge",
+            "evidence_peers",
             "reference_ladder",
             "ladder_sampling",
         ),
