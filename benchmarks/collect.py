@@ -30,7 +30,16 @@ PAGES = {
     "expectations": Page(
         "Expectations",
         "How much smaller are the errors of posterior means with control variates, on which targets?",
-        ("hare_lynx", "hare_lynx_keys", "hare_lynx_stan", "posteriordb", "hierarchical", "south2022", "auto_vs_plain"),
+        (
+            "hare_lynx",
+            "hare_lynx_keys",
+            "hare_lynx_stan",
+            "posteriordb",
+            "hierarchical",
+            "south2022",
+            "auto_vs_plain",
+            "weighted_draws",
+        ),
     ),
     "calibration": Page(
         "Calibration of the reported errors",
@@ -80,6 +89,7 @@ PAGES = {
             "evidence_hare_lynx",
             "stored_ladders",
             "bridge",
+            "evidence_peers",
             "reference_ladder",
             "ladder_sampling",
         ),

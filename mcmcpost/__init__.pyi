@@ -101,9 +101,11 @@ from .io import (
     from_arrays as from_arrays,
     from_blackjax as from_blackjax,
     from_cmdstan as from_cmdstan,
+    from_dynesty as from_dynesty,
     from_numpyro as from_numpyro,
     ladder_from_traces as ladder_from_traces,
     load_tree as load_tree,
+    resample as resample,
     sample_power_posteriors as sample_power_posteriors,
     save_tree as save_tree,
 )

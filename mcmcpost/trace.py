@@ -12,6 +12,7 @@ from mcmcpost._core.arguments import as_float64, as_labels, as_real, check_size
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import rows_of
 from mcmcpost._core.stored import StoredArray, StoredRows, sampling_step
+from mcmcpost._core.weights import Weights
 
 Draws = np.ndarray | StoredArray
 
@@ -24,11 +25,13 @@ class Trace(NamedTuple):
     draws : (c, n, d), unconstrained.
     scores : (c, n, d), ∇ log density of the unconstrained draw, log-Jacobian included.
     names : d coordinate labels.
+    weights : of the draws, None where they are equal.
     """
 
     draws: Float[np.ndarray, "c n d"]
     scores: Float[np.ndarray, "c n d"]
     names: tuple[str, ...]
+    weights: Weights | None = None
 
 
 class StoredTrace(NamedTuple):
@@ -37,6 +40,7 @@ class StoredTrace(NamedTuple):
     draws: StoredArray
     scores: StoredArray
     names: tuple[str, ...]
+    weights: None = None  # weighted draws are read into memory
 
 
 class States(NamedTuple):
@@ -105,7 +109,7 @@ def with_coordinates[T: (Trace, Trace | StoredTrace)](trace: T, kept: Bool[np.nd
     names = tuple(compress(trace.names, kept))
     if isinstance(trace, StoredTrace):
         return StoredTrace(trace.draws.columns(kept), trace.scores.columns(kept), names)
-    return Trace(trace.draws[..., kept], trace.scores[..., kept], names)
+    return trace._replace(draws=trace.draws[..., kept], scores=trace.scores[..., kept], names=names)
 
 
 def finite_columns(array: Float[Draws, "c n d"]) -> Bool[np.ndarray, " d"]:

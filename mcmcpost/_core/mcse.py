@@ -5,12 +5,16 @@ from jaxtyping import Float
 
 from mcmcpost._core.large_arrays import in_blocks
 from mcmcpost._core.precision import beyond_rounding
+from mcmcpost._core.weights import Weights
+
+GOOD_KHAT = 0.7
+"""Pareto k̂ of weights up to which their mean and its error can be trusted (Vehtari et al. 2024, JMLR 25(72))."""
 
 MANY_CHAINS = 32
 """Chains from which the error between them is known to an eighth, and is used too."""
 
 
-def mcse_mean(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
+def mcse_mean(series: Float[np.ndarray, "c n *p"], weights: Weights | None = None) -> Float[np.ndarray, "*p"]:
     """Return the Monte Carlo standard error of the mean of each series.
 
     The ESS-based error of Vehtari et al. (2021, doi:10.1214/20-BA1221), rank normalisation not applied, as
@@ -20,15 +24,23 @@ def mcse_mean(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
     An ESS knows correlations up to the length of a chain only. From 32 chains on, which are independent, the error is
     at least that between their means, and for fewer than four draws a chain it is that one.
 
+    The error of a weighted mean is that of the mean of `Weights.influence`, and at least that of independent draws,
+    which is the whole of it for a nested-sampling run.
+
     Parameters
     ----------
     series : (c, n, ...) chains, draws.
+    weights : of the draws; equal by default.
 
     Returns
     -------
     (...) in the units of `series`; NaN where a value is not finite, and for fewer than four draws in each of fewer than
     32 chains; zero for a constant series.
     """
+    if weights is not None:
+        influence = weights.influence(series)
+        independent = np.sqrt((influence**2).sum(axis=(0, 1))) / weights.values.size
+        return independent if weights.num_live is not None else np.fmax(mcse_mean(influence), independent)
     c, n = series.shape[:2]
     columns = series.reshape(c, n, -1)
     error = np.empty(columns.shape[-1])

@@ -130,7 +130,7 @@ def delta_method(
         raise InputError(where, "`functions`, at least one", "none", cure)
     for name, function in functions.items():
         check_function(where, name, function, 1, cure)
-    question = pose(tree, integrands, method, allow_bad_scores)
+    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
     every = np.arange(len(question.names))[None]
     parts = [Smooth((name,), every, _of_means(name, function, question)) for name, function in functions.items()]
     return in_float64(estimate_derived)(
@@ -175,7 +175,7 @@ def _spread(
     folds: int | None,
     fallback: bool,
 ) -> Estimate:
-    question = pose(tree, integrands, method, allow_bad_scores)
+    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
     return answer_spread(question, kind, standardize=standardize, folds=folds, fallback=fallback)
 
 

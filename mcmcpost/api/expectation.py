@@ -48,7 +48,9 @@ def expectation(
     Parameters
     ----------
     tree : a trace with scores, from `from_numpyro`, `attach_scores`, `from_arrays`, nutpie or `load_tree`. Draws and
-        scores in the chunks of dask, larger than memory, are reduced chunk by chunk.
+        scores in the chunks of dask, larger than memory, are reduced chunk by chunk. Draws with weights,
+        ``sample_stats.log_weight``, have self-normalised means and weighted control variates
+        (docs/methods/weighted_draws.md).
     integrands : None for every variable of the posterior group; a list of variable names; an array (chain, draw[, p]);
         or a mapping from a name to such an array or to a function of one constrained draw (a dict of arrays).
     method : ``"auto"``, another name in `METHODS`, or an object such as ``ZeroVariance(degree=2)``.
@@ -68,17 +70,18 @@ def expectation(
     Raises
     ------
     ScoreError : the scores are not those of the draws, in a way that was recognised.
-    ValueError, TypeError : input of a wrong shape, kind or name.
+    ValueError, TypeError : input of a wrong shape, kind or name; `Screened` for weighted draws.
 
     Warns
     -----
     ScoreWarning : Stein's identity fails for a reason that was not recognised, or the chains have not converged. A
         control variate would then be biased by more than its error says, so plain means are returned, whatever the
         method; `allow_bad_scores` overrides.
-    ConvergenceWarning : the chains, or their halves, disagree about the mean or the spread of an integrand (R-hat), or
-        transitions of the sampler diverged.
+    ConvergenceWarning : the chains, or their halves, disagree about the mean or the spread of an integrand (R-hat),
+        transitions of the sampler diverged, or Pareto k̂ of the weights is above 0.7; the status is then
+        ``heavy_tail``.
     """
-    question = pose(tree, integrands, method, allow_bad_scores)
+    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
     return answer(question, standardize=standardize, folds=folds, fallback=fallback)
 
 
@@ -167,7 +170,7 @@ def summary(
     """Return a table to join to ``az.summary``: mcse, mean_cv, mcse_cv, gain, method, status, digits.
 
     ``az.summary(trace).join(mp.summary(trace))`` has the plain mean and standard deviation too, as has
-    ``expectation(trace).to_dataframe()``.
+    ``expectation(trace).to_dataframe()``. ArviZ does not know the weights of weighted draws: take the latter for them.
 
     Parameters
     ----------
@@ -183,7 +186,7 @@ def summary(
     """
     check_flags("summary", sd=sd)
     levels = check_probabilities(quantiles) if np.size(quantiles) else np.empty(0)
-    question = pose(tree, integrands, method, allow_bad_scores)
+    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
     table = answer(question, standardize=standardize, folds=folds, fallback=fallback).to_dataframe()
     table = table.drop(columns=["mean", "sd"])
     if sd:
@@ -217,7 +220,7 @@ def quantile(
     ValueError : a probability outside (0, 1).
     """
     levels = check_probabilities(probabilities)
-    question = pose(tree, integrands, method, allow_bad_scores)
+    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
     return answer_quantiles(question, levels, folds=folds)
 
 

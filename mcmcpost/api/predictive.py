@@ -68,7 +68,7 @@ def elpd(
         scaled = np.exp(values - best), np.exp(worst - values)
     densities = {f"p({name})": scaled[0][..., i] for i, name in enumerate(found.names)}
     densities |= {f"1/p({name})": scaled[1][..., i] for i, name in enumerate(found.names)}
-    question = pose(tree, densities, method, allow_bad_scores)
+    question = pose(tree, densities, method, allow_bad_scores, weighted=True)
     n = len(found.names)
     own, other = np.arange(n), np.arange(n) + n
     parts = [

@@ -88,15 +88,20 @@ class Question(NamedTuple):
 
 
 def pose(
-    tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, allow_bad_scores: bool
+    tree: "xarray.DataTree",
+    integrands: Any,
+    method: str | AbstractControlVariate,
+    allow_bad_scores: bool,
+    *,
+    weighted: bool = False,
 ) -> Question:
     """Return the arrays and the method of a question, after the score gate; arguments as in `expectation`.
 
-    It warns once of what is wrong with the chains.
+    It warns once of what is wrong with the chains. Draws with weights are refused unless `weighted`.
     """
     choice = resolve_method(method)
     check_flags("score gate", allow_bad_scores=allow_bad_scores)
-    every = read_stored_trace(tree)
+    every = read_stored_trace(tree, weighted=weighted)
     check = _check(tree, every, allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
     trace = without_fixed(every)
     if check.pattern == "nonfinite":
@@ -112,7 +117,7 @@ def pose(
 
 
 def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool) -> GatedTrace:
-    """Return the trace of a tree, in memory, after the score gate.
+    """Return the trace of a tree, in memory, after the score gate; draws with weights are refused.
 
     Raises
     ------

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.mcse import pareto_khat
+from mcmcpost._core.mcse import GOOD_KHAT, pareto_khat
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
@@ -19,9 +19,6 @@ from mcmcpost.io import integrand_values
 if TYPE_CHECKING:
     import pandas
     import xarray
-
-GOOD_KHAT = 0.7
-"""Pareto k̂ of the ratios up to which their mean and its error can be trusted (Vehtari et al. 2024, JMLR 25(72))."""
 
 
 class PriorChange(NamedTuple):

@@ -18,7 +18,7 @@ from mcmcpost.io import (
     read_trace,
     recorded_log_density,
 )
-from mcmcpost.io.convention import DRAWS, GROUP, SCORES, TEMPERATURE
+from mcmcpost.io.convention import DRAWS, GROUP, SCORES, TEMPERATURE, read_weights
 from mcmcpost.io.diagnostics import RECORDED as LOG_DENSITIES
 from mcmcpost.scores import check_scores
 
@@ -52,6 +52,7 @@ def describe(path: Path) -> dict[str, Any]:
         "sampler": attrs.get("inference_library"),
         **{name: attrs.get(name) for name in RECORDED},
         **_convergence(trace),
+        "weights": _weights(trace, posterior),
         "scores": _scores(trace),
         "log_density": [name for name in LOG_DENSITIES if name in _names(tree)],
         "versions": dict(_versions(attrs)),
@@ -66,13 +67,21 @@ def _convergence(trace: "xarray.DataTree") -> dict[str, Any]:
     return {"max_rhat": found.max_rhat, "worst": found.worst, "divergences": found.divergences if known else None}
 
 
+def _weights(trace: "xarray.DataTree", posterior: "xarray.DataTree | None") -> dict[str, float] | None:
+    """Return the effective number of weighted draws and the Pareto k̂ of their weights; None without weights."""
+    if posterior is None or not {"chain", "draw"} <= set(posterior.sizes):
+        return None
+    weights = read_weights("info", trace, (posterior.sizes["chain"], posterior.sizes["draw"]))
+    return None if weights is None else {"ess": weights.ess, "pareto_khat": weights.khat}
+
+
 def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
     """Return how many parameters have scores, the verdict of the gate, and what it says."""
     if not {DRAWS, SCORES} <= _names(trace):
         cure = "none; add --model FILE.py to `reduce` and `report`, or see attach_scores"
         return {"parameters": 0, "check": None, "message": cure}
     try:
-        arrays = read_trace(trace)
+        arrays = read_trace(trace, weighted=True)
     except InputError as error:
         return {"parameters": 0, "check": "error", "message": str(error)}
     check = check_scores(arrays, recorded_log_density(trace, arrays))
@@ -110,6 +119,7 @@ def description(facts: dict[str, Any]) -> str:
         "sampler": facts["sampler"],
         **{name.replace("_", " "): facts[name] for name in RECORDED},
         "divergences": "not recorded" if facts["divergences"] is None else facts["divergences"],
+        "weights": _weights_text(facts["weights"]),
         "largest R-hat": None if np.isnan(rhat) else f"{significant(rhat, 4)}, {facts['worst']}",
         "scores": f"of {scores['parameters']} parameters: {scores['check']}" if scores["check"] else scores["message"],
         "score gate": scores["message"] if scores["check"] else None,
@@ -126,6 +136,12 @@ def description(facts: dict[str, Any]) -> str:
     table = [f"{name:<{widths[0]}}  {dims:<{widths[1]}}  {kind}" for name, dims, kind in rows]
     width = max(map(len, shown))
     return "\n".join([*(f"{name:<{width}}  {value}" for name, value in shown.items()), "", *table])
+
+
+def _weights_text(weights: dict[str, float] | None) -> str | None:
+    if weights is None:
+        return None
+    return f"{significant(weights['ess'], 3)} effective draws, Pareto k-hat {significant(weights['pareto_khat'], 2)}"
 
 
 def _temperatures(levels: list[float] | None) -> str | None:

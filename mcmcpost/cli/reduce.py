@@ -31,7 +31,7 @@ def reduce_tree(
     variables = posterior_variables(tree)
     say_left_out(variables)
     with phase("score gate"):
-        question = pose(tree, named_scalars(tree, variables, asked), method, allow_bad_scores)
+        question = pose(tree, named_scalars(tree, variables, asked), method, allow_bad_scores, weighted=True)
     if question.convergence.note:
         say("note", question.convergence.note)
     since = stopwatch()

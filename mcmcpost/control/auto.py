@@ -55,9 +55,10 @@ class Auto(AbstractControlVariate):
     feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
     control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions. Where
     draws are too few for a quadratic by least squares, or it has more than 2,000 features, `Screened` is tried too. Of
-    draws that stay in the chunks of dask, millions of numbers, the kernel would need all at once: it is left out. A
-    richer method replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds
-    that give the error, which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
+    draws that stay in the chunks of dask, millions of numbers, the kernel would need all at once: it is left out. Of
+    weighted draws the effective number counts, and `Screened` is not tried. A richer method replaces a simpler one if
+    it lowers the error variance by 5 per cent. The choice is made on the folds that give the error, which is
+    optimistic; ``benchmarks.control.calibration`` measures what is left of it.
 
     Work is bounded before it is done, by counts of multiplications and never by a clock, and so that no choice depends
     on what else is asked for. With m states, k folds, s = 1 + k + 14 fits and q features, one candidate takes
@@ -91,7 +92,7 @@ class Auto(AbstractControlVariate):
         return "Auto()"
 
     def crossfit(self, problem: Problem) -> ControlFit:
-        if problem.folds.num_train < MIN_TRAIN:
+        if problem.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, PlainMean().label)
         best, p = PlainMean().crossfit(problem), problem.values.shape[1]
         plain = residual_variance(problem, best.control)
@@ -111,7 +112,7 @@ class Auto(AbstractControlVariate):
 
     def candidates(self, problem: Problem) -> list[AbstractControlVariate]:
         """Return the methods worth trying on this problem, from simple to rich."""
-        d, train = problem.draws.shape[1], problem.folds.num_train
+        d, train = problem.draws.shape[1], problem.num_train
         top = MAX_DEGREE.get(d, 3) if self.max_degree is None else self.max_degree
         methods: list[AbstractControlVariate] = []
         degree = 0
@@ -124,12 +125,12 @@ class Auto(AbstractControlVariate):
         most = min(MAX_FEATURES, 4 * train)
         if degree < top and num_polynomial_features(d, degree + 1) <= (most if degree else MAX_FEATURES):
             methods += [method for method in (ZeroVariance(degree + 1, Ridge()),) if self._allows(method, problem)]
-        if degree < 2 <= top:
+        if degree < 2 <= top and not problem.weighted:
             added = Screened().num_added(train)
             sizes = [max(1, added >> step) for step in range(added.bit_length())]
             screened = (Screened(per_round=size, kernel=self.kernel) for size in sizes)
             methods += [method for method in screened if self._allows(method, problem)][:1]
-        few = problem.folds.thin(KERNEL_STATES).num_train
+        few = problem.thin(KERNEL_STATES).folds.num_train
         base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)
         in_memory = not isinstance(problem.draws, StoredRows)
         if self.kernel and base and d <= MAX_KERNEL_COORDINATES and in_memory:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from mcmcpost._core.arguments import check_size
 from mcmcpost._core.precision import beyond_rounding, in_units, units_of
 from mcmcpost._core.status import REPRODUCED, Status
+from mcmcpost._core.weights import mean_over_draws
 from mcmcpost.control.estimate import (
     Estimate,
     Fitted,
@@ -29,7 +30,7 @@ from mcmcpost.control.method import (
     columnwise,
     mean_of_residuals,
 )
-from mcmcpost.control.problem import Problem, check_cross_fitting, column_sd, make_problem
+from mcmcpost.control.problem import Problem, check_cross_fitting, make_problem, sd_over_draws
 from mcmcpost.trace import StoredTrace, Trace, distinct_states
 
 WORST_FIRST = (
@@ -128,14 +129,15 @@ def estimate_derived(
     """
     check_cross_fitting(trace, num_folds, moments)
     check_size("functions of expectations", "integrands", values)
-    basis = read_integrands(names, values, distinct_states(trace), events)
+    weights = trace.weights
+    basis = read_integrands(names, values, distinct_states(trace), events, weights)
     fitted = fit_integrands(trace, basis, method, num_folds=num_folds, moments=moments)
     means = assemble(basis, fitted, bad_scores=bad_scores, verified=verified, fallback=fallback)
     about = expand(parts, means.mean, means.covariance)
-    at_plain = expand(parts, means.mean_plain, covariance_of(values, means.mcse_plain))
+    at_plain = expand(parts, means.mean_plain, covariance_of(values, means.mcse_plain, weights))
     series = combine(values - means.mean, about.slope) + about.value
     labels = tuple(name for part in parts for name in part.names)
-    linear = read_integrands(labels, series, basis.states, np.zeros(len(labels), bool))
+    linear = read_integrands(labels, series, basis.states, np.zeros(len(labels), bool), weights)
     own = None
     if fitted is not None and len(linear.columns):
         problem = make_problem(trace, linear.fitted_values, states=basis.states, num_folds=num_folds, moments=moments)
@@ -167,7 +169,7 @@ def estimate_derived(
         method=tuple(used if flat else own for flat, own in zip(constant & controlled, found.method, strict=True)),
         mean_plain=at_plain.value,
         mcse_plain=mcse_plain,
-        covariance=covariance_of(found.residuals, mcse),
+        covariance=covariance_of(found.residuals, mcse, weights),
     )
 
 
@@ -227,10 +229,10 @@ def estimate_spread(
     p, units = len(names), units_of(values)
     scaled = in_units(values, units)
     with np.errstate(invalid="ignore"):
-        sd = column_sd(scaled.reshape(-1, p))
+        sd = sd_over_draws(scaled, trace.weights)
         varies = beyond_rounding(scaled)
         sd = np.where(varies, sd, 1.0)
-        standard = (scaled - scaled.mean(axis=(0, 1))) / sd * varies
+        standard = (scaled - mean_over_draws(scaled, trace.weights)) / sd * varies
     own = np.arange(p)
     asked = (own, own) if kind.offset is None else np.triu_indices(p, kind.offset)
     needed = (own, own) if kind.offset is None else np.triu_indices(p)

@@ -5,8 +5,9 @@ from jaxtyping import Array, Bool, Float
 
 from mcmcpost._core.large_arrays import in_blocks
 from mcmcpost._core.mcse import pareto_khat, tail_draws
+from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import ControlFit
-from mcmcpost.control.problem import Problem, Subsets, are_few, participants
+from mcmcpost.control.problem import Problem, are_few, participants
 
 SAFETY = 1.1
 """Factor on the variance that refits show, which has about seven degrees of freedom."""

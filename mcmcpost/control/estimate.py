@@ -11,10 +11,11 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost._core.arguments import check_tree_type
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import copy_of, in_blocks, zeros
-from mcmcpost._core.mcse import mcse_mean
+from mcmcpost._core.mcse import GOOD_KHAT, mcse_mean
 from mcmcpost._core.precision import in_units, units_of
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
+from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws
 from mcmcpost.control.errors import heavy_tailed, tail_inflation, total_error
 from mcmcpost.control.integrands import (
     Integrands,
@@ -64,10 +65,12 @@ class Estimate(NamedTuple):
     sd : (p,) posterior standard deviation of the integrand.
     mean_plain, mcse_plain : (p,) without control variates.
     mean_crossfit : (p,) mean of the cross-fitted residuals.
-    residuals : (c, n, p) integrand minus held-out control variate; its mean estimates the expectation.
+    residuals : (c, n, p) integrand minus held-out control variate; its mean, weighted where the draws have weights,
+        estimates the expectation.
     covariance : (p, p) of the estimates: correlation of the residuals times the errors.
-    info : JSON-able facts: degrees, kernels, nuggets, costs, folds. Lists have an entry for each quantity that was
-        fitted: those that are constant are not, and of `duplicates` the first is.
+    info : JSON-able facts: degrees, kernels, nuggets, costs, folds; of weighted draws, `ess` and `pareto_khat`. Lists
+        have an entry for each quantity that was fitted: those that are constant are not, and of `duplicates` the first
+        is.
     """
 
     names: tuple[str, ...]
@@ -247,7 +250,7 @@ def estimate_expectations(
 
     Parameters
     ----------
-    trace : draws and scores.
+    trace : draws and scores, and their weights.
     values : (c, n, p) integrands at the draws; one with a NaN or infinity is returned as NaN, ``undefined``.
     num_folds : folds of the cross-fitting; about eight by default.
     moments : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
@@ -266,7 +269,7 @@ def estimate_expectations(
         chosen = (tuple(names[j] for j in distinct), own[..., distinct], None if events is None else events[distinct])
     else:
         chosen = (names, own, events)
-    integrands = read_integrands(chosen[0], chosen[1], distinct_states(trace), chosen[2])
+    integrands = read_integrands(chosen[0], chosen[1], distinct_states(trace), chosen[2], trace.weights)
     found = assemble(
         integrands,
         fit_integrands(trace, integrands, method, num_folds=num_folds, moments=moments),
@@ -374,7 +377,15 @@ def assemble(
             residual = asked - control.reshape(asked.shape)
             less = Plain(*(numbers[index] for numbers in plain))
             part = judge(
-                asked, residual, less, fit.select(some), own, fallback=fallback, believe=bad_scores, verified=verified
+                asked,
+                residual,
+                less,
+                fit.select(some),
+                own,
+                weights=integrands.weights,
+                fallback=fallback,
+                believe=bad_scores,
+                verified=verified,
             )
             residuals[..., index[part.used]] = residual[..., part.used]
             parts.append(part)
@@ -382,7 +393,13 @@ def assemble(
     marked = integrands.varying & (bad_scores and not integrands.too_few)
     known = (Status.CONTROLLED, Status.REGULARISED, Status.NUGGET_RAISED, Status.PLAIN)
     heavy = np.zeros(len(ones), bool)
-    heavy[columns] = heavy_tailed(integrands.fitted_values)
+    weights = integrands.weights
+    heavy[columns] = heavy_tailed(
+        integrands.fitted_values if weights is None else weights.influence(integrands.fitted_values)
+    )
+    if weights is not None:
+        heavy[columns] |= weights.khat > GOOD_KHAT
+        info |= {"pareto_khat": weights.khat, "ess": weights.ess}
     status = [Status.HEAVY_TAIL if h and s in known else s for h, s in zip(heavy, found.status, strict=True)]
     return Estimate(
         names=integrands.names,
@@ -397,7 +414,7 @@ def assemble(
         mcse_plain=plain.mcse,
         mean_crossfit=found.mean_crossfit,
         residuals=residuals,
-        covariance=covariance_of(residuals, found.mcse),
+        covariance=covariance_of(residuals, found.mcse, weights),
         info=info,
     )
 
@@ -409,6 +426,7 @@ def judge(
     fit: ControlFit,
     problem: Problem,
     *,
+    weights: Weights | None,
     fallback: bool,
     believe: bool,
     verified: bool,
@@ -419,14 +437,14 @@ def judge(
     verified : as in `estimate_expectations`.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
-        seen = mcse_mean(residual)
+        seen, variance = mcse_mean(residual, weights), variance_over_draws(residual, weights)
         size = np.abs(plain.mean) + plain.sd
         ess = (plain.sd / plain.mcse) ** 2
         mcse = problem.scale * total_error(problem, fit, seen / problem.scale)
-        exact = np.isfinite(seen) & (np.maximum(residual.std(axis=(0, 1)), mcse) <= ROUNDING * size)
+        exact = np.isfinite(seen) & (np.maximum(np.sqrt(variance), mcse) <= ROUNDING * size)
         usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain.mcse) | (not fallback))
         gain = (plain.mcse / mcse) ** 2
-        ratio = asked.var(axis=(0, 1)) / residual.var(axis=(0, 1))
+        ratio = variance_over_draws(asked, weights) / variance
         mean = problem.location + problem.scale * fit.mean
         slack = plain.mcse * np.sqrt(tail_inflation(problem.participants, problem.counts.sum()))
         limit = scipy.stats.t.isf(DISAGREEMENT, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
@@ -444,15 +462,19 @@ def judge(
         mcse=np.where(used, np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse), plain.mcse),
         gain=np.where(used, gain, 1.0),
         variance_ratio=np.where(used, ratio, 1.0),
-        mean_crossfit=np.where(used, residual.mean(axis=(0, 1)), plain.mean),
+        mean_crossfit=np.where(used, mean_over_draws(residual, weights), plain.mean),
         status=tuple(status),
         method=tuple(np.where(used, np.array(fit.method, dtype=object), PlainMean().label)),
         used=used,
     )
 
 
-def covariance_of(series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " p"]) -> Float[np.ndarray, "p p"]:
-    """Return the correlation of the series (c, n, p) times the errors (p,)."""
+def covariance_of(
+    series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " p"], weights: Weights | None = None
+) -> Float[np.ndarray, "p p"]:
+    """Return the correlation of the series (c, n, p), of weighted draws of their influence, times the errors (p,)."""
+    if weights is not None:
+        series = weights.influence(series)
     flat = series.reshape(-1, series.shape[-1])
     correlation = np.zeros((flat.shape[1], flat.shape[1]))
     with np.errstate(invalid="ignore", divide="ignore"):

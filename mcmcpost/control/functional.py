@@ -205,9 +205,12 @@ def _some_rows(
 
 def _subset(problem: Problem, size: int) -> np.ndarray:
     """Return evenly spaced rows, a multiple of 32 of them where there are enough, so that programs are shared."""
-    size = min(size, problem.num_states)
+    rows = np.arange(problem.num_states)
+    if problem.weighted:
+        rows = problem.folds.everyone[problem.folds.everyone_mask]
+    size = min(size, len(rows))
     size = size // 32 * 32 if size >= 64 else size
-    return np.linspace(0, problem.num_states - 1, size).astype(int)
+    return rows[np.linspace(0, len(rows) - 1, size).astype(int)]
 
 
 DENSE_LIMIT = 6_000
@@ -229,7 +232,8 @@ class ControlFunctional(AbstractControlVariate):
     budget : largest number of products with the kernel matrix. It selects conjugate gradients and replaces the budget
         of a solver that is given.
     max_states : largest number of states that are fitted, evenly spaced, by Cholesky. The estimate is then the mean of
-        the held-out residuals of all draws. By default all states are fitted.
+        the held-out residuals of all draws. By default all states are fitted. Of weighted draws, 6,000 at most are, at
+        even steps of the summed weights, and the weighted mean of the residuals is the estimate.
     """
 
     kernel: AbstractKernel | None = None
@@ -301,7 +305,7 @@ def _check(choice: ControlFunctional | SemiExact) -> None:
 
 def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: int) -> ControlFit:
     tuning = choice.tuning or (GridREML() if choice.kernel is None else None)
-    problem = problem.thin(choice.max_states)
+    problem = problem.thin(DENSE_LIMIT if problem.weighted and choice.max_states is None else choice.max_states)
     if problem.folds.num_train < (MIN_TRAIN if tuning or degree else MIN_GIVEN):
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label)
     basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
@@ -309,8 +313,7 @@ def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: i
     if size > 1 and problem.folds.num_train < DRAWS_PER_FEATURE * size:
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label, {"num_features": size - 1})
     fitted = problem.folds.num_everyone
-    thinned = fitted < problem.num_states
-    solver = choose_solver(choice, 0 if thinned else fitted, ConjugateGradients())
+    solver = choose_solver(choice, 0 if problem.by_residuals else fitted, ConjugateGradients())
     settings = tune(problem, basis, choice.kernel, choice.nugget, tuning, solver)
 
     fit = _fit(problem, basis, settings, solver, choice)
@@ -329,7 +332,6 @@ def _fit(
 ) -> ControlFit:
     """Return the fit of the integrands that have a setting; NaN for others."""
     p = problem.values.shape[1]
-    thinned = problem.folds.num_everyone < problem.num_states
     mean, control = np.full(p, np.nan), zeros(problem.values.shape)
     refits = Refits.none(problem)
     status = [Status.CONTROLLED] * p
@@ -340,7 +342,7 @@ def _fit(
         fit = _solve(part, basis, setting, solver)
         control[:, columns] = part.folds.scatter(np.asarray(fit.control), len(control))
         mean[columns] = np.asarray(fit.mean)[0]
-        if thinned:
+        if problem.by_residuals:
             mean[columns], again = mean_of_residuals(part, control[:, columns])
         else:
             again = Refits(*(np.asarray(means)[:, 0] for means in fit.refits))

@@ -11,7 +11,8 @@ from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.precision import ROUNDINGS, beyond_rounding, same_to_rounding
 from mcmcpost._core.status import Status
 from mcmcpost._core.stored import sampling_step
-from mcmcpost.control.problem import column_sd
+from mcmcpost._core.weights import Weights, mean_over_draws
+from mcmcpost.control.problem import column_sd, sd_over_draws
 from mcmcpost.scores import effective_size
 from mcmcpost.trace import States
 
@@ -26,7 +27,9 @@ class Integrands(NamedTuple):
     finite, varying : (p,) whether an integrand is finite at every draw; whether it is and is not constant up to
         rounding, as the diagonal of a correlation matrix is.
     unseen : (p,) whether it is zero at every draw, or one, as the indicator of an event is that was not seen.
-    ess : the smallest effective sample size of a coordinate; of large arrays, of every so many draws.
+    ess : the smallest effective sample size of a coordinate, of large arrays, of every so many draws, or that of the
+        weights.
+    weights : of the draws, None where they are equal.
     """
 
     names: tuple[str, ...]
@@ -36,6 +39,7 @@ class Integrands(NamedTuple):
     varying: Bool[np.ndarray, " p"]
     unseen: Bool[np.ndarray, " p"]
     ess: float
+    weights: Weights | None = None
 
     @property
     def too_few(self) -> bool:
@@ -60,8 +64,9 @@ def read_integrands(
     values: Float[np.ndarray, "c n p"],
     states: States,
     events: Bool[np.ndarray, " p"] | None = None,
+    weights: Weights | None = None,
 ) -> Integrands:
-    """Return the integrands on a trace of these distinct states, with what their values say.
+    """Return the integrands on a trace of these distinct states and weights, with what their values say.
 
     events : as for `estimate_expectations`.
     """
@@ -70,11 +75,13 @@ def read_integrands(
         finite = np.isfinite(low) & np.isfinite(high)
         unseen = finite & (high == low) & ((low == 0) | (low == 1)) & (True if events is None else events)
     ess = np.nan
-    if unseen.any():
+    if unseen.any() and weights is not None:
+        ess = weights.ess
+    elif unseen.any():
         step = sampling_step((*values.shape[:2], states.draws.shape[1]))
         chains = states.draws[states.inverse.reshape(values.shape[:2])[:, ::step]]
         ess = float(effective_size(chains, chains.std(axis=(0, 1))).min())
-    return Integrands(names, values, states, finite, beyond_rounding(values), unseen, ess)
+    return Integrands(names, values, states, finite, beyond_rounding(values), unseen, ess, weights)
 
 
 def first_of_same(values: Float[np.ndarray, "c n p"]) -> Int[np.ndarray, " p"]:
@@ -117,17 +124,21 @@ def plain_means(integrands: Integrands) -> Plain:
     known of it before (Laplace's rule of succession).
     """
     values, finite, varying = integrands.values, integrands.finite, integrands.varying
+    weights = integrands.weights
     chains, draws, p = values.shape
     safe = values if finite.all() else np.where(finite, values, 0.0)
-    sd = column_sd(safe.reshape(-1, p), ddof=1) if chains * draws > 1 else np.full(p, np.nan)
+    if weights is not None:
+        sd = sd_over_draws(safe, weights)
+    else:
+        sd = column_sd(safe.reshape(-1, p), ddof=1) if chains * draws > 1 else np.full(p, np.nan)
     nan = np.where(finite, 0.0, np.nan)
-    mean = safe.mean(axis=(0, 1))
+    mean = mean_over_draws(safe, weights)
     constant = np.flatnonzero(~varying)
     for some in in_blocks(len(constant), chains * draws):
         mean[constant[some]] = np.median(safe[..., constant[some]], axis=(0, 1))
     return Plain(
         mean=mean + nan,
-        mcse=np.where(varying, mcse_mean(safe), np.where(integrands.unseen, 1 / (integrands.ess + 2), 0.0))
+        mcse=np.where(varying, mcse_mean(safe, weights), np.where(integrands.unseen, 1 / (integrands.ess + 2), 0.0))
         + (np.nan if integrands.too_few else nan),
         sd=np.where(varying, sd, 0.0) + nan,
     )

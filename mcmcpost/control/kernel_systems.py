@@ -10,8 +10,9 @@ from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from mcmcpost._core.large_arrays import is_large
+from mcmcpost.control.folds import Folds, Subsets
 from mcmcpost.control.method import Refits
-from mcmcpost.control.problem import Folds, JointProblem, Problem, Subsets
+from mcmcpost.control.problem import JointProblem, Problem
 from mcmcpost.linops import Tile, TileOperator, device_mesh, pivoted_cholesky, tile_diagonal, tile_gram
 from mcmcpost.linsolve import (
     ConjugateGradients,
@@ -62,12 +63,16 @@ class KernelData(NamedTuple):
 def kernel_data(
     rows: PyTree, basis: Float[np.ndarray, "m q"], values: Float[np.ndarray, "m p"], problem: Problem | JointProblem
 ) -> KernelData:
-    """Return the kernel system of some integrands (m, p) of a problem, with its counts and folds, as JAX arrays."""
+    """Return the kernel system of some integrands (m, p) of a problem, with its counts and folds, as JAX arrays.
+
+    Weighted states count once each: their weights are those of the residuals alone.
+    """
+    weighted = isinstance(problem, Problem) and problem.weighted
     return KernelData(
         rows=jax.tree.map(jnp.asarray, rows),
         basis=jnp.asarray(basis),
         values=jnp.asarray(values),
-        counts=jnp.asarray(problem.counts),
+        counts=jnp.asarray((problem.counts > 0).astype(float) if weighted else problem.counts),
         folds=jax.tree.map(jnp.asarray, problem.folds),
     )
 

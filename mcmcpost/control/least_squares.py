@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from mcmcpost._core.arguments import check_count, check_number
 from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
 from mcmcpost._core.stored import StoredRows, over_rows
-from mcmcpost.control.problem import Folds, Problem, Subsets
+from mcmcpost.control.folds import Folds, Subsets
+from mcmcpost.control.problem import Problem
 from mcmcpost.linsolve import blas_threads, solve_positive
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 

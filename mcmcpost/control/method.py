@@ -8,8 +8,10 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
-from mcmcpost.control.problem import Problem, Subsets
+from mcmcpost.control.folds import Subsets
+from mcmcpost.control.problem import Problem
 
 ROUNDING = 1e-10
 """A residual, or any other part of the error, is rounding if it is below this fraction of the integrand's size."""
@@ -131,6 +133,13 @@ def no_control(problem: Problem, status: Status, label: str, info: dict[str, Any
         method=(label,) * p,
         info=info or {},
     )
+
+
+def refuse_weighted(label: str, problem: Problem) -> None:
+    """Refuse a problem of weighted draws, for methods that fit all draws alike."""
+    if problem.weighted:
+        cure = 'Use SemiExact, ZeroVariance or method="auto"; or resample(tree, key=key) first.'
+        raise InputError(label, "draws of equal weight", "weighted draws", cure)
 
 
 def mean_of_residuals(problem: Problem, control: Float[np.ndarray, "m p"]) -> tuple[Float[np.ndarray, " p"], Refits]:

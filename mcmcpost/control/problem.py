@@ -1,23 +1,21 @@
 """What control variates are fitted to, for one trace or several tasks: standardised states and integrands, folds."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from mcmcpost._core.arguments import as_real, check_count
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.large_arrays import in_blocks, zeros
 from mcmcpost._core.stored import StoredArray, StoredRows, over_chunks, over_rows
+from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws
+from mcmcpost.control.folds import Folds, pad_rows, padded
 from mcmcpost.scores import effective_size
 from mcmcpost.trace import Draws, Rows, States, StoredTrace, Trace, distinct_states, sampled
-
-PAD = 64
-"""Rows are padded to a multiple of this with rows of count zero: traces of nearly one size share a compiled program."""
 
 MIN_FOLDS = 8
 """Folds of the cross-fitting by default, where the chains allow as many."""
@@ -30,109 +28,6 @@ The means of neighbouring blocks are then correlated by at most a tenth, and the
 
 SHORT_BLOCK = 2
 """Autocorrelation times that a fold has at least where draws are few, up to four folds."""
-
-
-class Folds(NamedTuple):
-    """The rows of a problem that are held out in turn, and those that each fit sees, padded to arrays.
-
-    held_out, held_out_mask : (k, b) rows of each fold, and which entries are real.
-    train, train_mask : (k, t) rows on which the fit without each fold is made; likewise.
-    everyone, everyone_mask : (a,) rows on which the fit on all folds is made; likewise.
-    """
-
-    held_out: Int[np.ndarray, "k b"]
-    held_out_mask: Bool[np.ndarray, "k b"]
-    train: Int[np.ndarray, "k t"]
-    train_mask: Bool[np.ndarray, "k t"]
-    everyone: Int[np.ndarray, " a"]
-    everyone_mask: Bool[np.ndarray, " a"]
-
-    @classmethod
-    def from_labels(cls, labels: Int[np.ndarray, " m"]) -> "Folds":
-        """Return the folds 0, …, k − 1 of rows with these labels; a row of label −1 is padding."""
-        real = labels >= 0
-        numbers = range(labels.max() + 1)
-        held_out, held_out_mask = ragged([np.flatnonzero(labels == k) for k in numbers])
-        train, train_mask = ragged([np.flatnonzero(real & (labels != k)) for k in numbers])
-        everyone, everyone_mask = ragged([np.flatnonzero(real)])
-        return cls(held_out, held_out_mask, train, train_mask, everyone[0], everyone_mask[0])
-
-    @property
-    def num_folds(self) -> int:
-        return len(self.held_out)
-
-    @property
-    def num_train(self) -> int:
-        """The smallest number of rows on which a fit without a fold is made."""
-        return int(self.train_mask.sum(axis=1).min())
-
-    @property
-    def num_everyone(self) -> int:
-        """The number of rows on which the fit on all folds is made."""
-        return int(self.everyone_mask.sum())
-
-    @property
-    def labels(self) -> Int[np.ndarray, " m"]:
-        """The fold of each row. Rows of padding, which come after all others, have none."""
-        labels = np.empty(self.held_out_mask.sum(), int)
-        labels[self.held_out[self.held_out_mask]] = np.repeat(np.arange(self.num_folds), self.held_out_mask.sum(axis=1))
-        return labels
-
-    def rows(self) -> list[tuple[Int[np.ndarray, " b"], Int[np.ndarray, " t"]]]:
-        """Return, for each fold, the rows that are held out and those of the fit without it."""
-        return [
-            (out[out_mask], inside[mask])
-            for out, out_mask, inside, mask in zip(
-                self.held_out, self.held_out_mask, self.train, self.train_mask, strict=True
-            )
-        ]
-
-    def rows_of(self, parts: Bool[np.ndarray, "s k"]) -> list[Int[np.ndarray, " b"]]:
-        """Return the rows of a fit that sees only some of the folds, for each of s sets of folds."""
-        rows = self.everyone[self.everyone_mask]
-        labels = self.labels[rows]
-        return [rows[own[labels]] for own in parts]
-
-    def thin(self, max_rows: int | None) -> "Folds":
-        """Return folds whose fits see at most `max_rows` evenly spaced rows; every row is still held out once."""
-        rows = self.everyone[self.everyone_mask]
-        if max_rows is None or len(rows) <= max_rows:
-            return self
-        kept = np.zeros(len(self.labels), bool)
-        kept[rows[np.linspace(0, len(rows) - 1, max_rows).astype(int)]] = True
-        train, train_mask = ragged([inside[kept[inside]] for _, inside in self.rows()])
-        everyone, everyone_mask = ragged([np.flatnonzero(kept)])
-        return self._replace(train=train, train_mask=train_mask, everyone=everyone[0], everyone_mask=everyone_mask[0])
-
-    def scatter(self, parts: Float[np.ndarray, "k b *p"], num_rows: int) -> Float[np.ndarray, "m *p"]:
-        """Return held-out values by row, from values by fold; zero on padding."""
-        scattered = np.zeros((num_rows, *parts.shape[2:]))
-        scattered[self.held_out[self.held_out_mask]] = parts[self.held_out_mask]
-        return scattered
-
-
-class Subsets(NamedTuple):
-    """The sets of folds on which a fit is made again, to see how far its mean moves.
-
-    halves : (h, k) about half of the folds, and the other half, balanced: two folds are together as often as apart,
-        so that for a mean of independent folds the mean squared deviation is that of the jackknife (McCarthy 1969,
-        *Pseudo-replication: half samples*).
-    quarters : (r, k) about a quarter; none for fewer than four folds.
-    """
-
-    halves: Bool[np.ndarray, "h k"]
-    quarters: Bool[np.ndarray, "r k"]
-
-    @classmethod
-    def of(cls, num_folds: int) -> "Subsets":
-        """Return those of `num_folds` folds, from the rows of a Hadamard matrix."""
-        signs = scipy.linalg.hadamard(1 << (num_folds - 1).bit_length())[1:, :num_folds] > 0
-        shares = signs.mean(axis=1)
-        signs = signs[(shares >= 1 / 3) & (shares <= 2 / 3)]
-        crossed = [a & b for one, two in itertools.pairwise(signs) for a in (one, ~one) for b in (two, ~two)]
-        quarters = np.array(crossed, bool).reshape(-1, num_folds)
-        quarters = quarters[np.abs(quarters.mean(axis=1) - 0.25) <= 0.1]
-        return cls(np.concatenate([signs, ~signs]), quarters[: 2 * num_folds])
 
 
 class Problem(NamedTuple):
@@ -150,6 +45,8 @@ class Problem(NamedTuple):
     lower : (d, d) the L of the standard coordinates.
     participants : (p,) the draws that make up the variance of each integrand or, if they are fewer, of a coordinate, by
         the function of that name.
+    weighted : whether the draws have weights; `counts` are then the weights of the states, whose sum is Kish's
+        effective sample size.
     """
 
     draws: Float[Rows, "m d"]
@@ -164,6 +61,12 @@ class Problem(NamedTuple):
     num_states: int
     lower: Float[np.ndarray, "d d"]
     participants: Float[np.ndarray, " p"]
+    weighted: bool = False
+
+    @property
+    def num_train(self) -> int:
+        """The smallest number of states on which a fit without a fold is made; of weighted states, their share."""
+        return int(self.folds.num_train * min(1.0, self.counts.sum() / self.num_states))
 
     def unrotated(self) -> "Problem":
         """Return the problem in the trace's own coordinates, each of unit standard deviation."""
@@ -182,8 +85,13 @@ class Problem(NamedTuple):
         )
 
     def thin(self, max_states: int | None) -> "Problem":
-        """Return the problem with fits on at most `max_states` evenly spaced states; every state is still held out."""
-        return self._replace(folds=self.folds.thin(max_states))
+        """Return the problem with fits on at most `max_states` states, by weight or evenly spaced; see `Folds.thin`."""
+        return self._replace(folds=self.folds.thin(max_states, self.counts if self.weighted else None))
+
+    @property
+    def by_residuals(self) -> bool:
+        """Whether a kernel's estimate is the mean of held-out residuals: its fits see some states, or no weights."""
+        return self.weighted or self.folds.num_everyone < self.num_states
 
 
 def make_problem(
@@ -210,25 +118,32 @@ def make_problem(
     if states is None:
         states = distinct_states(trace)
     m = len(states.counts)
-    flat = values.reshape(-1, values.shape[-1])
+    flat, weights = values.reshape(-1, values.shape[-1]), trace.weights
+    copies = states.counts.astype(float)
+    if weights is not None:
+        copies = np.bincount(states.inverse, weights.values.reshape(-1)) * (weights.ess / len(flat))
     means = flat
     if m < len(flat):
         means = zeros((m, flat.shape[1]))
         np.add.at(means, states.inverse, flat)
         means /= states.counts[:, None]
-    location = flat.mean(axis=0)
-    spread = column_sd(flat)
+    location = mean_over_draws(values, weights)
+    spread = sd_over_draws(values, weights)
     scale = np.where(spread > 0, spread, 1.0)
-    shift, lower = standard_coordinates(trace.draws, moments) if coordinates is None else coordinates
+    shift, lower = standard_coordinates(trace.draws, moments, weights) if coordinates is None else coordinates
     z, s = _standardised(states, shift, lower)
     f = zeros((padded(m), flat.shape[1]))
     for rows in in_blocks(m, flat.shape[1]):
         f[rows] = (means[rows] - location) / scale
 
-    copies = states.counts.astype(float)
     first_visit = np.full(m, -1)
     first_visit[states.inverse[::-1]] = np.arange(len(flat))[::-1]
-    labels = draw_folds(trace.draws, num_folds)[first_visit]
+    labels = draw_folds(trace.draws, num_folds, weights)[first_visit]
+    if weights is None:
+        involved = np.minimum(participants(f[:m], copies), _fewest_participants(z, pad_rows(copies)))
+    else:
+        u, x = (copies[:, None] * (part[:m] - copies @ part[:m] / copies.sum()) for part in (f, z))
+        involved = np.minimum(participants(u), participants(x).min())
     return Problem(
         draws=z,
         scores=s,
@@ -241,7 +156,8 @@ def make_problem(
         inverse=states.inverse,
         num_states=m,
         lower=lower,
-        participants=np.minimum(participants(f[:m], copies), _fewest_participants(z, pad_rows(copies))),
+        participants=involved,
+        weighted=weights is not None,
     )
 
 
@@ -262,31 +178,37 @@ def _standardised(
 
 
 def standard_coordinates(
-    draws: Float[Draws, "c n d"], moments: tuple[Any, Any] | None = None
+    draws: Float[Draws, "c n d"], moments: tuple[Any, Any] | None = None, weights: Weights | None = None
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
     """Return μ and a lower triangular L of the map z = L⁻¹(x−μ).
 
     They are the `moments` (mean, standard deviation) if those are given. Otherwise LLᵀ is the sample covariance if
     there are at least 5d draws and it is well conditioned, and the diagonal matrix of the sample variances if not
-    (docs/mathematics.md section 2, coordinates).
+    (docs/mathematics.md section 2, coordinates). Where there are weights, moments are weighted and their effective
+    sample size counts.
     """
     c, n, d = draws.shape
     if moments is not None:
         mean, sd = read_moments(moments, d)
         return mean, np.diag(sd)
-    mean, covariance = _moments_of(draws)
+    mean, covariance = _moments_of(draws, weights)
     sd = np.sqrt(np.diagonal(covariance))
     sd = np.where(sd > 0, sd, 1.0)
-    if c * n >= 5 * d:
+    if (c * n if weights is None else weights.ess) >= 5 * d:
         correlation = covariance / sd / sd[:, None]
         if np.linalg.eigvalsh(correlation)[0] > 1e-10:
             return mean, sd[:, None] * np.linalg.cholesky(correlation)
     return mean, np.diag(sd)
 
 
-def _moments_of(draws: Float[Draws, "c n d"]) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
-    """Return the mean and the covariance of all draws."""
+def _moments_of(
+    draws: Float[Draws, "c n d"], weights: Weights | None
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
+    """Return the mean and the covariance of all draws, weighted where there are weights."""
     c, n, d = draws.shape
+    if weights is not None and not isinstance(draws, StoredArray):
+        mean = weights.mean(draws)
+        return mean, _scatter((draws - mean) * np.sqrt(weights.values)[..., None], np.zeros(d)) / (c * n)
     if isinstance(draws, StoredArray):
         mean = draws.mean
         parts = over_chunks(_scatter, (draws.source,), lambda _: (mean,), entries=d**2)
@@ -326,15 +248,28 @@ def check_cross_fitting(trace: Trace | StoredTrace, num_folds: Any, moments: Any
         read_moments(moments, d)
 
 
-def draw_folds(draws: Float[Draws, "c n d"], num_folds: int | None = None) -> Int[np.ndarray, " m"]:
+def draw_folds(
+    draws: Float[Draws, "c n d"], num_folds: int | None = None, weights: Weights | None = None
+) -> Int[np.ndarray, " m"]:
     """Return the fold of each draw, chains concatenated.
 
     A fold is a whole chain, a group of chains, or a contiguous block of one chain. By default there are about eight:
     whole chains if there are that many, and otherwise equal blocks of each chain, of at least `MIN_BLOCK`
-    autocorrelation times. With `num_folds` at most the number of chains, chains are grouped.
+    autocorrelation times. With `num_folds` at most the number of chains, chains are grouped. Correlations of weighted
+    draws are those of what each adds to a mean. The draws of a nested-sampling run are sorted by their likelihood, and
+    every eighth of them is as a run of fewer live points: these are the folds.
     """
     num_chains, num_draws, _ = draws.shape
-    wanted = default_folds(draws) if num_folds is None else num_folds
+    if weights is not None and weights.num_live is not None:
+        wanted = num_folds or max(MIN_FOLDS, min(num_chains, 2 * MIN_FOLDS))
+        if wanted > num_chains:
+            each = min(-(-wanted // num_chains), num_draws)
+            own = np.arange(num_draws) % each
+            return (np.arange(num_chains)[:, None] * each + own[None, :]).reshape(-1)
+    elif num_folds is None:
+        wanted = default_folds(draws if weights is None else weights.influence(np.asarray(draws)))
+    else:
+        wanted = num_folds
     if wanted <= num_chains:
         chain_fold = np.arange(num_chains) * wanted // num_chains
         return np.repeat(chain_fold, num_draws)
@@ -387,6 +322,13 @@ def column_sd(columns: Float[np.ndarray, "n p"], ddof: int = 0) -> Float[np.ndar
     return sd
 
 
+def sd_over_draws(values: Float[np.ndarray, "c n p"], weights: Weights | None) -> Float[np.ndarray, " p"]:
+    """Return the standard deviation of each integrand over the draws, weighted where there are weights."""
+    if weights is None:
+        return column_sd(values.reshape(-1, values.shape[-1]))
+    return np.sqrt(variance_over_draws(values, weights))
+
+
 def participants(
     columns: Float[np.ndarray, "n p"], counts: Float[np.ndarray, " n"] | None = None
 ) -> Float[np.ndarray, " p"]:
@@ -423,28 +365,6 @@ def _second_and_fourth(
     """Return the sums of second and fourth powers of centred coordinates."""
     squares = (draws - centre) ** 2
     return np.stack([counts @ squares, counts @ squares**2])
-
-
-def padded(rows: int) -> int:
-    """Return the next multiple of `PAD`."""
-    return -(-rows // PAD) * PAD
-
-
-def pad_rows(array: np.ndarray) -> np.ndarray:
-    """Return the array with rows of zeros up to a multiple of `PAD`."""
-    extra = padded(len(array)) - len(array)
-    return np.concatenate([array, np.zeros((extra, *array.shape[1:]), array.dtype)])
-
-
-def ragged(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return row lists of different lengths as one padded array (k, b) and the mask of its real entries."""
-    width = max(PAD, padded(max((len(part) for part in parts), default=0)))
-    rows = np.zeros((len(parts), width), int)
-    mask = np.zeros((len(parts), width), bool)
-    for k, part in enumerate(parts):
-        rows[k, : len(part)] = part
-        mask[k, : len(part)] = True
-    return rows, mask
 
 
 class Task(NamedTuple):

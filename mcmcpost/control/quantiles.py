@@ -1,9 +1,12 @@
 """Quantiles by inverting a controlled distribution function."""
 
+from functools import partial
+
 import numpy as np
 from jaxtyping import Bool, Float
 
 from mcmcpost._core.precision import beyond_rounding, in_units, units_of
+from mcmcpost._core.weights import Weights
 from mcmcpost.control.estimate import (
     Estimate,
     assemble,
@@ -58,8 +61,8 @@ def estimate_quantiles(
             verified=verified,
             events=None if events is None else events[distinct],
         )
-        places = (place[:, None] * len(probabilities) + np.arange(len(probabilities))).reshape(-1)
-        return spread(found, quantile_labels(names, probabilities), places)
+        first = (place[:, None] * len(probabilities) + np.arange(len(probabilities))).reshape(-1)
+        return spread(found, quantile_labels(names, probabilities), first)
     units = units_of(values)
     values = in_units(values, units)
     p, a = values.shape[-1], len(probabilities)
@@ -70,25 +73,28 @@ def estimate_quantiles(
     finite = np.isfinite(flat).all(axis=0)
     safe = np.where(finite, flat, 0.0)
     safe[:, ~varying] = np.median(safe[:, ~varying], axis=0)
-    ordered = np.sort(safe, axis=0)
+    order = np.argsort(safe, axis=0, kind="stable")
+    ordered, weights = np.take_along_axis(safe, order, axis=0), trace.weights
+    places = None if weights is None else _places(weights.values.reshape(-1)[order])
     unknown = varying | (True if events is None else np.repeat(events, a))
-    plain = _invert(ordered, levels)
+    invert = partial(_invert, ordered, places)
+    plain = invert(levels)
     quantile, states = plain, distinct_states(trace)
     for _ in range(2):
         below = np.where(finite, safe <= quantile, np.nan).reshape(*values.shape[:2], -1)
-        indicators = read_integrands(labels, below, states, unknown)
+        indicators = read_integrands(labels, below, states, unknown, weights)
         fitted = fit_integrands(trace, indicators, method, num_folds=num_folds)
         estimate = assemble(indicators, fitted, bad_scores=bad_scores, verified=verified)
-        quantile = _invert(ordered, levels - (estimate.mean - estimate.mean_plain))
+        quantile = invert(levels - (estimate.mean - estimate.mean_plain))
     nan = np.where(finite, 0.0, np.nan)
     shifted = levels - (estimate.mean - estimate.mean_plain)
-    half = 0.5 * (_invert(ordered, shifted + estimate.mcse) - _invert(ordered, shifted - estimate.mcse))
-    plain_half = 0.5 * (_invert(ordered, levels + estimate.mcse_plain) - _invert(ordered, levels - estimate.mcse_plain))
+    half = 0.5 * (invert(shifted + estimate.mcse) - invert(shifted - estimate.mcse))
+    plain_half = 0.5 * (invert(levels + estimate.mcse_plain) - invert(levels - estimate.mcse_plain))
     tail = np.where(ordered[0] > 0, levels, 1 - levels)
     never = indicators.unseen & (ordered[0] == ordered[-1]) & np.isin(ordered[0], (0.0, 1.0))
     doubted = never & (tail < RULE_OF_THREE * estimate.mcse)
     half, plain_half = np.where(doubted, 1.0, half), np.where(doubted, 1.0, plain_half)
-    crossfit = _invert(ordered, levels - (estimate.mean_crossfit - estimate.mean_plain))
+    crossfit = invert(levels - (estimate.mean_crossfit - estimate.mean_plain))
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = estimate.covariance / estimate.mcse[:, None] / estimate.mcse[None, :]
         gain = np.where(half > 0, (plain_half / half) ** 2, estimate.gain)
@@ -99,7 +105,7 @@ def estimate_quantiles(
         mcse_plain=plain_half + nan,
         mean_crossfit=crossfit + nan,
         gain=gain + nan,
-        sd=safe.std(axis=0, ddof=1) + nan,
+        sd=_sd(safe, weights) + nan,
         covariance=correlation * half[:, None] * half[None, :],
         info=estimate.info | {"note": "residuals are those of the indicator of each quantile"},
     )
@@ -111,11 +117,32 @@ def quantile_labels(names: tuple[str, ...], probabilities: Float[np.ndarray, " a
     return tuple(f"{name} [{level:g}]" for name in names for level in probabilities)
 
 
-def _invert(ordered: Float[np.ndarray, "n q"], levels: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
+def _sd(values: Float[np.ndarray, "m q"], weights: Weights | None) -> Float[np.ndarray, " q"]:
+    if weights is None:
+        return values.std(axis=0, ddof=1)
+    return np.sqrt(weights.variance(values.reshape(*weights.values.shape, -1)))
+
+
+def _places(weights: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "n q"]:
+    """Return where ordered draws of these weights are from zero, the first, to one: the middle of each weight."""
+    middle = np.cumsum(weights, axis=0) - 0.5 * weights
+    return (middle - middle[0]) / (middle[-1] - middle[0])
+
+
+def _invert(
+    ordered: Float[np.ndarray, "n q"], places: Float[np.ndarray, "n q"] | None, levels: Float[np.ndarray, " q"]
+) -> Float[np.ndarray, " q"]:
     """Return the order statistics' quantiles at `levels`, one level per column, linearly interpolated.
 
     A NaN level belongs to a column that is reported as NaN.
+
+    Parameters
+    ----------
+    places : where the order statistics are from zero to one; None for even steps.
     """
+    if places is not None:
+        found = [np.interp(*column) for column in zip(np.nan_to_num(levels), places.T, ordered.T, strict=True)]
+        return np.array(found)
     position = np.clip(np.nan_to_num(levels), 0.0, 1.0) * (len(ordered) - 1)
     low = np.floor(position).astype(int)
     high = np.minimum(low + 1, len(ordered) - 1)

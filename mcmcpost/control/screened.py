@@ -16,8 +16,17 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost._core.arguments import check_count, check_flags
 from mcmcpost._core.large_arrays import zeros
 from mcmcpost._core.status import Status
-from mcmcpost.control.method import AbstractControlVariate, ControlFit, Refits, Work, no_control, num_fits
-from mcmcpost.control.problem import Problem, Subsets
+from mcmcpost.control.folds import Subsets
+from mcmcpost.control.method import (
+    AbstractControlVariate,
+    ControlFit,
+    Refits,
+    Work,
+    no_control,
+    num_fits,
+    refuse_weighted,
+)
+from mcmcpost.control.problem import Problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.stein import stein_gram
@@ -109,6 +118,7 @@ class Screened(AbstractControlVariate):
         the number of steps after the first (the kernel counts as one), the columns that they added, and the coordinates
         of the kernel.
         """
+        refuse_weighted(self.label, problem)
         train, k, p = problem.folds.num_train, problem.folds.num_folds, problem.values.shape[1]
         if train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)

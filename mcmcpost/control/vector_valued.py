@@ -11,6 +11,7 @@ from mcmcpost._core.arguments import check_count, check_flags, check_kind, check
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import judged_variance
+from mcmcpost.control.folds import Folds, Subsets
 from mcmcpost.control.functional import (
     DEFAULT_NUGGET,
     DENSE_LIMIT,
@@ -40,7 +41,7 @@ from mcmcpost.control.method import (
     merge_fits,
     no_control,
 )
-from mcmcpost.control.problem import Folds, JointProblem, Problem, Subsets, join
+from mcmcpost.control.problem import JointProblem, Problem, join
 from mcmcpost.control.task_tuning import ConvexTaskCovariance, TaskModel, TaskREML, floored, tune_tasks
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
 from mcmcpost.kernels import AbstractKernel

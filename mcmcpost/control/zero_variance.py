@@ -10,6 +10,7 @@ from mcmcpost._core.arguments import check_count, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import residual_variance
+from mcmcpost.control.folds import Subsets
 from mcmcpost.control.least_squares import (
     HIGHEST_DEGREE,
     Lasso,
@@ -25,7 +26,7 @@ from mcmcpost.control.least_squares import (
     ridge_strengths,
 )
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, Refits, no_control
-from mcmcpost.control.problem import Problem, Subsets
+from mcmcpost.control.problem import Problem
 
 DRAWS_PER_FEATURE = 3.0
 """Training states per feature below which a fit without a penalty is made only if it is asked for."""
@@ -74,7 +75,7 @@ class ZeroVariance(AbstractControlVariate):
         return f"ZeroVariance(degree={self.degree})"
 
     def crossfit(self, problem: Problem) -> ControlFit:
-        if problem.folds.num_train < MIN_TRAIN:
+        if problem.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
         if self.max_interaction is not None and self.max_interaction < self.degree:
             # Coordinates that the sample covariance rotates would make the features, and their means, depend on it.
@@ -90,7 +91,7 @@ class ZeroVariance(AbstractControlVariate):
     def _fit(self, problem: Problem) -> ControlFit:
         exponents = exponents_of_degree(problem.draws.shape[1], self.degree, self.max_interaction)
         most = len(exponents) + 1
-        enough = problem.folds.num_train >= DRAWS_PER_FEATURE * most
+        enough = problem.num_train >= DRAWS_PER_FEATURE * most
         if isinstance(self.penalty, LeastSquares | None) and enough and has_large_design(problem, most):
             fit = fit_by_blocks(problem, exponents)
             return self._finish(problem, fit, LeastSquares(), int(fit.num_features[0]), len(exponents), {})
@@ -98,15 +99,15 @@ class ZeroVariance(AbstractControlVariate):
         size = basis.shape[1]
         penalty = self.penalty
         if penalty is None:
-            penalty = LeastSquares() if problem.folds.num_train >= DRAWS_PER_FEATURE * size else Ridge()
+            penalty = LeastSquares() if problem.num_train >= DRAWS_PER_FEATURE * size else Ridge()
         info: dict[str, Any] = {}
         match penalty:
             case LeastSquares():
-                if problem.folds.num_train <= size:
+                if problem.num_train <= size:
                     raise InputError(
                         "ZeroVariance",
                         f"more than {size} distinct training draws for {size - 1} features without a penalty",
-                        problem.folds.num_train,
+                        problem.num_train,
                         "Use penalty=Ridge(), a lower degree, or more draws.",
                     )
                 fit = _crossfit(problem, basis, np.zeros(problem.values.shape[1]))

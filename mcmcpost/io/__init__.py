@@ -29,6 +29,7 @@ from mcmcpost.io.power_posteriors import (
     tempered_target,
 )
 from mcmcpost.io.stan import from_cmdstan
+from mcmcpost.io.weighted import from_dynesty, resample
 
 __all__ = [
     "Convergence",
@@ -47,6 +48,7 @@ __all__ = [
     "from_arrays",
     "from_blackjax",
     "from_cmdstan",
+    "from_dynesty",
     "from_numpyro",
     "gate",
     "integrand_values",
@@ -63,6 +65,7 @@ __all__ = [
     "read_target",
     "read_trace",
     "recorded_log_density",
+    "resample",
     "sample_power_posteriors",
     "sampling_seconds",
     "save_tree",

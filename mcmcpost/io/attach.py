@@ -15,6 +15,8 @@ from mcmcpost.io.convention import (
     check_tree_type,
     posterior_as_draws,
     posterior_sites,
+    read_weights,
+    refuse_weights,
     stored_draws,
     with_trace,
 )
@@ -52,6 +54,7 @@ def read_target(
     latent sites are transformed.
     """
     check_tree_type(where, tree)
+    refuse_weights(where, tree)
     check_function(where, "model", model, None, "Pass a NumPyro program.", optional=True)
     check_function(where, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True)
     stored = stored_draws(where, tree)
@@ -135,7 +138,8 @@ def attach_scores(
         )
     if not allow_bad_scores:
         check_agreement(_WHERE, tree, scored)
-    check = gate(scored.trace, allow_bad_scores)
+    weights = read_weights(_WHERE, tree, scored.trace.draws.shape[:2])
+    check = gate(scored.trace._replace(weights=weights), allow_bad_scores)
     chains, draws, _ = scored.trace.draws.shape
     attrs = gate_attrs(check) | scored.versions | {"score_evaluations": str(chains * draws)}
     return with_trace(tree, scored.trace, attrs)

@@ -11,7 +11,8 @@ from jax.flatten_util import ravel_pytree
 from mcmcpost._core.arguments import as_names, as_real, check_flags, check_function
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.versions import version_of
-from mcmcpost.io.convention import GROUP, element_names, sample_dataset, with_trace
+from mcmcpost._core.weights import LEAST
+from mcmcpost.io.convention import GROUP, LOG_WEIGHT, element_names, make_weights, sample_dataset, with_trace
 from mcmcpost.io.diagnostics import gate, gate_attrs
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import make_trace
@@ -43,12 +44,16 @@ def from_blackjax(
 
     HMC, NUTS, MALA and similar kernels keep the gradient of the log density in the state, so that scores cost nothing.
     Random walks do not, and then `logdensity_fn` is differentiated. Positions are taken as unconstrained, and are the
-    variables of the posterior group: expectations of constrained values are functions of them.
+    variables of the posterior group: expectations of constrained values are functions of them. The state of a
+    sequential Monte Carlo sampler has `particles` and `weights`, and needs `logdensity_fn`: that of the target at the
+    temperature of the state. Its weights become ``sample_stats.log_weight``; those that are below 1e-20 of the largest
+    are taken as that.
 
     Parameters
     ----------
     states : the states of all draws stacked, as from ``lax.scan``: `position`, a pytree whose leaves start with `dims`,
-        and, where the kernel has them, `logdensity` and `logdensity_grad`.
+        and, where the kernel has them, `logdensity` and `logdensity_grad`; or `particles` and `weights`, one state with
+        ``dims=("draw",)``, or the states of several independent runs as chains.
     info : the infos of the same transitions; divergences and the like are kept.
     logdensity_fn : log density of one position, as given to BlackJAX, for kernels without a gradient.
     dims : the leading axes, ``("chain", "draw")``, ``("draw", "chain")`` or, for one chain, ``("draw",)``.
@@ -71,11 +76,13 @@ def from_blackjax(
         raise InputError(
             _WHERE, "`dims` of chain and draw, or draw alone", dims, "Name the leading axes in their order."
         )
-    if not hasattr(states, "position"):
+    weighted = hasattr(states, "particles") and hasattr(states, "weights")
+    if not (weighted or hasattr(states, "position")):
         raise InputTypeError(
             _WHERE, "states with a `position`", type(states).__name__, "Pass the stacked states of the kernel."
         )
-    position = jax.tree.map(lambda leaf: _chain_draw_first(leaf, dims), states.position)
+    places = states.particles if weighted else states.position
+    position = jax.tree.map(lambda leaf: _chain_draw_first(leaf, dims), places)
     sites = _named_leaves(position)
     draws = _flatten(list(sites.values()))
     names = tuple(name for site, leaf in sites.items() for name in element_names(site, leaf.shape[2:]))
@@ -91,11 +98,16 @@ def from_blackjax(
             type(states).__name__,
             "This kernel keeps no gradient: pass logdensity_fn, the function that was sampled.",
         )
-    trace = make_trace(draws, scores, names)
+    trace, statistics = make_trace(draws, scores, names), _statistics(states, info, dims)
+    if weighted:
+        shares = _chain_draw_first(states.weights, dims).astype(float)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            statistics[LOG_WEIGHT] = np.log(np.maximum(shares, LEAST * shares.max()))
+        trace = trace._replace(weights=make_weights(_WHERE, statistics[LOG_WEIGHT], shape=draws.shape[:2]))
     check = gate(trace, allow_bad_scores)
     evaluations = 0 if gradient is not None else draws.shape[0] * draws.shape[1]
     attrs = {"blackjax_version": version_of("blackjax") or "unknown", "score_evaluations": str(evaluations)}
-    return with_trace(_tree(sites, _statistics(states, info, dims)), trace, gate_attrs(check) | attrs)
+    return with_trace(_tree(sites, statistics), trace, gate_attrs(check) | attrs)
 
 
 def _chain_draw_first(leaf: Any, dims: tuple[str, ...]) -> np.ndarray:

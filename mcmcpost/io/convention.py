@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mcmcpost._core.arguments import as_real, check_tree_type
+from mcmcpost._core.arguments import as_float64, as_real, check_tree_type
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.stored import is_chunked
+from mcmcpost._core.weights import Weights
 from mcmcpost.trace import StoredTrace, Trace, check_same_order, make_stored_trace, make_trace
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ PARAMETER = "unconstrained_parameter"
 
 TEMPERATURE = "temperature"
 
+LOG_WEIGHT = "log_weight"
+"""Logarithms of the weights of draws, up to a constant; their variable in `GROUP`, with dims chain and draw."""
+
+NUM_LIVE = "num_live"
+"""Likewise the live points of each step of a nested-sampling run."""
+
 ATTRS = {"score_sign": "+", "score_jacobian": "included", "score_space": "unconstrained"}
 
 _CURES = {
@@ -34,7 +41,7 @@ _CURES = {
 }
 
 
-def read_trace(tree: "xarray.DataTree") -> Trace:
+def read_trace(tree: "xarray.DataTree", *, weighted: bool = False) -> Trace:
     """Return the draws and scores of a tree.
 
     Reads ``sample_stats.unconstrained_draw`` and ``sample_stats.gradient``, as nutpie writes them: dims ``chain``,
@@ -44,6 +51,7 @@ def read_trace(tree: "xarray.DataTree") -> Trace:
     Parameters
     ----------
     tree : a tree with a `sample_stats` group.
+    weighted : accept draws with weights, `read_weights`, which are refused otherwise.
 
     Returns
     -------
@@ -55,18 +63,24 @@ def read_trace(tree: "xarray.DataTree") -> Trace:
     TypeError : `tree` is not a DataTree.
     ValueError : scores or draws are missing, their shapes disagree with each other or with the posterior group, or the
         attrs declare another convention than +∇ log density, log-Jacobian included, on the unconstrained space; draws
-        and scores label their parameters in different orders.
+        and scores label their parameters in different orders; the draws have weights that are not asked for.
     """
     draws, scores, names = _read(tree)
-    return make_trace(draws.values, scores.values, names, copy=False)
+    if not weighted:
+        refuse_weights("read_trace", tree)
+    trace = make_trace(draws.values, scores.values, names, copy=False)
+    return trace._replace(weights=read_weights("read_trace", tree, trace.draws.shape[:2]))
 
 
-def read_stored_trace(tree: "xarray.DataTree") -> Trace | StoredTrace:
-    """Return as `read_trace` the draws and scores of a tree, large ones that are in chunks of dask where they are."""
+def read_stored_trace(tree: "xarray.DataTree", *, weighted: bool = False) -> Trace | StoredTrace:
+    """Return as `read_trace` the draws and scores of a tree, large ones that are in chunks of dask where they are.
+
+    Weighted draws are read into memory.
+    """
     draws, scores, names = _read(tree)
-    if is_chunked(draws) and is_chunked(scores):
+    if is_chunked(draws) and is_chunked(scores) and not has_weights(tree):
         return make_stored_trace(draws.data, scores.data, names)
-    return make_trace(draws.values, scores.values, names, copy=False)
+    return read_trace(tree, weighted=weighted)
 
 
 def _read(tree: "xarray.DataTree") -> "tuple[xarray.DataArray, xarray.DataArray, tuple[str, ...] | None]":
@@ -86,6 +100,56 @@ def _read(tree: "xarray.DataTree") -> "tuple[xarray.DataArray, xarray.DataArray,
     labels = {DRAWS: coordinate_labels(draws), SCORES: coordinate_labels(scores)}
     check_same_order("read_trace", labels)
     return draws, scores, labels[DRAWS] or labels[SCORES]
+
+
+def has_weights(tree: "xarray.DataTree") -> bool:
+    """Return whether the draws of a tree have weights."""
+    return GROUP in tree.children and LOG_WEIGHT in tree.children[GROUP].data_vars
+
+
+def refuse_weights(where: str, tree: "xarray.DataTree") -> None:
+    """Refuse a tree whose draws have weights, for what would take them for draws of equal weight."""
+    if has_weights(tree):
+        cure = "resample(tree, key=key) draws such; expectation, quantile and what derives from them read the weights."
+        raise InputError(where, "draws of equal weight", f"`{GROUP}.{LOG_WEIGHT}`", cure)
+
+
+def read_weights(where: str, tree: "xarray.DataTree", shape: tuple[int, ...]) -> Weights | None:
+    """Return the weights of the draws of a tree, None where there are none.
+
+    ``sample_stats.log_weight`` holds their logarithms up to a constant that all chains share, and
+    ``sample_stats.num_live``, for a nested-sampling run, the live points at each draw, which are then in order.
+
+    Parameters
+    ----------
+    shape : chains and draws that there must be.
+
+    Raises
+    ------
+    ValueError, TypeError : one of them has other dims or another shape, or is not finite; live points below one.
+    """
+    if not has_weights(tree):
+        return None
+    stats = tree.children[GROUP].to_dataset()
+    arrays = [oriented(where, stats[name], rank=2).values for name in (LOG_WEIGHT, NUM_LIVE) if name in stats]
+    return make_weights(where, *arrays, shape=shape)
+
+
+def make_weights(where: str, log_weights: Any, num_live: Any = None, *, shape: tuple[int, ...]) -> Weights:
+    """Return the weights of these arrays (chain, draw) after checking them; see `read_weights`."""
+    logs = as_float64(where, "log_weights", as_chain_draw(where, "log_weights", log_weights), "chain, draw")
+    live = None
+    if num_live is not None:
+        live = as_float64(where, NUM_LIVE, as_chain_draw(where, NUM_LIVE, num_live), "chain, draw")
+    for name, array in (("log_weights", logs), (NUM_LIVE, logs if live is None else live)):
+        if array.shape != tuple(shape):
+            raise InputError(where, f"`{name}` of shape {tuple(shape)}", array.shape, "Give one for each draw.")
+    if not np.isfinite(logs).all():
+        got = f"{int((~np.isfinite(logs)).sum())} that are not"
+        raise InputError(where, "finite `log_weights`", got, "Leave out draws of weight zero, and repair NaN.")
+    if live is not None and not (live >= 1).all():
+        raise InputError(where, f"`{NUM_LIVE}` of at least one", live.min(), "They are the live points of each step.")
+    return Weights.of(logs, live)
 
 
 def _missing(tree: "xarray.DataTree", name: str) -> str:

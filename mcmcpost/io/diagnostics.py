@@ -9,9 +9,10 @@ from jaxtyping import Float
 from mcmcpost._core.arguments import check_flags
 from mcmcpost._core.errors import fault
 from mcmcpost._core.large_arrays import in_blocks
-from mcmcpost._core.mcse import rank_rhat
+from mcmcpost._core.mcse import GOOD_KHAT, rank_rhat
 from mcmcpost._core.warn import warn
-from mcmcpost.io.convention import GROUP, read_trace
+from mcmcpost._core.weights import Weights
+from mcmcpost.io.convention import GROUP, read_trace, read_weights
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores
 from mcmcpost.trace import StoredTrace, Trace
 
@@ -56,12 +57,12 @@ def gate_attrs(check: ScoreCheck) -> dict[str, str]:
 
 def check_tree(tree: "xarray.DataTree", allow_bad_scores: bool = False) -> ScoreCheck:
     """Run the score gate on a stored tree; see `gate`."""
-    trace = read_trace(tree)
+    trace = read_trace(tree, weighted=True)
     return gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
 
 
 class ConvergenceWarning(UserWarning):
-    """The chains of a trace disagree about what is asked, or transitions of its sampler diverged."""
+    """The chains of a trace disagree about what is asked, transitions diverged, or few weighted draws decide."""
 
 
 RHAT_LIMIT, RHAT_SHORT = 1.1, 5.0
@@ -78,6 +79,7 @@ class Convergence(NamedTuple):
     max_rhat : the largest R-hat, NaN for one chain or where nothing varies. worst : the name of that scalar.
     apart : scalars whose R-hat is above the limit. limit : 1.1 + 5/n for n draws a chain.
     divergences, transitions : of the sampler; none where they are not recorded.
+    weights : of the draws. Weighted draws have no R-hat, and Pareto k̂ instead.
     """
 
     max_rhat: float
@@ -86,6 +88,7 @@ class Convergence(NamedTuple):
     limit: float
     divergences: int
     transitions: int
+    weights: Weights | None = None
 
     @property
     def complaint(self) -> str | None:
@@ -102,6 +105,11 @@ class Convergence(NamedTuple):
                 f"{self.divergences} of {self.transitions} transitions were divergent: draws are missing where the "
                 "density curves sharply, and means can be off by more than their errors. Raise the target acceptance "
                 "(target_accept_prob, adapt_delta), or reparameterise."
+            )
+        if self.weights is not None and self.weights.khat > GOOD_KHAT:
+            parts.append(
+                f"Pareto k-hat {self.weights.khat:.2g} of the weights is above {GOOD_KHAT}: {self.weights.ess:.3g} "
+                "effective draws decide, and neither means nor errors are reliable. Draw from closer to the target."
             )
         return " ".join(parts) or None
 
@@ -122,12 +130,17 @@ def check_convergence(
 ) -> Convergence:
     """Return the rank-normalised R-hat of the named scalars in `parts`, and the divergences of `tree`.
 
-    Such an R-hat sees disagreement of the chains, or of their halves, about the mean and about the spread.
+    Such an R-hat sees disagreement of the chains, or of their halves, about the mean and about the spread. It does not
+    hold for weighted draws, for which Pareto k̂ of the weights is returned.
     """
+    weights = None
     rhat: dict[str, float] = {}
     draws = 1
     for names, values in parts:
         draws = values.shape[1]
+        weights = read_weights("check_convergence", tree, values.shape[:2]) if weights is None else weights
+        if weights is not None:
+            continue
         for some in in_blocks(len(names), values.shape[0] * draws):
             with np.errstate(all="ignore"):
                 rhat |= zip(names[some], rank_rhat(values[..., some]).tolist(), strict=True)
@@ -137,7 +150,8 @@ def check_convergence(
     apart = sum(value > limit for value in known.values())
     stats = tree.children.get(GROUP)
     diverging = np.zeros(0) if stats is None or "diverging" not in stats else np.asarray(stats["diverging"].values)
-    return Convergence(known.get(worst, float("nan")), worst, apart, limit, int(diverging.sum()), diverging.size)
+    largest = known.get(worst, float("nan"))
+    return Convergence(largest, worst, apart, limit, int(diverging.sum()), diverging.size, weights)
 
 
 def warn_of_convergence(convergence: Convergence) -> None:

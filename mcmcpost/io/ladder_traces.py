@@ -21,7 +21,15 @@ from mcmcpost.evidence import (
     make_ladder,
     repeated_fraction,
 )
-from mcmcpost.io.convention import DRAWS, GROUP, TEMPERATURE, check_tree_type, coordinate_labels, posterior_sites
+from mcmcpost.io.convention import (
+    DRAWS,
+    GROUP,
+    TEMPERATURE,
+    check_tree_type,
+    coordinate_labels,
+    posterior_sites,
+    refuse_weights,
+)
 from mcmcpost.io.files import load_tree
 from mcmcpost.io.ladder_trees import (
     LIKELIHOOD_SLOPE,
@@ -142,6 +150,7 @@ def _level(temperature: Any) -> float:
 def _load(trace: Any) -> "xarray.DataTree":
     tree = load_tree(trace) if isinstance(trace, str | os.PathLike) else trace
     check_tree_type(_WHERE, tree)
+    refuse_weights(_WHERE, tree)
     return tree
 
 

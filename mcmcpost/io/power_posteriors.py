@@ -35,7 +35,14 @@ from mcmcpost.evidence import (
     sample_ladder,
     sample_more_rungs,
 )
-from mcmcpost.io.convention import GROUP, TEMPERATURE, check_names, posterior_as_draws, stored_draws
+from mcmcpost.io.convention import (
+    GROUP,
+    TEMPERATURE,
+    check_names,
+    posterior_as_draws,
+    refuse_weights,
+    stored_draws,
+)
 from mcmcpost.io.ladder_trees import DIMS, ROUND_TRIPS, is_ladder, ladder_to_datatree, read_ladder
 from mcmcpost.io.numpyro_model import ProbedModel, probe_model
 from mcmcpost.scores import check_scalar
@@ -291,6 +298,7 @@ def _resolve_with_reference(
     if is_ladder(reference):
         cure = "Pass its last rung, mcmcpost.io.posterior_rung(tree)."
         raise InputError(where, "`reference` to be a trace of the posterior", "a ladder", cure)
+    refuse_weights(where, reference)
     if model is not None:
         target, probed = resolve_target(where, model, args, kwargs, log_likelihood, log_prior, sample_prior, names)
         assert probed is not None

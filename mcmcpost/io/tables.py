@@ -11,7 +11,7 @@ import numpy as np
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.warn import warn
-from mcmcpost.io.convention import sample_dataset, with_trace
+from mcmcpost.io.convention import GROUP, LOG_WEIGHT, NUM_LIVE, sample_dataset, with_trace
 from mcmcpost.trace import Trace, make_trace
 
 if TYPE_CHECKING:
@@ -98,17 +98,22 @@ def read_csv(path: Path) -> "xarray.DataTree":
     Columns `chain` and `draw` (or ``.chain``, ``.draw``) say which draw it is; without them the rows are one chain in
     order. ``gradient_NAME`` is the score of the unconstrained parameter NAME, which must be a column too. Every column
     that is no gradient is a variable of the posterior group; ``theta[0]``, ``theta[1]``, or ``theta.1``, are one array.
+    `log_weight` holds the logarithms of the weights of weighted draws.
 
     Raises
     ------
     ValueError : a value is not a number, a gradient has no parameter, a draw occurs twice, or chains differ in length.
     """
+    import xarray
+
     table = _numbers(path)
     known = {str(column).lower(): str(column) for column in table}
     place = {name: known[own] for name, names in (("chain", _CHAIN), ("draw", _DRAW)) for own in names if own in known}
     chains = _chains(path, table, place)
     kept = [name for name in table.columns if name.lower() not in (*_CHAIN, *_DRAW)]
     columns = {name: np.stack([chain[name].to_numpy(np.float64) for chain in chains]) for name in kept}
+    stats = {name: columns.pop(name) for name in (LOG_WEIGHT, NUM_LIVE) if name in columns}
+    kept = [name for name in kept if name not in stats]
     gradients = [name for name in kept if name.startswith(PREFIX)]
     names = [name.removeprefix(PREFIX) for name in gradients]
     orphans = [name for name in names if name not in columns]
@@ -120,6 +125,8 @@ def read_csv(path: Path) -> "xarray.DataTree":
             "Write the unconstrained parameters beside their gradients, under the same names.",
         )
     tree = posterior_tree({name: values for name, values in columns.items() if name not in gradients})
+    if stats:
+        tree[GROUP] = xarray.DataTree(sample_dataset(stats))
     if not gradients:
         return tree
     draws, scores = (np.stack([columns[name] for name in group], axis=-1) for group in (names, gradients))

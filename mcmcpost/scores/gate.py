@@ -261,6 +261,7 @@ def check_scores(trace: Trace | StoredTrace, log_density: Float[np.ndarray, "c n
 
     Of stored draws all are tested for being finite, and every so many of each chain, four million numbers, for the
     rest.
+    Weighted draws are tested on nearly equally weighted ones among them (`Weights.representative`), as one chain.
 
     Parameters
     ----------
@@ -281,6 +282,10 @@ def check_scores(trace: Trace | StoredTrace, log_density: Float[np.ndarray, "c n
         step = sampling_step(trace.draws.shape)
         some = Trace(trace.draws.sample, trace.scores.sample, trace.names)
         return check_scores(some, None if log_density is None else log_density[:, ::step])
+    if trace.weights is not None:
+        rows = trace.weights.representative()
+        some = Trace(trace.draws.reshape(1, -1, d)[:, rows], trace.scores.reshape(1, -1, d)[:, rows], trace.names)
+        return check_scores(some, None if log_density is None else log_density.reshape(1, -1)[:, rows])
     moves = moving(trace.draws)
     if not moves.all():
         part = check_scores(without_fixed(trace), log_density)

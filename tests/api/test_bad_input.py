@@ -311,6 +311,17 @@ def ladder_with(g, **changes):
     return mp.ladder_from_arrays(**(g.arrays | changes))
 
 
+def nested(**changes):
+    right = {
+        "samples": np.eye(2),
+        "logwt": np.zeros(2),
+        "samples_n": np.ones(2),
+        "logz": np.zeros(2),
+        "logzerr": [0, 0],
+    }
+    return SimpleNamespace(**(right | changes))
+
+
 def sampled(**changes):
     short = {"temperatures": [0.0, 0.5, 1.0], "key": KEY, "num_warmup": 2, "num_samples": 2, "num_chains": 1}
     functions = {"log_likelihood": density, "log_prior": density, "sample_prior": draw_of_prior}
@@ -403,6 +414,26 @@ ROWS = [
     (FLAG, lambda g, v: mp.stein_weights(g.tree, allow_bad_scores=v), "allow_bad_scores"),
     (FLAG, lambda g, v: mp.stein_thinning(g.tree, 3, allow_bad_scores=v), "allow_bad_scores"),
     (FLAG, lambda g, v: mp.from_arrays(g.draws, -g.draws, allow_bad_scores=v), "allow_bad_scores"),
+    (
+        ("a", 1.0, [[0.0]], np.zeros((4, 49)), np.full((4, 50), NAN), np.full((4, 50), -INF)),
+        lambda g, v: mp.from_arrays(g.draws, -g.draws, log_weights=v),
+        "log_weights",
+    ),
+    (
+        ("a", 1.0, np.zeros((4, 50)), np.full((4, 50), NAN), np.ones((50, 4))),
+        lambda g, v: mp.from_arrays(g.draws, -g.draws, log_weights=np.zeros((4, 50)), num_live=v),
+        "num_live",
+    ),
+    ((np.ones((4, 50)),), lambda g, v: mp.from_arrays(g.draws, -g.draws, num_live=v), "log_weights"),
+    ((None, "results", np.ones((3, 2)), {"samples": 1}), lambda g, v: mp.from_dynesty(v), "results with"),
+    (("a", np.ones(3), [[NAN], [1.0]]), lambda g, v: mp.from_dynesty(nested(samples=v)), "samples|names|finite"),
+    (("a", np.ones(3), np.array([NAN, 0.0])), lambda g, v: mp.from_dynesty(nested(logwt=v)), "logwt|log_weights"),
+    (("a", np.ones(3), np.zeros(2)), lambda g, v: mp.from_dynesty(nested(samples_n=v)), "samples_n|num_live"),
+    (NAMES, lambda g, v: mp.from_dynesty(nested(), v), "names"),
+    ((None, "tree", 3, {}), lambda g, v: mp.resample(v, key=KEY), "DataTree"),
+    (("tree",), lambda g, v: mp.resample(g.tree, key=KEY), "log_weight"),
+    (KEYS, lambda g, v: mp.resample(g.tree, key=v), "key"),
+    (COUNT, lambda g, v: mp.resample(g.tree, key=KEY, num_draws=v), "num_draws"),
     (FLAG, lambda g, v: mp.check_tree(g.tree, v), "allow_bad_scores"),
     (FLAG, lambda g, v: mp.log_evidence(g.ladder, allow_bad_scores=v), "allow_bad_scores"),
     (FLAG, lambda g, v: mp.attach_scores(g.tree, logdensity_fn=density, allow_bad_scores=v), "allow_bad_scores"),

@@ -74,3 +74,19 @@ def test_a_table(run, tmp_path):
     (tmp_path / "draws.csv").write_text("a,gradient_a\n0.5,-0.5\n-1,1\n")
     found = facts(run, tmp_path / "draws.csv")
     assert (found["chains"], found["draws"], found["max_rhat"], found["divergences"]) == (1, 2, None, None)
+
+
+def test_weighted_draws(run, tmp_path, rng):
+    draws = 1.3 * rng.normal(size=(1, 800, 1))
+    logs = -0.5 * draws[..., 0] ** 2 * (1 - 1 / 1.69)
+    tree = mp.from_arrays(draws, -draws, log_weights=logs, names=("a",))
+    path = mp.save_tree(tree, tmp_path / "weighted.nc")
+    found = facts(run, path)
+    share = np.exp(logs)
+    assert found["weights"]["ess"] == pytest.approx(share.sum() ** 2 / (share**2).sum())
+    assert found["weights"]["pareto_khat"] < 0.7
+    assert found["max_rhat"] is None
+    assert found["scores"]["check"] == "pass"
+    assert any(line.startswith("weights ") for line in run("info", path).out.splitlines())
+    reduced = json.loads(run("reduce", path, "--method", "plain", "--json").out)["quantities"][0]
+    assert reduced["mean"] == pytest.approx((share * draws[..., 0]).sum() / share.sum(), abs=1e-12)

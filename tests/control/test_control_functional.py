@@ -9,9 +9,10 @@ from scipy.stats import norm
 
 from mcmcpost._core.status import Status
 from mcmcpost.control import REML, ControlFunctional, GridREML, SemiExact, solve_stein_weights
+from mcmcpost.control.folds import Subsets
 from mcmcpost.control.kernel_systems import cross_product, crossfit_dense, crossfit_iterative, kernel_data
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
-from mcmcpost.control.problem import Subsets, make_problem
+from mcmcpost.control.problem import make_problem
 from mcmcpost.kernels import InverseMultiquadric, Matern32, SquaredExponential
 from mcmcpost.linsolve import ConjugateGradients
 from mcmcpost.stein import SteinTile, stein_gram

@@ -16,8 +16,9 @@ from mcmcpost.control import (
     estimate_quantiles,
 )
 from mcmcpost.control.errors import refit_variance, total_error
+from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import Refits, mean_of_residuals
-from mcmcpost.control.problem import Subsets, make_problem
+from mcmcpost.control.problem import make_problem
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.trace import make_trace
 

@@ -5,7 +5,7 @@ import pytest
 from control_cases import METHODS, estimate, gaussian_trace
 
 from mcmcpost.control import estimate as _estimate, problem as _problem
-from mcmcpost.control.problem import PAD, Folds
+from mcmcpost.control.folds import PAD, Folds
 
 LABELS = np.array([0, 0, 2, 1, 1, -1, 0, 2, -1])
 

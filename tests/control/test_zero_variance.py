@@ -6,8 +6,9 @@ from control_cases import estimate, gaussian_trace
 
 from mcmcpost._core.status import Status
 from mcmcpost.control import Lasso, LeastSquares, Ridge, ZeroVariance
+from mcmcpost.control.folds import Subsets
 from mcmcpost.control.least_squares import fit_linear, independent_columns, lasso_path
-from mcmcpost.control.problem import Subsets, make_problem
+from mcmcpost.control.problem import make_problem
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 from mcmcpost.trace import make_trace
 

@@ -1,10 +1,11 @@
-"""Traces of BlackJAX and emcee, made by the real packages: gradients kept where there are any, else JAX's own."""
+"""Traces of BlackJAX, emcee and dynesty, made by the real packages: gradients kept where there are, else JAX's own."""
 
 import arviz_base
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
 import mcmcpost as mp
 from mcmcpost.io import read_trace
@@ -13,6 +14,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("rank_promotion")]
 REASON = "needs the extra `interop`"
 blackjax = pytest.importorskip("blackjax", reason=REASON)
 emcee = pytest.importorskip("emcee", reason=REASON)
+dynesty = pytest.importorskip("dynesty", reason=REASON)
 
 MEAN = np.array([1.0, -0.5, 2.0])  # of b[0], b[1] and of a
 START = {"b": jnp.zeros(2), "a": jnp.zeros(())}
@@ -93,6 +95,46 @@ def test_a_kernel_without_gradients_needs_the_log_density(tmp_path):
     tree = mp.from_blackjax(states, info, logdensity_fn=logdensity)
     check(tree, tmp_path)
     assert tree["sample_stats"].attrs["score_evaluations"] == "12000"
+
+
+def test_a_sequential_sampler_has_weights():
+    particles = {"b": MEAN[:2] + 1.3 * jax.random.normal(jax.random.key(2), (3_000, 2))}
+    particles |= {"a": MEAN[2] + 0.65 * jax.random.normal(jax.random.key(3), (3_000,))}
+    reference = jax.vmap(lambda x: logdensity(x) / 1.69)(particles)
+    tempering = blackjax.smc.tempered.init(particles)
+    logs = jax.vmap(logdensity)(particles) - reference
+    states = tempering._replace(weights=jax.nn.softmax(logs), tempering_param=1.0)
+    tree = mp.from_blackjax(states, logdensity_fn=logdensity, dims=("draw",))
+    found = mp.expectation(tree, method="zv2")
+    np.testing.assert_allclose(found.mean, MEAN[[2, 0, 1]], atol=1e-8)
+    assert (np.abs(found.mean_plain - MEAN[[2, 0, 1]]) < 5 * found.mcse_plain).all()
+    share = np.exp(np.asarray(logs))
+    assert found.info["ess"] == pytest.approx(share.sum() ** 2 / (share**2).sum(), rel=1e-6)
+    with pytest.raises(ValueError, match="logdensity_fn"):
+        mp.from_blackjax(states, dims=("draw",))
+
+
+def test_a_nested_sampling_run_has_weights_and_live_points():
+    """The prior is a normal of sd 5 in each coordinate, the likelihood one of sd 1: the posterior is normal."""
+
+    def log_likelihood(x):
+        return -0.5 * float(np.sum((x - MEAN[:2]) ** 2))
+
+    rng = np.random.default_rng(4)
+    sampler = dynesty.NestedSampler(log_likelihood, lambda u: 5 * ndtri(u), 2, nlive=100, rstate=rng, sample="unif")
+    sampler.run_nested(print_progress=False)
+    tree = mp.from_dynesty(sampler.results, names=("u", "v"))
+    live = tree["sample_stats"]["num_live"].values[0]
+    assert (live[0], live[-1]) == (100, 1)
+    truth = -np.log(26) - (MEAN[:2] @ MEAN[:2]) / 52
+    attrs = tree["sample_stats"].attrs
+    assert abs(attrs["log_evidence"] - truth) < 4 * attrs["log_evidence_error"]
+    scored = mp.attach_scores(
+        tree, logdensity_fn=lambda x: -0.5 * jnp.sum((x - MEAN[:2]) ** 2) - 0.5 * jnp.sum(x**2) / 25
+    )
+    found = mp.expectation(scored, method="zv1")
+    np.testing.assert_allclose(found.mean, MEAN[:2] * 25 / 26, atol=1e-9)
+    assert (np.abs(found.mean_plain - found.mean) < 5 * found.mcse_plain).all()
 
 
 def test_bad_states(nuts):
