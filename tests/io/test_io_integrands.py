@@ -81,6 +81,15 @@ def test_functions_of_arrays_name_their_elements(tree):
     np.testing.assert_array_equal(values[..., 1], tree["posterior"]["corr"][..., 1, 0])
 
 
+def test_a_single_function_is_named_f(tree):
+    def function(draw):
+        return 2.0 * draw["mu"]
+
+    alone, named = integrand_values(tree, function), integrand_values(tree, {"f": function})
+    assert alone.names == named.names == ("f",)
+    np.testing.assert_array_equal(alone.values, named.values)
+
+
 def test_a_fault_of_the_function_is_not_hidden(tree):
     with pytest.raises(KeyError, match="nu"):
         integrand_values(tree, {"f": lambda d: d["nu"]})
