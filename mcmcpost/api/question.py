@@ -106,7 +106,7 @@ def pose(
     trace = without_fixed(every)
     if check.pattern == "nonfinite":
         # Plain means do not use the scores, but they are transformed with the draws.
-        trace = type(trace)(trace.draws, trace.draws, trace.names)  # type: ignore[arg-type]
+        trace = trace._replace(scores=trace.draws)  # type: ignore[arg-type]
     asked = integrand_values(tree, integrands)
     if check.failed and not allow_bad_scores:
         choice = PlainMean()

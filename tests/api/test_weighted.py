@@ -1,5 +1,7 @@
 """Weighted draws: exact values, honest errors, and what does not know weights refuses them."""
 
+import warnings
+
 import jax
 import numpy as np
 import pytest
@@ -73,6 +75,20 @@ def test_weighted_means_and_their_errors_are_those_of_the_formula(tree):
 def _median(values, share):
     order = np.argsort(values)
     return values[order][np.searchsorted(np.cumsum(share[order]), 0.5)]
+
+
+def test_plain_means_are_weighted_where_scores_are_not_finite_and_in_chunks_of_dask(tree, monkeypatch):
+    monkeypatch.setattr("mcmcpost._core.large_arrays.LARGE", 0)
+    expected = mp.expectation(tree, method="plain")
+    chunked = tree.map_over_datasets(lambda part: part.chunk(draw=500) if part.dims else part)
+    broken = tree.copy(deep=True)
+    broken["sample_stats"]["gradient"].values[0, 3, 0] = np.inf
+    for other in (chunked, broken):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", mp.ScoreWarning)
+            found = mp.expectation(other, method="plain", allow_bad_scores=True)
+        np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-12)
+        np.testing.assert_allclose(found.mcse, expected.mcse, rtol=1e-12)
 
 
 def test_equal_weights_change_nothing(rng):
