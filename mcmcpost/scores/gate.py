@@ -260,8 +260,7 @@ def check_scores(trace: Trace | StoredTrace, log_density: Float[np.ndarray, "c n
     (`misfit`), in a few dimensions, and in twenty where the density is nearly Gaussian.
 
     Of stored draws all are tested for being finite, and every so many of each chain, four million numbers, for the
-    rest.
-    Weighted draws are tested on nearly equally weighted ones among them (`Weights.representative`), as one chain.
+    rest. Weighted draws are tested on nearly equally weighted ones among them (`Weights.representative`), as one chain.
 
     Parameters
     ----------
