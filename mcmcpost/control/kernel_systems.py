@@ -93,8 +93,8 @@ def crossfit_dense(tile: Tile, nugget: float, data: KernelData, *, num_constants
     """Fit A = K₀/mean(diag K₀) + η·diag(1/n_i) on the rows of each fit of the folds.
 
     Oates, Girolami and Chopin (2017, doi:10.1111/rssb.12185) with the constant unpenalised; South et al. (2022) with
-    the polynomial basis unpenalised; docs/mathematics.md section 2. The Gram matrix is compiled for the device; what
-    follows is LAPACK on the host, which compiling would cost seconds.
+    the polynomial basis unpenalised; docs/mathematics.md section 2. The Gram matrix is computed on the device; what
+    follows is LAPACK on the host, since compiling it would take seconds.
     """
     c, rows = num_constants, data.rows
     basis, values, counts, folds = on_host(data)

@@ -61,6 +61,8 @@ def _raise_nugget[Found](
 
 def cholesky_factor(matrix: Float[np.ndarray, "m m"]) -> Float[np.ndarray, "m m"] | None:
     """Return the lower Cholesky factor of a symmetric matrix, or None where it is not positive definite."""
+    if not len(matrix):
+        return matrix
     lower, fault = scipy.linalg.lapack.dpotrf(matrix.T, lower=1)  # its transpose is in LAPACK's order
     return None if fault else lower
 
@@ -78,6 +80,8 @@ def solve_lower(
     lower: Float[np.ndarray, "m m"], right: Float[np.ndarray, "m w"], *, transposed: bool = False
 ) -> Float[np.ndarray, "m w"]:
     """Return L⁻¹B, or L⁻ᵀB; NaN where a pivot is zero."""
+    if not right.size:
+        return right
     solved, singular = scipy.linalg.lapack.dtrtrs(lower, right, lower=1, trans=int(transposed))
     return np.full_like(right, np.nan) if singular else solved
 
@@ -114,7 +118,7 @@ def leave_blocks_out(
 
     Parameters
     ----------
-    sizes : the rows of each block, which follow each other.
+    sizes : the rows of each block, which follow each other; some may be zero.
 
     Returns
     -------

@@ -114,13 +114,14 @@ def test_invert_of_an_indefinite_matrix_is_nan():
     assert np.isnan(found.log_determinant)
 
 
-def test_leaving_blocks_out_is_generalised_least_squares_on_the_other_rows(rng):
-    sizes, n = (8, 7, 9), 24
+@pytest.mark.parametrize("sizes", [(8, 7, 9), (8, 0, 7, 9), (0, 12, 12, 0)])
+def test_leaving_blocks_out_is_generalised_least_squares_on_the_other_rows(rng, sizes):
+    n = 24
     root, noise = rng.normal(size=(n, n)), rng.uniform(1, 2, size=n)
     gram, basis, values = root @ root.T + np.eye(n), rng.normal(size=(n, 3)), rng.normal(size=(n, 2))
     solutions, nugget = leave_blocks_out(gram, noise, 0.1, basis, values, sizes)
     assert nugget == 0.1
-    matrix, blocks = gram + 0.1 * np.diag(noise), np.repeat(range(3), sizes)
+    matrix, blocks = gram + 0.1 * np.diag(noise), np.repeat(range(len(sizes)), sizes)
     for block, solution in enumerate(solutions):
         rest = blocks != block
         inverse = np.linalg.inv(matrix[np.ix_(rest, rest)])
