@@ -258,9 +258,12 @@ class Ranking(NamedTuple):
         np.abs(found, out=found)
         found /= self.norm
         found[taken] = -1.0
-        flat = found.ravel()
+        # The largest entries are in the rows whose own largest are.
+        rows = np.sort(np.argpartition(-found.max(axis=1), min(number, d) - 1)[:number])
+        flat = found[rows].ravel()
         most = np.argpartition(-flat, number - 1)[:number]
-        return Pairs(*np.divmod(most[np.lexsort((most, -flat[most]))], d))
+        first, second = np.divmod(most[np.lexsort((most, -flat[most]))], d)
+        return Pairs(rows[first], second)
 
 
 class Base(NamedTuple):
