@@ -36,6 +36,7 @@ PAGES = {
             "hare_lynx_stan",
             "posteriordb",
             "hierarchical",
+            "dimension_scaling",
             "south2022",
             "auto_vs_plain",
             "weighted_draws",
