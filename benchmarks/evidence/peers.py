@@ -8,8 +8,8 @@
 1/Z = E[g/q], with g a normal fitted to one half of the draws and cut to the ellipsoid that holds half of it, averaged
 over the other half, and conversely: the form of the harmonic mean whose variance is finite. (The learned harmonic mean
 replaces that normal by a flow; it is not compared.) ``nested`` is dynesty with 250 live points and its defaults for the
-dimension, from the prior and not from the draws. It is left out for the hierarchical model of 39 parameters, where it
-takes minutes a seed.
+dimension, from the prior and not from the draws. It is left out for the hierarchical model of 39 parameters, where one
+seed did not end in 500 seconds.
 
 CPU seconds and evaluations are medians for one seed, after the first, which compiles. They leave out the sampling of
 the posterior draws. Evaluations are densities, with ``+`` gradients.

@@ -39,7 +39,7 @@ MAX_KERNEL_COORDINATES = 60
 """Coordinates up to which a kernel of all of them is tried."""
 
 MAX_WORK = 1e11
-"""Multiplications that one candidate may take for one integrand, by default: about ten seconds of a quiet core."""
+"""Multiplications that one candidate may take for one integrand, by default: seconds of a core."""
 
 SHARED = 10.0
 """How many times as many it may take for what all integrands share."""
@@ -75,7 +75,7 @@ class Auto(AbstractControlVariate):
     ----------
     max_degree : of the polynomials.
     kernel : whether to try the semi-exact control functional, and the kernel of `Screened`.
-    max_work : multiplications of one candidate for one integrand; a core makes about 10¹⁰ a second.
+    max_work : multiplications of one candidate for one integrand.
     """
 
     max_degree: int | None = None

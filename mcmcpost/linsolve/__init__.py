@@ -8,7 +8,6 @@ from mcmcpost.linsolve.cholesky import (
     blas_threads,
     factorise,
     invert,
-    solve_positive,
 )
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, Outcome, Solution
 from mcmcpost.linsolve.krylov import CGSolution, ConjugateGradients, conjugate_gradients
@@ -19,6 +18,7 @@ from mcmcpost.linsolve.least_squares import (
     generalised_least_squares,
     leave_blocks_out,
     solve_lower,
+    solve_positive,
 )
 from mcmcpost.linsolve.linear_solve import Solver, solve
 from mcmcpost.linsolve.stochastic_gradient import StochasticGradientDescent

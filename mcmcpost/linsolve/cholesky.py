@@ -113,12 +113,6 @@ def _invert_by_solves(matrix: Float[Array, "n n"]) -> tuple[Float[Array, "n n"],
     return cho_solve((lower, True), jnp.eye(len(matrix), dtype=matrix.dtype)), 2 * jnp.sum(jnp.log(jnp.diag(lower)))
 
 
-def solve_positive(matrix: Float[np.ndarray, "n n"], right: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
-    """Return A⁻¹B by LAPACK's Cholesky, without compiling; NaN where A is not positive definite."""
-    lower, fault = scipy.linalg.lapack.dpotrf(matrix.T, lower=1)
-    return np.full_like(right, np.nan) if fault else scipy.linalg.lapack.dpotrs(lower, right, lower=1)[0]
-
-
 def solve_dense(matrix: Float[Array, "n n"], right: Float[Array, "n k"]) -> Solution:
     """Solve by Cholesky; a matrix singular in its precision gets the smallest multiple of I that lets it be factored.
 

@@ -67,6 +67,12 @@ def cholesky_factor(matrix: Float[np.ndarray, "m m"]) -> Float[np.ndarray, "m m"
     return None if fault else lower
 
 
+def solve_positive(matrix: Float[np.ndarray, "n n"], right: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+    """Return A⁻¹B by LAPACK's Cholesky, without compiling; NaN where A is not positive definite."""
+    lower = cholesky_factor(matrix)
+    return np.full_like(right, np.nan) if lower is None else scipy.linalg.lapack.dpotrs(lower, right, lower=1)[0]
+
+
 def generalised_least_squares(
     lower: Float[np.ndarray, "m m"], basis: Float[np.ndarray, "m q"], values: Float[np.ndarray, "m p"]
 ) -> LeastSquaresSolution:

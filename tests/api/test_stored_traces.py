@@ -148,7 +148,7 @@ def test_repeated_states_are_found_by_their_labels(rng, dtype):
 
 
 class Largest(Callback):
-    """The entries of the largest array that a task of dask returned, and how many were as large as a chunk."""
+    """The entries of the largest array that a task of dask returned."""
 
     def __init__(self) -> None:
         self.entries = 0
