@@ -164,9 +164,10 @@ PAGES = {
         ),
     ),
     "large_traces": Page(
-        "Large traces",
-        "How much memory and time do reductions of large traces need, in chunks and in temporary files?",
+        "Traces on the command line, small and large",
+        "How much time and memory do reductions need, of small traces and of large ones, in chunks or temporary files?",
         (
+            "first_reduce",
             "lazy_traces",
             "lazy_traces_8",
             "large_trace",
