@@ -1,12 +1,14 @@
-"""One table for each benchmark: aligned text on the terminal, and JSON with the versions and the command."""
+"""One table for each benchmark: aligned text on the terminal, and JSON with versions, command, commit and CPU time."""
 
 import itertools
 import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ def emit(name: str, title: str, rows: Sequence[Mapping[str, Any]], *, final: boo
         versions = "  ".join(f"{key} {value}" for key, value in on.items())
         print(f"\n{title}", settings_line(settings), aligned(rows), versions, sep="\n", flush=True)
     record = {"title": title, "settings": settings, "rows": list(rows), "environment": on, "command": command()}
+    record |= {"commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "cpu_seconds": round(_cpu_seconds())}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(_plain(record), indent=1) + "\n")
 
@@ -85,6 +88,23 @@ def command() -> str:
             word = PLACEHOLDERS.get(before, "PATH")
         words.append(shlex.quote(word))
     return " ".join(["python -m", ".".join(place.parts), *words])
+
+
+def commit() -> str:
+    """Return the commit that the code of this run is of, with a ``+`` if files of it were changed."""
+    root = Path(__file__).parents[1]
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "*.py")
+    return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of those it has waited for, until now."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _lines(path: str) -> list[str]:

@@ -186,8 +186,10 @@ ABOUT = """Every measured table has a page: what was asked, the table, what it m
 
 Replications use keys fixed beforehand, the first R of one stream, and none is excluded. Seconds are from two cores
 shared with other jobs, so they are indicative only; sizes, ratios and z are not affected. "By hand" marks a number that
-no table has. An error meets its aim when it is below it after two standard errors are taken off. In a command, `PYTHON`
-is an interpreter that has the packages compared with, and `DATA` is a folder with `data/posteriordb` and `data/uci`.
+no table has. A commit is the code of the run, with a "+" if files were changed; where no CPU time stands beside it, it
+is the commit that recorded the table. An error meets its aim when it is below it after two standard errors are taken
+off. In a command, `PYTHON` is an interpreter that has the packages compared with, and `DATA` is a folder with
+`data/posteriordb` and `data/uci`.
 """
 WRITTEN = "The pages are written by `python -m benchmarks.collect` from the JSON of the runs in `benchmarks/results/`."
 
@@ -214,9 +216,10 @@ def _section(name: str, record: Mapping[str, Any], note: Mapping[str, str]) -> s
     settings = settings_line(record["settings"])
     table = f"{settings}\n\n{aligned(record['rows'])}" if settings else aligned(record["rows"])
     on = ", ".join(f"{key} {value}" for key, value in record["environment"].items())
+    cost = f", {record['cpu_seconds']:,} CPU seconds" if "cpu_seconds" in record else ""
     return (
         f"## {name}: {note['question']}\n\n```text\n{table}\n```\n\n{note['meaning']}\n\n"
-        f"Command: `{record['command']}`, with {on}.\n"
+        f"Command: `{record['command']}`, with {on}. Commit {record['commit']}, {record['date']}{cost}.\n"
     )
 
 
