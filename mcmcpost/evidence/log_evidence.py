@@ -149,10 +149,10 @@ class Evidence(NamedTuple):
             return pandas.DataFrame(columns=["mean", "mean_cv", "ess", "variance_ratio"])
         return pandas.DataFrame(
             {
-                "mean": np.asarray(pooled.fit.mean)[:, 0],
-                "mean_cv": np.asarray(pooled.fit.mean)[:, pooled.level],
-                "ess": np.asarray(pooled.fit.ess),
-                "variance_ratio": np.asarray(pooled.fit.variance_ratio)[:, pooled.level],
+                "mean": pooled.fit.mean[:, 0],
+                "mean_cv": pooled.fit.mean[:, pooled.level],
+                "ess": pooled.fit.ess,
+                "variance_ratio": pooled.fit.variance_ratio[:, pooled.level],
             },
             index=pandas.Index(pooled.temperatures, name="temperature"),
         )
@@ -285,10 +285,10 @@ def estimate_log_evidence(
     passing = None
     if found is not None:
         influence = path_influence(part, found) if pooled_first or influence is None else influence
-        passing = diagnose_path(part, np.asarray(found.mixtures.log_densities[0]), influence)
+        passing = diagnose_path(part, found.mixtures.log_densities[0], influence)
         estimates.insert(0 if pooled_first else len(estimates), _pooled_estimate(found))
     if rungs is not None and found is not None:
-        energies, converged = np.asarray(found.mixtures.free_energies), bool(found.mixtures.converged)
+        energies, converged = found.mixtures.free_energies, found.mixtures.converged
         estimates.append(stepping_stone(part))
         estimates.append(mbar_estimate(part, energies[0], energies[1:, -1], converged=converged))
     if not estimates:

@@ -1,17 +1,19 @@
 """The pooled, continuous path: every draw of the ladder controls the mean log likelihood at every temperature."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, Int
+from scipy import special
 
 from mcmcpost.evidence.ladder import PATH_POWER
 from mcmcpost.evidence.mbar import log_mixture, solve_free_energies
 from mcmcpost.kernels import SquaredExponential
+from mcmcpost.linsolve import blas_threads, cholesky_factor, solve_lower, solve_positive
 from mcmcpost.stein import num_polynomial_features, polynomial_exponents, polynomial_features, stein_gram
 
 RIDGE = 1e-12
@@ -41,13 +43,13 @@ class PooledDraws(NamedTuple):
     rungs : (n,) the rung of each draw.
     """
 
-    points: Float[Array, "n d"]
-    log_likelihood: Float[Array, " n"]
-    gradient_log_likelihood: Float[Array, "n d"]
-    gradient_log_prior: Float[Array, "n d"]
-    blocks: Int[Array, " n"]
-    members: Int[Array, "k l"]
-    rungs: Int[Array, " n"]
+    points: Float[np.ndarray, "n d"]
+    log_likelihood: Float[np.ndarray, " n"]
+    gradient_log_likelihood: Float[np.ndarray, "n d"]
+    gradient_log_prior: Float[np.ndarray, "n d"]
+    blocks: Int[np.ndarray, " n"]
+    members: Int[np.ndarray, "k l"]
+    rungs: Int[np.ndarray, " n"]
 
 
 class Mixtures(NamedTuple):
@@ -57,10 +59,10 @@ class Mixtures(NamedTuple):
     num_steps, converged : of the iterations.
     """
 
-    free_energies: Float[Array, "k t"]
-    log_densities: Float[Array, "k n"]
-    num_steps: Int[Array, ""]
-    converged: Bool[Array, ""]
+    free_energies: Float[np.ndarray, "k t"]
+    log_densities: Float[np.ndarray, "k n"]
+    num_steps: int
+    converged: bool
 
 
 class Family(NamedTuple):
@@ -88,13 +90,13 @@ class PathFit(NamedTuple):
     deleted : (b, g) the integral without each block. influence : (n, g) of each draw on `crossfit`, ∫ w_n(r_n − r̄) dt.
     """
 
-    mean: Float[Array, "k g"]
-    ess: Float[Array, " k"]
-    variance_ratio: Float[Array, "k g"]
-    integral: Float[Array, " g"]
-    crossfit: Float[Array, " g"]
-    deleted: Float[Array, "b g"]
-    influence: Float[Array, "n g"]
+    mean: Float[np.ndarray, "k g"]
+    ess: Float[np.ndarray, " k"]
+    variance_ratio: Float[np.ndarray, "k g"]
+    integral: Float[np.ndarray, " g"]
+    crossfit: Float[np.ndarray, " g"]
+    deleted: Float[np.ndarray, "b g"]
+    influence: Float[np.ndarray, "n g"]
 
 
 def path_quadrature(
@@ -107,27 +109,37 @@ def path_quadrature(
     return s**power, 0.5 * weights * power * s ** (power - 1.0)
 
 
-@partial(jax.jit, static_argnames="num_blocks")
 def solve_mixtures(
-    temperatures: Float[Array, " t"], pooled: PooledDraws, start: Float[Array, " t"], *, num_blocks: int
+    temperatures: Float[np.ndarray, " t"], pooled: PooledDraws, start: Float[np.ndarray, " t"], *, num_blocks: int
 ) -> Mixtures:
     """Solve MBAR on all draws and again without each block."""
-    rung_of = jax.nn.one_hot(pooled.rungs, len(temperatures), dtype=start.dtype)
+    values, mixtures, steps, converged = _solve_each(
+        temperatures, pooled.log_likelihood, pooled.blocks, pooled.rungs, start, num_blocks=num_blocks
+    )
+    return Mixtures(np.asarray(values), np.asarray(mixtures), int(steps.sum()), bool(converged.all()))
+
+
+@partial(jax.jit, static_argnames="num_blocks")
+def _solve_each(
+    temperatures: Float[Array, " t"],
+    log_likelihood: Float[Array, " n"],
+    blocks: Int[Array, " n"],
+    rungs: Int[Array, " n"],
+    start: Float[Array, " t"],
+    *,
+    num_blocks: int,
+) -> tuple[Float[Array, "k t"], Float[Array, "k n"], Int[Array, " k"], Bool[Array, " k"]]:
+    rung_of = jax.nn.one_hot(rungs, len(temperatures), dtype=start.dtype)
 
     def solve(guess: Array, left_out: Array) -> tuple[Array, tuple[Array, Array, Array, Array]]:
-        counts = (pooled.blocks != left_out).astype(start.dtype)
+        counts = (blocks != left_out).astype(start.dtype)
         sizes = counts @ rung_of
-        found = solve_free_energies(temperatures, pooled.log_likelihood, counts, sizes, guess)
-        mixture = log_mixture(temperatures, pooled.log_likelihood, sizes, found.values)
+        found = solve_free_energies(temperatures, log_likelihood, counts, sizes, guess)
+        mixture = log_mixture(temperatures, log_likelihood, sizes, found.values)
         return found.values, (found.values, mixture, found.num_steps, found.converged)
 
     # Each solve starts from the one before: a block less changes little.
-    _, (values, mixtures, steps, converged) = jax.lax.scan(solve, start, jnp.arange(-1, num_blocks))
-    return Mixtures(values, mixtures, steps.sum(), converged.all())
-
-
-type _Totals = tuple[Array, ...]
-"""The integrals that a scan over the nodes adds up: see `PathFit`, from `integral` on."""
+    return jax.lax.scan(solve, start, jnp.arange(-1, num_blocks))[1]
 
 
 class _Basis(NamedTuple):
@@ -137,20 +149,29 @@ class _Basis(NamedTuple):
     centred : (n, q) minus their weighted mean. offset : (q,) that mean, whose expectation under the target is zero.
     """
 
-    centred: Float[Array, "n q"]
-    offset: Float[Array, " q"]
+    centred: Float[np.ndarray, "n q"]
+    offset: Float[np.ndarray, " q"]
 
 
-@jax.jit
-def weighted_ess(temperatures: Float[Array, " k"], pooled: PooledDraws, mixtures: Mixtures) -> Float[Array, " k"]:
+class _Moments(NamedTuple):
+    """Of ℓ and the basis under some weights: E ℓ, E x (q,), E[(ℓ − E ℓ)x] (q,), and E xxᵀ (q, q)."""
+
+    level: float
+    mean: Float[np.ndarray, " q"]
+    cross: Float[np.ndarray, " q"]
+    square: Float[np.ndarray, "q q"]
+
+
+def weighted_ess(
+    temperatures: Float[np.ndarray, " k"], pooled: PooledDraws, mixtures: Mixtures
+) -> Float[np.ndarray, " k"]:
     """Return Kish's effective number of the draws as weighted at each temperature."""
-    return jax.lax.map(lambda t: 1.0 / jnp.sum(_weights(t, pooled, mixtures.log_densities[0]) ** 2), temperatures)
+    return np.array([1.0 / np.sum(_weights(t, pooled, mixtures) ** 2) for t in temperatures])
 
 
-@partial(jax.jit, static_argnames="family")
 def fit_path(
-    temperatures: Float[Array, " k"],
-    quadrature: Float[Array, " k"],
+    temperatures: Float[np.ndarray, " k"],
+    quadrature: Float[np.ndarray, " k"],
     pooled: PooledDraws,
     mixtures: Mixtures,
     *,
@@ -164,193 +185,196 @@ def fit_path(
     `_weight_changes`), so that a few Gram matrices serve all deletions. The features of lower degrees come first, so
     their fits are leading blocks of one Gram matrix. A semi-exact level adds a squared exponential Stein kernel at J
     landmarks, drawn systematically by the weights, with a ridge. Polynomials and kernel are in coordinates standardised
-    at each temperature. Memory is O(n(q + J + blocks)).
+    at each temperature. Memory is O(n(q + J + blocks)). By LAPACK: compiling it took longer than most ladders do.
     """
-    values = _finite(pooled)
-    d = pooled.points.shape[1]
-
-    def node(carry: _Totals, at: tuple[Array, Array]) -> tuple[_Totals, tuple[Array, ...]]:
-        t, step = at
-        weights = _weights(t, pooled, mixtures.log_densities[0])
+    values, d, g, b = _finite(pooled), pooled.points.shape[1], family.num_levels, len(pooled.members)
+    members = [rows[rows < len(values)] for rows in pooled.members]
+    mean, ratio, ess = np.empty((len(temperatures), g)), np.empty((len(temperatures), g)), np.empty(len(temperatures))
+    integral, crossfit, deleted, influence = np.zeros(g), np.zeros(g), np.zeros((b, g)), np.zeros((len(values), g))
+    for k, (t, step) in enumerate(zip(temperatures, quadrature, strict=True)):
+        weights = _weights(t, pooled, mixtures)
         basis = _basis_at(t, pooled, weights, family)
-
-        mine, patterns = _weight_changes(weights, mixtures)
-        grams = jax.lax.map(lambda change: _second_moments(weights * change, basis.centred), patterns)
-
-        def without(block: Array) -> tuple[Array, Array]:
-            rows = pooled.members[block]
-            changed = weights * (mine[block] @ patterns)
-            own = changed.at[rows].get(mode="fill", fill_value=0.0)
-            kept = changed.at[rows].set(0.0, mode="drop")
-            lost = _second_moments(own, basis.centred.at[rows].get(mode="fill", fill_value=0.0))
-            total = kept.sum()
-            moments = (jnp.tensordot(mine[block], grams, 1) - lost) / total
-            return _weighted_regression(kept / total, moments, basis, values, family, d)
-
-        full = _weighted_regression(weights, _second_moments(weights, basis.centred), basis, values, family, d)
-        parts = jax.lax.map(without, jnp.arange(len(pooled.members)))
-        means, coefficients = (jnp.concatenate([one[None], rest]) for one, rest in zip(full, parts, strict=True))
-
-        def residual(of_blocks: Float[Array, "b q"]) -> Array:
-            # Each draw is predicted by the fit that did not see its block.
-            mine = of_blocks[pooled.blocks]
-            return values - jnp.sum(basis.centred * mine, axis=1) - mine @ basis.offset
-
-        residuals = jax.lax.map(residual, jnp.moveaxis(coefficients[1:], 1, 0))
-        centre = residuals @ weights
-        spread = (residuals - centre[:, None]) ** 2 @ weights
-        influence = (weights[None, :] * (residuals - centre[:, None])).T
-        carry = tuple(
-            total + step * part for total, part in zip(carry, (means[0], centre, means[1:], influence), strict=True)
-        )
-        plain = weights @ values
-        return carry, (means[0], 1.0 / jnp.sum(weights**2), weights @ (values - plain) ** 2 / spread)
-
-    g = family.num_levels
-    start: _Totals = (jnp.zeros(g), jnp.zeros(g), jnp.zeros((len(pooled.members), g)), jnp.zeros((len(values), g)))
-    total, (mean, ess, ratio) = jax.lax.scan(node, start, (temperatures, quadrature))
-    return PathFit(mean, ess, ratio, *total)
+        with blas_threads(len(basis.offset)):
+            mean[k], _ = _regression(_moments(weights, basis, values), basis.offset, family, d)
+            without = _moments_without(weights, basis, values, mixtures, members)
+        residuals = np.empty((len(values), g))
+        for block, (rows, moments) in enumerate(zip(members, without, strict=True)):
+            means, coefficients = _regression(moments, basis.offset, family, d)
+            deleted[block] += step * means
+            residuals[rows] = values[rows, None] - basis.centred[rows] @ coefficients.T - coefficients @ basis.offset
+        centre = weights @ residuals
+        residuals -= centre
+        ess[k] = 1.0 / np.sum(weights**2)
+        ratio[k] = (weights @ (values - weights @ values) ** 2) / (weights @ residuals**2)
+        integral += step * mean[k]
+        crossfit += step * centre
+        influence += (step * weights)[:, None] * residuals
+    return PathFit(mean, ess, ratio, integral, crossfit, deleted, influence)
 
 
-@partial(jax.jit, static_argnames="family")
+def _moments(weights: Float[np.ndarray, " n"], basis: _Basis, values: Float[np.ndarray, " n"]) -> _Moments:
+    level = weights @ values
+    cross = (weights * (values - level)) @ basis.centred
+    return _Moments(level, weights @ basis.centred, cross, _second_moments(weights, basis.centred))
+
+
+def _moments_without(
+    weights: Float[np.ndarray, " n"],
+    basis: _Basis,
+    values: Float[np.ndarray, " n"],
+    mixtures: Mixtures,
+    members: Sequence[Int[np.ndarray, " l"]],
+) -> list[_Moments]:
+    """Return the moments without each block."""
+    mine, patterns = _weight_changes(weights, mixtures)
+    squares = np.stack([basis.centred.T @ ((weights * change)[:, None] * basis.centred) for change in patterns])
+    squares = np.tensordot(mine, squares, 1)
+    kept = mine @ patterns * weights
+    for block, rows in enumerate(members):
+        squares[block] -= basis.centred[rows].T @ (kept[block, rows, None] * basis.centred[rows])
+        kept[block, rows] = 0.0
+    total = kept.sum(1)
+    kept /= total[:, None]
+    middle = weights @ values
+    means, shifts = kept @ basis.centred, kept @ (values - middle)
+    kept *= values - middle
+    crosses = kept @ basis.centred - shifts[:, None] * means
+    return [
+        _Moments(middle + shifts[block], means[block], crosses[block], squares[block] / total[block])
+        for block in range(len(members))
+    ]
+
+
 def path_integral(
-    temperatures: Float[Array, " k"],
-    quadrature: Float[Array, " k"],
+    temperatures: Float[np.ndarray, " k"],
+    quadrature: Float[np.ndarray, " k"],
     pooled: PooledDraws,
     mixtures: Mixtures,
     *,
     family: Family,
-) -> Float[Array, " g"]:
+) -> Float[np.ndarray, " g"]:
     """Return ∫μ dt of every level on all draws alone, for another quadrature rule at little cost."""
-    values = _finite(pooled)
-
-    def mean(t: Array) -> Array:
-        weights = _weights(t, pooled, mixtures.log_densities[0])
+    values, total = _finite(pooled), np.zeros(family.num_levels)
+    for t, step in zip(temperatures, quadrature, strict=True):
+        weights = _weights(t, pooled, mixtures)
         basis = _basis_at(t, pooled, weights, family)
-        moments = _second_moments(weights, basis.centred)
-        return _weighted_regression(weights, moments, basis, values, family, pooled.points.shape[1])[0]
-
-    return quadrature @ jax.lax.map(mean, temperatures)
-
-
-def _finite(pooled: PooledDraws) -> Float[Array, " n"]:
-    return jnp.where(jnp.isfinite(pooled.log_likelihood), pooled.log_likelihood, 0.0)
+        with blas_threads(len(basis.offset)):
+            mean, _ = _regression(_moments(weights, basis, values), basis.offset, family, pooled.points.shape[1])
+        total += step * mean
+    return total
 
 
-def _weights(temperature: Float[Array, ""], pooled: PooledDraws, log_density: Float[Array, " n"]) -> Float[Array, " n"]:
+def _finite(pooled: PooledDraws) -> Float[np.ndarray, " n"]:
+    return np.where(np.isfinite(pooled.log_likelihood), pooled.log_likelihood, 0.0)
+
+
+def _weights(temperature: float, pooled: PooledDraws, mixtures: Mixtures) -> Float[np.ndarray, " n"]:
     """Return the normalised weights of all draws at a positive temperature."""
-    known = jnp.isfinite(pooled.log_likelihood)
-    return jax.nn.softmax(jnp.where(known, temperature * _finite(pooled) - log_density, -jnp.inf))
+    known = np.isfinite(pooled.log_likelihood)
+    return special.softmax(np.where(known, temperature * _finite(pooled) - mixtures.log_densities[0], -np.inf))
 
 
-def _weight_changes(weights: Float[Array, " n"], mixtures: Mixtures) -> tuple[Float[Array, "k r"], Float[Array, "r n"]]:
+def _weight_changes(
+    weights: Float[np.ndarray, " n"], mixtures: Mixtures
+) -> tuple[Float[np.ndarray, "k r"], Float[np.ndarray, "r n"]]:
     """Return factors of the (k, n) changes of the weights when each of k blocks is left out, before normalisation.
 
     Without a block the mixture density of the draws changes, and the weight of each of the others by its inverse: by
     little, and smoothly in the log likelihood. The leading `NUM_CHANGES` principal components under the weights hold
     that to rounding for two rungs, and to a small part of the change for many.
     """
-    change = jnp.exp(mixtures.log_densities[:1] - mixtures.log_densities[1:])
-    change = jnp.where((weights > NEGLIGIBLE)[None, :], change, 0.0)
-    leading = jnp.linalg.eigh((change * weights[None, :]) @ change.T)[1][:, -NUM_CHANGES:]
+    change = np.zeros((len(mixtures.log_densities) - 1, len(weights)))
+    seen = weights > NEGLIGIBLE
+    change[:, seen] = np.exp(mixtures.log_densities[:1, seen] - mixtures.log_densities[1:, seen])
+    leading = np.linalg.eigh((change * weights) @ change.T)[1][:, -NUM_CHANGES:]
     return leading, leading.T @ change
 
 
-def _second_moments(weights: Float[Array, " n"], features: Float[Array, "n q"]) -> Float[Array, "q q"]:
-    return features.T @ (weights[:, None] * features)
+def _second_moments(weights: Float[np.ndarray, " n"], features: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "q q"]:
+    """Return Σ_n w_n x_n x_nᵀ; a product with its own transpose takes half the time."""
+    half = np.sqrt(weights)[:, None] * features
+    return half.T @ half
 
 
-def _basis_at(
-    temperature: Float[Array, ""], pooled: PooledDraws, weights: Float[Array, " n"], family: Family
-) -> _Basis:
+def _basis_at(temperature: float, pooled: PooledDraws, weights: Float[np.ndarray, " n"], family: Family) -> _Basis:
     """Return the basis at one temperature, standardised twice: the coordinates first, then the features."""
     if family.degree == 0:
-        return _Basis(jnp.zeros((len(weights), 0)), jnp.zeros(0))
-    mean = weights @ pooled.points
-    centred = pooled.points - mean[None, :]
-    covariance = centred.T @ (weights[:, None] * centred)
-    scale = jnp.sqrt(jnp.diagonal(covariance))
-    scale = jnp.where(scale > 0, scale, 1.0)
-    correlation = covariance / jnp.outer(scale, scale) + RIDGE * jnp.eye(len(scale))
-    lower = scale[:, None] * jnp.linalg.cholesky(correlation)
-    z = solve_triangular(lower, centred.T, lower=True).T
+        return _Basis(np.zeros((len(weights), 0)), np.zeros(0))
+    centred = pooled.points - weights @ pooled.points
+    covariance = _second_moments(weights, centred)
+    scale = np.sqrt(np.diagonal(covariance))
+    scale = np.where(scale > 0, scale, 1.0)
+    correlation = covariance / np.outer(scale, scale) + RIDGE * np.eye(len(scale))
+    lower = scale[:, None] * _factor(correlation)
+    z = solve_lower(lower, centred.T).T
     scores = (temperature * pooled.gradient_log_likelihood + pooled.gradient_log_prior) @ lower
-    polynomials = _orthonormal(weights, polynomial_features(z, scores, polynomial_exponents(z.shape[1], family.degree)))
+    features = polynomial_features(z, scores, polynomial_exponents(z.shape[1], family.degree))
+    polynomials = _orthonormal(weights, np.asarray(features))
     if not family.num_landmarks:
         return polynomials
     landmarks = _landmark_features(weights, z, scores, family.num_landmarks)
     offset = weights @ landmarks
     return _Basis(
-        jnp.concatenate([polynomials.centred, landmarks - offset[None, :]], axis=1),
-        jnp.concatenate([polynomials.offset, offset]),
+        np.concatenate([polynomials.centred, landmarks - offset], axis=1),
+        np.concatenate([polynomials.offset, offset]),
     )
 
 
-def _orthonormal(weights: Float[Array, " n"], features: Float[Array, "n q"]) -> _Basis:
+def _orthonormal(weights: Float[np.ndarray, " n"], features: Float[np.ndarray, "n q"]) -> _Basis:
     # Far draws of other rungs may overflow the features; their weight is nil.
-    features = jnp.where((weights > NEGLIGIBLE)[:, None], features, 0.0)
-    norm = jnp.sqrt(weights @ features**2)
-    features = features / jnp.where(norm > 0, norm, 1.0)[None, :]
+    features = np.where((weights > NEGLIGIBLE)[:, None], features, 0.0)
+    norm = np.sqrt(weights @ features**2)
+    features /= np.where(norm > 0, norm, 1.0)
     offset = weights @ features
-    features = features - offset[None, :]
-    gram = features.T @ (weights[:, None] * features)
-    factor = jnp.linalg.cholesky(gram + RIDGE * len(gram) * jnp.eye(len(gram)))
-    return _Basis(
-        solve_triangular(factor, features.T, lower=True).T,
-        solve_triangular(factor, offset, lower=True),
-    )
+    features -= offset
+    gram = _second_moments(weights, features)
+    factor = _factor(gram + RIDGE * len(gram) * np.eye(len(gram)))
+    return _Basis(solve_lower(factor, features.T).T, solve_lower(factor, offset[:, None])[:, 0])
 
 
 def _landmark_features(
-    weights: Float[Array, " n"], z: Float[Array, "n d"], scores: Float[Array, "n d"], num_landmarks: int
-) -> Float[Array, "n J"]:
+    weights: Float[np.ndarray, " n"], z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"], num_landmarks: int
+) -> Float[np.ndarray, "n J"]:
     """Return K₀(z, landmarks)L⁻ᵀ, the kernel scaled to a weighted mean diagonal of about one."""
     kernel = SquaredExponential(jnp.asarray(LENGTHSCALE * np.sqrt(z.shape[1])))
     seen = (weights > NEGLIGIBLE)[:, None]
-    z, scores = jnp.where(seen, z, 0.0), jnp.where(seen, scores, 0.0)
-    at = jnp.searchsorted(jnp.cumsum(weights), (jnp.arange(num_landmarks) + 0.5) / num_landmarks)
-    chosen = jnp.minimum(at, len(weights) - 1)
-    among = stein_gram(kernel, z[chosen], scores[chosen])
-    size = jnp.trace(among) / num_landmarks
-    factor = jnp.linalg.cholesky(among / size + JITTER * num_landmarks * jnp.eye(num_landmarks))
-    across = stein_gram(kernel, z[chosen], scores[chosen], z, scores) / size
-    return solve_triangular(factor, across, lower=True).T
+    z, scores = np.where(seen, z, 0.0), np.where(seen, scores, 0.0)
+    at = np.searchsorted(np.cumsum(weights), (np.arange(num_landmarks) + 0.5) / num_landmarks)
+    chosen = np.minimum(at, len(weights) - 1)
+    across = np.asarray(stein_gram(kernel, z[chosen], scores[chosen], z, scores))
+    among = across[:, chosen]
+    size = np.trace(among) / num_landmarks
+    factor = _factor(among / size + JITTER * num_landmarks * np.eye(num_landmarks))
+    return solve_lower(factor, across / size).T
 
 
-def _weighted_regression(
-    weights: Float[Array, " n"],
-    moments: Float[Array, "q q"],
-    basis: _Basis,
-    values: Float[Array, " n"],
-    family: Family,
-    d: int,
-) -> tuple[Float[Array, " g"], Float[Array, "g q"]]:
-    """Return intercepts and coefficients, zero outside each level, with other weights than the basis was built for.
+def _factor(matrix: Float[np.ndarray, "q q"]) -> Float[np.ndarray, "q q"]:
+    """Return the lower Cholesky factor; NaN where the matrix is not positive definite."""
+    lower = cholesky_factor(matrix)
+    return np.full_like(matrix, np.nan) if lower is None else lower
 
-    moments : those of the basis under `weights`, not centred.
+
+def _regression(
+    moments: _Moments, offset: Float[np.ndarray, " q"], family: Family, d: int
+) -> tuple[Float[np.ndarray, " g"], Float[np.ndarray, "g q"]]:
+    """Return intercepts and coefficients, zero outside each level; the basis may be of other weights than the moments.
+
+    offset : that of the basis.
     """
-    plain = weights @ values
-    q = basis.centred.shape[1]
-    mean = weights @ basis.centred
-    gram = moments - jnp.outer(mean, mean) + RIDGE * max(q, 1) * jnp.eye(q)
-    right = basis.centred.T @ (weights * (values - plain))
-    intercepts, coefficients = [plain], [jnp.zeros(q)]
-
-    def add(columns: np.ndarray, part: Array) -> None:
-        intercepts.append(plain - (mean + basis.offset)[columns] @ part)
-        coefficients.append(jnp.zeros(q).at[columns].set(part))
-
-    polynomials = np.arange(q - family.num_landmarks)
-    factor = jnp.linalg.cholesky(gram[np.ix_(polynomials, polynomials)])
-    half = solve_triangular(factor, right[polynomials], lower=True)
+    q, top = len(offset), len(offset) - family.num_landmarks
+    gram = moments.square - np.outer(moments.mean, moments.mean) + RIDGE * max(q, 1) * np.eye(q)
+    coefficients = np.zeros((family.num_levels, q))
+    factor = _factor(gram[:top, :top])
+    half = solve_lower(factor, moments.cross[:top, None])
     for level in range(1, family.degree + 1):
         size = num_polynomial_features(d, level)
-        add(np.arange(size), solve_triangular(factor[:size, :size].T, half[:size]))
+        coefficients[level, :size] = solve_lower(factor[:size, :size], half[:size], transposed=True)[:, 0]
     if family.num_landmarks:
         size = num_polynomial_features(d, family.kernel_degree)
-        columns = np.concatenate([np.arange(size), np.arange(q - family.num_landmarks, q)])
+        columns = np.concatenate([np.arange(size), np.arange(top, q)])
+        system = gram[np.ix_(columns, columns)]
         penalised = np.arange(len(columns)) >= size
-        for penalty in PENALTIES:
-            system = gram[np.ix_(columns, columns)] + jnp.diag(penalty * penalised)
-            add(columns, cho_solve((jnp.linalg.cholesky(system), True), right[columns]))
-    return jnp.stack(intercepts), jnp.stack(coefficients)
+        for level, penalty in enumerate(PENALTIES, start=family.degree + 1):
+            solved = solve_positive(system + np.diag(penalty * penalised), moments.cross[columns, None])
+            coefficients[level, columns] = solved[:, 0]
+    return moments.level - coefficients @ (moments.mean + offset), coefficients

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -90,17 +89,17 @@ def pool(ladder: Ladder) -> tuple[PooledDraws, int]:
     blocks = np.broadcast_to((np.arange(c)[:, None] * per_chain + block)[:, :, None], (c, n, t))
     known = np.isfinite(ladder.log_likelihood)[..., None]
     slopes = [
-        jnp.asarray(np.where(known, gradient, 0.0).reshape(c * n * t, -1))
+        np.where(known, gradient, 0.0).reshape(c * n * t, -1)
         for gradient in (ladder.gradient_log_likelihood, ladder.gradient_log_prior)
     ]
     return PooledDraws(
-        points=jnp.asarray(ladder.draws.reshape(c * n * t, -1)),
-        log_likelihood=jnp.asarray(ladder.log_likelihood.reshape(-1)),
+        points=ladder.draws.reshape(c * n * t, -1),
+        log_likelihood=ladder.log_likelihood.reshape(-1),
         gradient_log_likelihood=slopes[0],
         gradient_log_prior=slopes[1],
-        blocks=jnp.asarray(blocks.reshape(-1)),
-        members=jnp.asarray(_members(blocks.reshape(-1), c * per_chain)),
-        rungs=jnp.asarray(np.broadcast_to(np.arange(t), (c, n, t)).reshape(-1)),
+        blocks=blocks.reshape(-1),
+        members=_members(blocks.reshape(-1), c * per_chain),
+        rungs=np.broadcast_to(np.arange(t), (c, n, t)).reshape(-1),
     ), c * per_chain
 
 
@@ -133,18 +132,18 @@ def pooled_path(
         t^(1/power), by default that of the ladder; one for a path that is nowhere steep.
     controlled : whether scores may be used.
     """
-    levels = jnp.asarray(ladder.temperatures)
+    levels = np.asarray(ladder.temperatures)
     pooled, num_blocks = pool(ladder)
     c, n, t = ladder.log_likelihood.shape
     # Not from the trapezoid: the mean log likelihood of the prior may be -1e10, or infinite.
     start = np.concatenate([[0.0], np.cumsum(stepping_stones(ladder))])
-    mixtures = solve_mixtures(levels, pooled, jnp.asarray(start), num_blocks=num_blocks)
-    sizes = jnp.full(t, float(c * n))
+    mixtures = solve_mixtures(levels, pooled, start, num_blocks=num_blocks)
+    sizes = np.full(t, float(c * n))
     overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, sizes, mixtures.free_energies[0]))
 
     number = num_nodes or (NUM_NODES if ladder.reference is None else REFERENCE_NODES)
     power = power or ladder.power
-    nodes, weights = (jnp.asarray(a) for a in path_quadrature(number, power))
+    nodes, weights = path_quadrature(number, power)
     smallest = float(weighted_ess(nodes, pooled, mixtures).min())
     d = ladder.draws.shape[-1]
     family = _family(d, len(pooled.points), smallest, degree) if controlled else Family(0)
@@ -152,7 +151,7 @@ def pooled_path(
     chosen, error, tried = _choose_level(ladder, fit, family, degree)
     of_degree, _, label = _level(family, chosen)
     alone = Family(of_degree) if chosen <= family.degree else family._replace(degree=of_degree)
-    again = path_integral(*map(jnp.asarray, path_quadrature(2 * number, power)), pooled, mixtures, family=alone)
+    again = path_integral(*path_quadrature(2 * number, power), pooled, mixtures, family=alone)
     fine = again[chosen - family.num_levels if chosen > family.degree else -1]
     start_value, start_error = _log_possible(ladder)
     return PooledPath(
@@ -162,7 +161,7 @@ def pooled_path(
         degree=of_degree,
         level=chosen,
         method=label,
-        temperatures=np.asarray(nodes),
+        temperatures=nodes,
         fit=fit,
         mixtures=mixtures,
         overlap=overlap,
@@ -232,7 +231,7 @@ def path_error(ladder: Ladder, fit: PathFit, level: int) -> float:
     """
     c, n, _ = ladder.log_likelihood.shape
     influence = _influence(ladder, fit, [0, level]).sum(axis=2)
-    deleted = np.asarray(fit.deleted)[:, level]
+    deleted = fit.deleted[:, level]
     b = len(deleted)
     jackknife = (b - 1) / b * ((deleted - deleted.mean()) ** 2).sum()
     held_out = mcse_mean(influence[..., 1]) ** 2
@@ -243,7 +242,7 @@ def path_error(ladder: Ladder, fit: PathFit, level: int) -> float:
 
 def _influence(ladder: Ladder, fit: PathFit, levels: list[int]) -> Float[np.ndarray, "c n t g"]:
     c, n, t = ladder.log_likelihood.shape
-    return c * n * np.asarray(fit.influence)[:, levels].reshape(c, n, t, -1)
+    return c * n * fit.influence[:, levels].reshape(c, n, t, -1)
 
 
 def path_influence(ladder: Ladder, path: PooledPath) -> Float[np.ndarray, "c n t"]:
@@ -266,7 +265,7 @@ def _log_possible(ladder: Ladder) -> tuple[float, float]:
 
 
 def _reason(mixtures: Mixtures, overlap: np.ndarray, smallest_ess: float) -> str:
-    if not bool(mixtures.converged):
+    if not mixtures.converged:
         return "the multistate Bennett equations did not converge"
     if not overlap.min() >= MIN_OVERLAP:
         where = int(np.argmin(overlap))

@@ -325,7 +325,7 @@ def _draw_means(canvas: Canvas, evidence: Evidence) -> None:
             ]
             canvas.points(t**power + shift, mean, series, hover, y_error=2 * error)
     if evidence.pooled is not None:
-        path = np.asarray(evidence.pooled.fit.mean)[:, evidence.pooled.level]
+        path = evidence.pooled.fit.mean[:, evidence.pooled.level]
         t = evidence.pooled.temperatures
         hover = [f"t = {significant(temperature, 3)}: {m:.6g}" for temperature, m in zip(t, path, strict=True)]
         canvas.line(t**power, path, THIRD, label="pooled path", width=1.5, hover=hover)

@@ -166,7 +166,7 @@ def advance(program: Program, state: SurrogateState) -> SurrogateState:
         num_true_gradients=state.num_true_gradients + outcome.true_gradients,
         num_true_energies=state.num_true_energies + outcome.true_energies,
         num_surrogate_gradients=state.num_surrogate_gradients + outcome.surrogate_gradients,
-        surrogate_used=error <= most,
+        surrogate_used=(error <= most).astype(bool),  # never weakly typed: a progress bar would compile twice
         gradient_error=error,
         adapt_state=adapt,
         rng_key=keys[:, 0],

@@ -1,13 +1,11 @@
 """The semi-exact part of the pooled path: its definition, what it gains, and that its error is honest."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
 from mcmcpost.evidence import Ladder, make_ladder, power_ladder
-from mcmcpost.evidence.path_regression import PENALTIES, Family, _Basis, _second_moments, _weighted_regression
+from mcmcpost.evidence.path_regression import PENALTIES, Family, _Basis, _moments, _regression
 from mcmcpost.evidence.pooled import pooled_path
 from mcmcpost.stein import num_polynomial_features
 
@@ -39,10 +37,8 @@ def test_the_semi_exact_levels_minimise_their_objective(rng):
     features = rng.normal(size=(n, q + landmarks))
     values = rng.normal(size=n)
     offset = weights @ features
-    basis = _Basis(jnp.asarray(features - offset), jnp.asarray(offset))
-    regression = jax.jit(_weighted_regression, static_argnames=("family", "d"))
-    moments = _second_moments(jnp.asarray(weights), basis.centred)
-    means, coefficients = regression(jnp.asarray(weights), moments, basis, jnp.asarray(values), family=family, d=d)
+    basis = _Basis(features - offset, offset)
+    means, coefficients = _regression(_moments(weights, basis, values), basis.offset, family, d)
     assert len(means) == family.num_levels
     small = num_polynomial_features(d, 2)
     columns = np.r_[0:small, q : q + landmarks]
