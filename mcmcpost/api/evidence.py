@@ -25,17 +25,20 @@ from mcmcpost.evidence import (
     estimate_from_posterior,
     estimate_log_evidence,
     evaluate_draws,
+    evaluate_rows,
     examine_rungs,
     laplace_importance,
     make_ladder,
     with_bridge,
 )
 from mcmcpost.io import (
+    RowDensity,
     Scored,
     Target,
     check_agreement,
     gate,
     ladder_to_datatree,
+    read_density,
     read_ladder,
     read_target,
     recorded_log_density,
@@ -205,7 +208,7 @@ def compare_evidence(
 
 def bridge_evidence(
     tree: "xarray.DataTree",
-    model: Callable[..., Any] | None = None,
+    model: Any = None,
     /,
     *args: Any,
     logdensity_fn: Callable[[jax.Array], jax.Array] | None = None,
@@ -226,7 +229,8 @@ def bridge_evidence(
     Parameters
     ----------
     tree : a trace; ``sample_stats.unconstrained_draw`` where it is there, else the latent sites transformed.
-    model : a NumPyro program; `args` and `kwargs` are its arguments. Its priors must be proper.
+    model : a NumPyro program; `args` and `kwargs` are its arguments. Or a ``pymc.Model`` or ``bridgestan.StanModel``,
+        which contains its data. Priors must be proper: those of a Stan program are not checked.
     logdensity_fn : instead of a model, the log density of one unconstrained draw, log-Jacobian included. A constant
         that it leaves out is missing from the evidence too, and an improper prior is not detected.
     key : JAX key of the proposals.
@@ -256,7 +260,7 @@ def bridge_evidence(
     check_count(where, "degree", degree, "Zero leaves the path out.", least=0, most=HIGHEST_DEGREE, optional=True)
     check_flags(where, allow_bad_scores=allow_bad_scores)
     check_key(where, key)
-    target = read_target(where, tree, model, args, kwargs, logdensity_fn)
+    target = read_density(where, tree, model, args, kwargs, logdensity_fn)
     evidence = in_float64(_bridge)(tree, target, choice, key, degree, allow_bad_scores)
     for text in (*evidence.complaints, *disagreements(evidence)):
         warn(f"{where}: {text}", EvidenceWarning)
@@ -265,13 +269,17 @@ def bridge_evidence(
 
 def _bridge(
     tree: "xarray.DataTree",
-    target: Target,
+    target: Target | RowDensity,
     method: AbstractControlVariate,
     key: jax.Array,
     degree: int | None,
     allow_bad_scores: bool,
 ) -> Evidence:
-    posterior = evaluate_draws(target.draws, target.logdensity, target.names, scores=not isinstance(method, PlainMean))
+    scores = not isinstance(method, PlainMean)
+    if isinstance(target, RowDensity):
+        posterior = evaluate_rows(target.draws, target.values, target.slopes, target.names, scores=scores)
+    else:
+        posterior = evaluate_draws(target.draws, target.logdensity, target.names, scores=scores)
     slopes = np.zeros_like(posterior.draws) if posterior.scores is None else posterior.scores
     trace = make_trace(posterior.draws, slopes, posterior.names)
     if not allow_bad_scores:

@@ -27,7 +27,7 @@ from mcmcpost.evidence.log_evidence import PATHS, Evidence, check_options, estim
 from mcmcpost.evidence.mbar import stepping_stone
 from mcmcpost.evidence.normal import Normal, fit_normal
 from mcmcpost.evidence.pooled import PooledPath, pooled_path
-from mcmcpost.evidence.posterior import PosteriorDraws, estimate_from_posterior, evaluate_draws
+from mcmcpost.evidence.posterior import PosteriorDraws, estimate_from_posterior, evaluate_draws, evaluate_rows
 from mcmcpost.evidence.reference import place_rungs, reference_target
 from mcmcpost.evidence.rules import corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule
 from mcmcpost.evidence.rungs import LadderCheck, RungHealth, RungMeans, check_ladder, control_rungs, examine_rungs
@@ -79,6 +79,7 @@ __all__ = [
     "estimate_log_evidence",
     "evaluate_at",
     "evaluate_draws",
+    "evaluate_rows",
     "examine_rungs",
     "fit_normal",
     "geometric_ladder",

@@ -35,7 +35,15 @@ def log_densities(
     ValueError : it is not a scalar, or NaN or +∞ somewhere. −∞, outside the support, is kept.
     """
     check_scalar(where, logdensity_fn, points.shape[-1])
-    values = map_rows(logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True).astype(float)
+    return check_values(
+        where, map_rows(logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True).astype(float), points
+    )
+
+
+def check_values(
+    where: str, values: Float[np.ndarray, " n"], points: Float[np.ndarray, "n d"]
+) -> Float[np.ndarray, " n"]:
+    """Return log densities as they are; see `log_densities` for those that are refused."""
     bad = np.isnan(values) | (values == np.inf)
     if bad.any():
         raise InputError(

@@ -223,7 +223,7 @@ def _moments_without(
     basis: _Basis,
     values: Float[np.ndarray, " n"],
     mixtures: Mixtures,
-    members: Sequence[Int[np.ndarray, " l"]],
+    members: Sequence[Int[np.ndarray, " _"]],
 ) -> list[_Moments]:
     """Return the moments without each block."""
     mine, patterns = _weight_changes(weights, mixtures)

@@ -1,6 +1,7 @@
 """The log evidence from posterior draws alone: bridges to a fitted normal, plain and controlled, and one answer."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from mcmcpost.evidence.bridge import (
     Half,
     check_draws,
     check_inside,
+    check_values,
     controlled_bridge,
     evaluate_halves,
     half_overlap,
@@ -47,23 +49,15 @@ class PosteriorDraws(NamedTuple):
 
     draws : (c, n, d) on the unconstrained space. names : d labels.
     log_density : (c, n) log q. scores : (c, n, d) ∇ log q, for control variates; None for plain estimates alone.
-    logdensity_fn, score_fn : of one point (d,), log-Jacobian included. Each is kept, so that it is compiled once.
+    values, slopes : log q (m,) and ∇ log q (m, d) at any points (m, d), log-Jacobian included.
     """
 
     draws: Float[np.ndarray, "c n d"]
     names: tuple[str, ...]
     log_density: Float[np.ndarray, "c n"]
     scores: Float[np.ndarray, "c n d"] | None
-    logdensity_fn: Callable[[Array], Array]
-    score_fn: Callable[[Array], Array]
-
-    def values(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
-        """Return log q at any points."""
-        return log_densities(WHERE, self.logdensity_fn, points)
-
-    def slopes(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m d"]:
-        """Return ∇ log q at any points."""
-        return map_rows(self.score_fn, points, progress="scores")
+    values: Callable[[Float[np.ndarray, "m d"]], Float[np.ndarray, " m"]]
+    slopes: Callable[[Float[np.ndarray, "m d"]], Float[np.ndarray, "m d"]]
 
 
 def evaluate_draws(
@@ -71,21 +65,47 @@ def evaluate_draws(
 ) -> PosteriorDraws:
     """Return draws with their log density and, if asked for, its gradient.
 
+    logdensity_fn : written in JAX, (d,) → scalar. It and its gradient are each compiled once.
+
     Raises
     ------
     ValueError : draws that are not finite (c, n, d); a log density that is not a finite scalar at each of them.
     """
-    points, labels = check_draws(WHERE, draws, names)
     check_function(WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,).")
-    rows = points.reshape(-1, points.shape[-1])
-    values = log_densities(WHERE, logdensity_fn, rows)
-    check_inside(values)
 
     def score(point: Array) -> Array:
         return value_and_score(logdensity_fn, point).score
 
-    found = PosteriorDraws(points, labels, values.reshape(points.shape[:2]), None, logdensity_fn, score)
-    return found._replace(scores=found.slopes(rows).reshape(points.shape)) if scores else found
+    def slopes(points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m d"]:
+        return map_rows(score, points, progress="scores")
+
+    return evaluate_rows(draws, partial(log_densities, WHERE, logdensity_fn), slopes, names, scores=scores)
+
+
+def evaluate_rows(
+    draws: object,
+    values: Callable[[Float[np.ndarray, "m d"]], Float[np.ndarray, " m"]],
+    slopes: Callable[[Float[np.ndarray, "m d"]], Float[np.ndarray, "m d"]],
+    names: tuple[str, ...] | None = None,
+    *,
+    scores: bool = True,
+) -> PosteriorDraws:
+    """Return draws with a log density of any origin, see `PosteriorDraws`, and, if asked for, its gradient.
+
+    Raises
+    ------
+    ValueError : draws that are not finite (c, n, d); a log density that is not finite at each of them.
+    """
+
+    def checked(points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
+        return check_values(WHERE, values(points), points)
+
+    points, labels = check_draws(WHERE, draws, names)
+    rows = points.reshape(-1, points.shape[-1])
+    found = checked(rows)
+    check_inside(found)
+    at_draws = slopes(rows).reshape(points.shape) if scores else None
+    return PosteriorDraws(points, labels, found.reshape(points.shape[:2]), at_draws, checked, slopes)
 
 
 def estimate_from_posterior(

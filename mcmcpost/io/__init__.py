@@ -1,12 +1,13 @@
 """Traces from samplers and files as ArviZ trees, and the checks and integrands of such trees."""
 
 from mcmcpost.io.arrays import from_arrays
-from mcmcpost.io.attach import Target, attach_scores, read_target
+from mcmcpost.io.attach import Target, attach_scores, read_density, read_target
 from mcmcpost.io.blackjax import from_blackjax
 from mcmcpost.io.convention import read_stored_trace, read_trace
 from mcmcpost.io.diagnostics import (
     Convergence,
     ConvergenceWarning,
+    RowDensity,
     Scored,
     check_agreement,
     check_convergence,
@@ -36,6 +37,7 @@ __all__ = [
     "ConvergenceWarning",
     "Integrands",
     "PosteriorVariables",
+    "RowDensity",
     "Scored",
     "Target",
     "adaptive_ladder",
@@ -60,6 +62,7 @@ __all__ = [
     "named_values",
     "posterior_rung",
     "posterior_variables",
+    "read_density",
     "read_ladder",
     "read_stored_trace",
     "read_target",

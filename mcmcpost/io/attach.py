@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -20,11 +20,11 @@ from mcmcpost.io.convention import (
     stored_draws,
     with_trace,
 )
-from mcmcpost.io.diagnostics import Scored, check_agreement, gate, gate_attrs
+from mcmcpost.io.diagnostics import RowDensity, Scored, check_agreement, gate, gate_attrs
 from mcmcpost.io.numpyro_model import probe_model
 from mcmcpost.io.power_posteriors import check_evidence_exists
-from mcmcpost.io.pymc import pymc_scores
-from mcmcpost.io.stan import bridgestan_scores, pystan_scores
+from mcmcpost.io.pymc import pymc_density
+from mcmcpost.io.stan import bridgestan_density, pystan_density
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import make_trace
 
@@ -76,14 +76,66 @@ def read_target(
     )
 
 
-_WHERE = "attach_scores"
+class _ReadsDensity(Protocol):
+    def __call__(self, where: str, tree: "xarray.DataTree", model: Any, *, normalised: bool) -> RowDensity: ...
 
-_OBJECTS: dict[str, Callable[[str, Any, Any], Scored]] = {
-    "pymc": pymc_scores,
-    "stan": pystan_scores,
-    "bridgestan": bridgestan_scores,
+
+_OBJECTS: dict[str, _ReadsDensity] = {
+    "pymc": pymc_density,
+    "stan": pystan_density,
+    "bridgestan": bridgestan_density,
 }
-"""From a package whose model objects contain their data to the function that computes their scores."""
+"""From a package whose model objects contain their data to the function that reads their densities."""
+
+
+def _row_density(
+    where: str,
+    tree: "xarray.DataTree",
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    normalised: bool,
+) -> RowDensity | None:
+    """Return the draws and the density of a model object of another package; None if it is of none of them.
+
+    Raises
+    ------
+    ValueError : arguments beside such a model; the tree lacks its variables.
+    """
+    package = next((name for name in _OBJECTS if _made_by(model, name)), None)
+    if package is None:
+        return None
+    if args or kwargs:
+        raise InputError(
+            where,
+            f"a model of {package} alone",
+            f"{len(args) + len(kwargs)} arguments",
+            "The data are part of such a model: leave them out.",
+        )
+    return _OBJECTS[package](where, tree, model, normalised=normalised)
+
+
+def _made_by(model: object, package: str) -> bool:
+    return any(base.__module__.partition(".")[0] == package for base in type(model).__mro__)
+
+
+def read_density(
+    where: str,
+    tree: "xarray.DataTree",
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    logdensity_fn: Callable[[Array], Array] | None,
+) -> Target | RowDensity:
+    """Return draws with a density that keeps its constants: as `read_target`, or of a PyMC or BridgeStan model."""
+    check_tree_type(where, tree)
+    refuse_weights(where, tree)
+    rows = None if logdensity_fn else _row_density(where, tree, model, args, kwargs, normalised=True)
+    return read_target(where, tree, model, args, kwargs, logdensity_fn) if rows is None else rows
+
+
+_WHERE = "attach_scores"
 
 
 def attach_scores(
@@ -148,22 +200,11 @@ def attach_scores(
 def _of_model(
     tree: "xarray.DataTree", model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], batch_size: int
 ) -> Scored:
-    package = next((name for name in _OBJECTS if _made_by(model, name)), None)
-    if package is None:
-        check_function(_WHERE, "model", model, None, "Pass a NumPyro program, or a model of PyMC or Stan.")
-        return _of_program(tree, model, args, kwargs, batch_size)
-    if args or kwargs:
-        raise InputError(
-            _WHERE,
-            f"a model of {package} alone",
-            f"{len(args) + len(kwargs)} arguments",
-            "The data are part of such a model: leave them out.",
-        )
-    return _OBJECTS[package](_WHERE, tree, model)
-
-
-def _made_by(model: object, package: str) -> bool:
-    return any(base.__module__.partition(".")[0] == package for base in type(model).__mro__)
+    rows = _row_density(_WHERE, tree, model, args, kwargs, normalised=False)
+    if rows is not None:
+        return rows.scored()
+    check_function(_WHERE, "model", model, None, "Pass a NumPyro program, or a model of PyMC or Stan.")
+    return _of_program(tree, model, args, kwargs, batch_size)
 
 
 def _of_program(

@@ -192,24 +192,35 @@ class Scored(NamedTuple):
     versions: dict[str, str]
 
 
-def scored_one_by_one(
-    draws: Float[np.ndarray, "c n d"],
-    names: tuple[str, ...],
-    logdensity: Callable[[np.ndarray], float],
-    gradient: Callable[[np.ndarray], np.ndarray],
-    versions: dict[str, str],
-) -> Scored:
-    """Return the scores of a density of one draw (d,), draw by draw; NaN where its value is not finite."""
-    rows = draws.reshape(-1, draws.shape[-1])
-    scores = np.full_like(rows, np.nan)
-    for i, row in enumerate(rows):
-        if np.isfinite(logdensity(row)):
-            scores[i] = gradient(row)
-    return Scored(
-        Trace(draws, scores.reshape(draws.shape), names),
-        lambda points: np.array([logdensity(point) for point in points], dtype=np.float64),
-        versions,
-    )
+class RowDensity(NamedTuple):
+    """Unconstrained draws (c, n, d), and the log density of another package, which takes one row (d,) at a time.
+
+    names : d labels. logdensity : log-Jacobian included. gradient : (d,) of it, called only where it is finite.
+    versions : attrs that say what computes them.
+    """
+
+    draws: Float[np.ndarray, "c n d"]
+    names: tuple[str, ...]
+    logdensity: Callable[[Float[np.ndarray, " d"]], float]
+    gradient: Callable[[Float[np.ndarray, " d"]], Float[np.ndarray, " d"]]
+    versions: dict[str, str]
+
+    def values(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
+        """Return the log density at any points."""
+        return np.array([self.logdensity(point) for point in points], dtype=np.float64)
+
+    def slopes(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m d"]:
+        """Return the gradients at any points; NaN where the log density is not finite."""
+        found = np.full(points.shape, np.nan)
+        for i, point in enumerate(points):
+            if np.isfinite(self.logdensity(point)):
+                found[i] = self.gradient(point)
+        return found
+
+    def scored(self) -> Scored:
+        """Return the draws with their scores."""
+        scores = self.slopes(self.draws.reshape(-1, self.draws.shape[-1])).reshape(self.draws.shape)
+        return Scored(Trace(self.draws, scores, self.names), self.values, self.versions)
 
 
 def check_agreement(where: str, tree: "xarray.DataTree", scored: Scored) -> None:

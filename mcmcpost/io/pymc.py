@@ -1,4 +1,4 @@
-"""Scores of PyMC models, on the unconstrained space of their value variables."""
+"""Densities and scores of PyMC models, on the unconstrained space of their value variables."""
 
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -7,15 +7,15 @@ import numpy as np
 
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.convention import element_names, posterior_sites
-from mcmcpost.io.diagnostics import Scored, scored_one_by_one
+from mcmcpost.io.diagnostics import RowDensity
 
 if TYPE_CHECKING:
     import pymc
     import xarray
 
 
-def pymc_scores(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> Scored:
-    """Return the scores of a PyMC model at the draws of `tree`, by ``model.compile_dlogp(jacobian=True)``.
+def pymc_density(where: str, tree: "xarray.DataTree", model: "pymc.Model", *, normalised: bool) -> RowDensity:
+    """Return the draws of `tree` and the density of a PyMC model, ``compile_logp`` and ``compile_dlogp`` with Jacobian.
 
     The free variables are read from the posterior group and sent through the transformations of the model, those whose
     bounds are parameters included. Coordinates are labelled ``sigma_log__`` or ``w_simplex__[0]``, in the order of
@@ -23,8 +23,13 @@ def pymc_scores(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> Sco
 
     Raises
     ------
-    ValueError : a free variable is discrete, is not among the draws, or is of another shape there.
+    ValueError : a free variable is discrete, is not among the draws, or is of another shape there. Where a `normalised`
+        density is asked for, a prior is flat.
     """
+    flat = [rv.name for rv in model.free_RVs if type(rv.owner.op).__name__ in ("FlatRV", "HalfFlatRV")]
+    if normalised and flat:
+        cure = "The evidence does not exist: give them proper ones."
+        raise InputError(where, "proper priors", f"flat priors of {', '.join(flat)}", cure)
     discrete = [variable.name for variable in model.discrete_value_vars]
     if discrete:
         raise InputError(
@@ -48,7 +53,7 @@ def pymc_scores(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> Sco
     def point(row: np.ndarray) -> dict[str, np.ndarray]:
         return {name: part.reshape(shapes[name]) for name, part in zip(shapes, np.split(row, cuts), strict=True)}
 
-    return scored_one_by_one(
+    return RowDensity(
         draws,
         names,
         lambda row: float(logp(point(row))),

@@ -13,7 +13,7 @@ from mcmcpost._core.arguments import as_path, check_flags, check_kind
 from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.versions import version_of
 from mcmcpost.io.convention import GROUP, posterior_sites, sample_dataset, with_trace
-from mcmcpost.io.diagnostics import Scored, gate, gate_attrs, scored_one_by_one
+from mcmcpost.io.diagnostics import RowDensity, gate, gate_attrs
 from mcmcpost.io.tables import check_equal_lengths, posterior_tree
 from mcmcpost.trace import check_same_order, make_trace
 
@@ -25,16 +25,19 @@ if TYPE_CHECKING:
 _CURE = "Keep every parameter when sampling, and pass the model, with the data, that was sampled."
 
 
-def pystan_scores(where: str, tree: "xarray.DataTree", model: Any) -> Scored:
-    """Return the scores of a ``stan.model.Model``, by its ``grad_log_prob``, which includes the log-Jacobian.
+def pystan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalised: bool) -> RowDensity:
+    """Return the draws of `tree` and the density of a ``stan.model.Model``, by its ``log_prob`` and ``grad_log_prob``.
 
     PyStan answers each question through a server of its own, about ten milliseconds a draw. Coordinates are labelled by
     the parameters where those are as many as the unconstrained ones, else ``unconstrained[i]``.
 
     Raises
     ------
-    ValueError : Stan cannot read its parameters from the draws.
+    ValueError : Stan cannot read its parameters from the draws; a `normalised` density is asked for.
     """
+    if normalised:
+        got, cure = "a model of PyStan, whose density drops them", "Compile the program with BridgeStan."
+        raise InputError(where, "a density with all of its constants", got, cure)
     sites = {name: site for name, site in posterior_sites(where, tree).items() if name in model.param_names}
     if not sites:
         raise InputError(
@@ -56,7 +59,7 @@ def pystan_scores(where: str, tree: "xarray.DataTree", model: Any) -> Scored:
     constrained = model.constrain_pars(rows[0], include_tparams=False, include_gqs=False)
     labels = tuple(model.constrained_param_names[:size])
     names = labels if len(constrained) == size else tuple(f"unconstrained[{i}]" for i in range(size))
-    return scored_one_by_one(
+    return RowDensity(
         draws,
         names,
         lambda row: float(model.log_prob(row.tolist(), adjust_transform=True)),
@@ -65,10 +68,11 @@ def pystan_scores(where: str, tree: "xarray.DataTree", model: Any) -> Scored:
     )
 
 
-def bridgestan_scores(where: str, tree: "xarray.DataTree", model: Any) -> Scored:
-    """Return the scores of a ``bridgestan.StanModel``, by ``log_density_gradient(jacobian=True)``.
+def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalised: bool) -> RowDensity:
+    """Return the draws of `tree` and the density of a ``bridgestan.StanModel``, with the log-Jacobian.
 
-    Coordinates are labelled by ``model.param_unc_names()``. A draw at which the program throws has no finite density.
+    A `normalised` one keeps the constants of the distributions, also of those after ``~``. Coordinates are labelled by
+    ``model.param_unc_names()``. A draw at which the program throws has no finite density.
 
     Raises
     ------
@@ -81,11 +85,11 @@ def bridgestan_scores(where: str, tree: "xarray.DataTree", model: Any) -> Scored
 
     def logdensity(row: np.ndarray) -> float:
         try:
-            return float(model.log_density(np.ascontiguousarray(row), propto=True, jacobian=True))
+            return float(model.log_density(np.ascontiguousarray(row), propto=not normalised, jacobian=True))
         except RuntimeError:
             return -np.inf
 
-    return scored_one_by_one(
+    return RowDensity(
         np.array(rows, dtype=np.float64).reshape(*theta.shape[:2], -1),
         tuple(model.param_unc_names()),
         logdensity,

@@ -194,6 +194,13 @@ def test_a_bridgestan_model_is_read_by_its_names(stan_tree):
     assert tree["sample_stats"].attrs["score_check"] == "pass"
 
 
+def test_a_bridgestan_model_has_its_evidence_with_all_constants(stan_tree, key):
+    found = mp.bridge_evidence(stan_tree, StanModel(), key=key)
+    assert abs(found.value) < 4.5 * found.mcse < 0.2
+    with pytest.raises(ValueError, match="bridge_evidence: expected a model of bridgestan alone"):
+        mp.bridge_evidence(stan_tree, StanModel(), 1.0, key=key)
+
+
 def test_stan_models_that_are_of_another_trace(stan_tree):
     posterior = stan_tree["posterior"].to_dataset()
     for change, words in (

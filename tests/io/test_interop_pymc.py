@@ -2,11 +2,13 @@
 
 import warnings
 
+import jax
 import numpy as np
 import pytest
 import xarray
 from cli_cases import refused
 from html_cases import Reading
+from scipy.special import gammaln
 
 import mcmcpost as mp
 from mcmcpost.io import read_trace
@@ -158,3 +160,22 @@ def test_a_bound_that_is_a_parameter_takes_its_value_from_the_draw(rng):
     np.testing.assert_allclose(trace.draws[..., 1], np.log(below / (scale - below)), rtol=1e-9)
     np.testing.assert_allclose(trace.scores[..., 0], 1 - scale**2, rtol=1e-9)
     np.testing.assert_allclose(trace.scores[..., 1], 1 - 2 * below / scale, rtol=1e-9, atol=1e-12)
+
+
+def test_a_pymc_model_has_its_evidence():
+    y = np.random.default_rng(0).normal(1.0, 2.0, size=20)
+    with pymc.Model() as model:
+        rate = pymc.Gamma("rate", 3.0, 2.0)
+        pymc.Poisson("y", rate, observed=[3, 1, 4, 1, 5])
+    draws = np.random.default_rng(1).gamma(17.0, 1 / 7.0, size=(4, 500))
+    tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset({"rate": (("chain", "draw"), draws)})})
+    found = mp.bridge_evidence(tree, model, key=jax.random.key(0))
+    truth = 3 * np.log(2) - gammaln(3) + gammaln(17) - 17 * np.log(7) - gammaln([4, 2, 5, 2, 6]).sum()
+    assert abs(found.value - truth) < 4.5 * np.hypot(found.mcse, found.discretisation_error) < 0.01
+    with pymc.Model() as improper:
+        mu = pymc.Flat("mu")
+        pymc.Normal("y", mu, 2.0, observed=y)
+    with pytest.raises(ValueError, match="expected proper priors, got flat priors of mu"):
+        mp.bridge_evidence(tree, improper, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="laplace_evidence: expected `model` to be a function"):
+        mp.laplace_evidence(tree, model, key=jax.random.key(0))

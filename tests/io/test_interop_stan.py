@@ -5,9 +5,11 @@ import shutil
 import warnings
 
 import arviz_base
+import jax
 import numpy as np
 import pytest
 from bridgestan_case import StanModel
+from scipy import stats
 
 import mcmcpost as mp
 from mcmcpost.io import read_trace
@@ -94,6 +96,8 @@ def test_a_trace_of_another_stan_program_is_refused(fitted):
         mp.attach_scores(shifted, model)
     with pytest.raises(ValueError, match="a model of stan alone"):
         mp.attach_scores(few, model, 1.0)
+    with pytest.raises(ValueError, match="Compile the program with BridgeStan"):  # PyStan's density has no constants
+        mp.bridge_evidence(few, model, key=jax.random.key(0))
 
 
 def test_bridgestan_has_the_methods_that_the_stand_in_has():
@@ -116,3 +120,17 @@ def test_bridgestan_gives_the_scores_of_stan_traces(fitted, bridge):
     tree = mp.attach_scores(fitted[1], bridge)
     assert read_trace(tree).names == tuple(bridge.param_unc_names())
     check(tree)
+
+
+def test_bridgestan_has_the_evidence_that_quadrature_has(fitted, bridge):
+    """μ + w₁ + z₁₂ and its variance given w₁ are normal: an integral over σ and w₁, Beta(2, 4), is left."""
+    y = np.array(DATA["y"])
+    found = mp.bridge_evidence(fitted[1], bridge, key=jax.random.key(0))
+    sigma, w = np.meshgrid(np.linspace(0.02, 12.0, 1_500), np.linspace(0.0005, 0.9995, 500), indexing="ij")
+    covariance = sigma[..., None, None] ** 2 * np.eye(4) + 10.0
+    rest = (y - w[..., None])[..., None]
+    square = (rest * np.linalg.solve(covariance, rest)).sum(axis=(-2, -1))
+    logs = -0.5 * (square + np.linalg.slogdet(2 * np.pi * covariance)[1])
+    density = np.exp(logs) * stats.norm(0, 2).pdf(sigma) * stats.beta(2, 4).pdf(w)  # Stan does not renormalise at zero
+    truth = np.log(density.sum() * (sigma[1, 0] - sigma[0, 0]) * (w[0, 1] - w[0, 0]))
+    assert abs(found.value - truth) < 4.5 * found.mcse + 1e-3
