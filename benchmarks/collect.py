@@ -46,7 +46,7 @@ PAGES = {
         "Calibration of the reported errors",
         "Are the reported errors as large as the true ones? `z` is (estimate − truth)/mcse. Over R replications its "
         "variance `var z` should not exceed the upper end of its χ² band at level 1e-5; a value below the lower end "
-        "means that errors are wider than they need to be. In `errors`, `auto` did not yet try screened features.",
+        "means that errors are wider than they need to be.",
         (
             "errors",
             "calibration_ar1__5",
@@ -59,8 +59,7 @@ PAGES = {
     "vector_valued": Page(
         "Vector-valued control variates",
         "What do related tasks gain from a joint fit? `alone` is the same method on the first task by itself. "
-        "`vector_valued_borehole_150`, `vector_valued_south_quadratic`, `vector_valued_speed` and "
-        "`vector_valued_large` were recorded before errors came from refits.",
+        "`vector_valued_borehole_150` and `vector_valued_south_quadratic` were recorded before errors came from refits.",
         (
             "vector_valued_borehole",
             "vector_valued_borehole_150",

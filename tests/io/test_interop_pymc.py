@@ -177,5 +177,3 @@ def test_a_pymc_model_has_its_evidence():
         pymc.Normal("y", mu, 2.0, observed=y)
     with pytest.raises(ValueError, match="expected proper priors, got flat priors of mu"):
         mp.bridge_evidence(tree, improper, key=jax.random.key(0))
-    with pytest.raises(ValueError, match="laplace_evidence: expected `model` to be a function"):
-        mp.laplace_evidence(tree, model, key=jax.random.key(0))
