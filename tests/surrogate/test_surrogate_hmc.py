@@ -211,6 +211,18 @@ def test_counts_add_up(sampled):
     assert (cheap[:, 0] <= 50).all()
 
 
+def test_a_step_keeps_the_types_of_the_state():
+    """A progress bar compiles the step for the types of every state that it meets."""
+    kernel = SurrogateHMC(potential_fn=banana_potential, num_steps=4)
+    state = kernel.init(jax.random.split(jax.random.key(0), 4), 40, jnp.zeros((4, 2)), (), {})
+
+    def types(tree):
+        return [(leaf.dtype, leaf.shape, leaf.weak_type) for leaf in jax.tree.leaves(tree)]
+
+    first = jax.eval_shape(lambda state: state, state)
+    assert types(jax.eval_shape(lambda state: kernel.sample(state, (), {}), state)) == types(first)
+
+
 @pytest.mark.slow
 def test_counts_are_of_calls_and_chains_of_one_key_are_the_same():
     """By sequential chains, each traced anew, of a target whose parameters are a tree."""
