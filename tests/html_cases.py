@@ -1,5 +1,7 @@
 """A strict reading of an HTML report with the standard library."""
 
+import base64
+import hashlib
 from html.parser import HTMLParser
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -10,6 +12,7 @@ class Reading(HTMLParser):
     """What a report holds: `problems` of nesting, accessibility and loading, and `text` by element.
 
     tags : every start tag with its attributes. ids : every id. text_of : the first text of an element by its id.
+    script : the text of the scripts.
     """
 
     def __init__(self, document: str) -> None:
@@ -19,6 +22,7 @@ class Reading(HTMLParser):
         self.ids: list[str] = []
         self.text: list[tuple[str, str]] = []
         self.text_of: dict[str, str] = {}
+        self.script = ""
         self._open: list[str] = []
         self._last_id = ""
         self.feed(document)
@@ -43,6 +47,9 @@ class Reading(HTMLParser):
             self._open.pop()
 
     def handle_data(self, data: str) -> None:
+        if self._open[-1:] == ["script"]:
+            self.script += data
+            return
         if self._open and data.strip():
             self.text.append((self._open[-1], data.strip()))
             self.text_of.setdefault(self._last_id, data.strip())
@@ -77,7 +84,7 @@ class Reading(HTMLParser):
                 self.problems.append("a drawing without alternative text")
             if tag == "th" and attrs.get("scope") not in ("row", "col"):
                 self.problems.append("a header without scope")
-            if tag in ("script", "iframe", "object", "embed"):
+            if tag in ("iframe", "object", "embed") or (tag == "script" and not self._allowed(attrs)):
                 self.problems.append(f"a <{tag}>")
         regions = [
             attrs.get("aria-label") or self.text_of.get(attrs.get("aria-labelledby") or "", "")
@@ -89,3 +96,9 @@ class Reading(HTMLParser):
         if levels[:1] != [1] or levels.count(1) != 1:
             self.problems.append(f"heading levels {levels}")
         self.problems += [f"no <{tag}>" for tag in ("main", "nav", "header", "footer") if tag not in dict(self.tags)]
+
+    def _allowed(self, attrs: dict[str, str | None]) -> bool:
+        """Return whether the policy of the document names the hash of its scripts, which is then only one."""
+        policies = [a.get("content") or "" for _, a in self.tags if a.get("http-equiv") == "Content-Security-Policy"]
+        digest = base64.b64encode(hashlib.sha256(self.script.encode()).digest()).decode()
+        return not attrs and any(f"script-src 'sha256-{digest}'" in policy for policy in policies)

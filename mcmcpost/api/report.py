@@ -22,7 +22,7 @@ from mcmcpost.io import (
     posterior_variables,
     read_ladder,
 )
-from mcmcpost.report import Contents, EvidencePart, PosteriorPart, check_destination, render, write_html
+from mcmcpost.report import Contents, EvidencePart, PosteriorPart, check_destination, listing, render, write_html
 
 if TYPE_CHECKING:
     import xarray
@@ -54,7 +54,9 @@ def html_report(
 
     The table of plain and controlled estimates, a forest of both, gains, autocorrelation of the residuals, the score
     gate, R-hat and effective sample sizes, the path of the evidence, the learnt correlation of tasks, versions and
-    seed. The file loads nothing and has no scripts, and every name is escaped.
+    seed. The file loads nothing, and every name is escaped. Above thirty quantities the elements of large variables are
+    folded, and a script inside the file, the only one that its content security policy allows, searches and sorts them;
+    without scripts every row can still be unfolded.
 
     Parameters
     ----------
@@ -164,7 +166,7 @@ def gather(
         lines |= {
             "Method": method if isinstance(method, str) else repr(method),
             "Draws": f"{chains} chains of {draws} draws, {d} unconstrained parameters",
-            "Expectations": ", ".join(question.names),
+            "Expectations": listing(question.names),
         }
         notices += [text for text in (question.convergence.complaint, question.convergence.note, check.message) if text]
         posterior = PosteriorPart(

@@ -430,9 +430,13 @@ def rows_height(count: int) -> float:
 
 
 def row_name(name: str) -> str:
-    """Return a name as a row label: printable, on one line, of at most 40 characters."""
+    """Return a name as a row label: printable, on one line, of at most 40 characters, among them a short index."""
     text = "".join(c if c.isprintable() else " " for c in name)
-    return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "…"
+    if len(text) <= MOST_LETTERS:
+        return text
+    stem, bracket, index = text.rpartition("[")
+    kept = bracket + index if stem and len(index) < MOST_LETTERS // 2 else ""
+    return text[: MOST_LETTERS - 1 - len(kept)] + "…" + kept
 
 
 def _dialect(where: str, ax: Any, backend: str | None) -> AbstractDialect:

@@ -1,6 +1,7 @@
 """The contents of a report: estimates, evidence and joint estimates, and their tables as text."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,23 +92,82 @@ def listed_rows(estimate: Estimate) -> list[dict[str, str]]:
 
 
 class Group(NamedTuple):
-    """Rows of a table that are shown together; folded under `label` where that is not empty."""
+    """Rows of a table that are shown together; folded under `label` where that is not empty, with `note` beside it."""
 
     label: str
+    note: str
     rows: list[dict[str, str]]
 
 
-def groups_of(rows: list[dict[str, str]]) -> list[Group]:
-    """Return rows as one group where they are few; otherwise large variables are folded, after all other rows."""
+def groups_of(rows: list[dict[str, str]], note: Callable[[list[dict[str, str]]], str]) -> list[Group]:
+    """Return rows as one group where they are few; otherwise large variables are folded, after all other rows.
+
+    note : what to say of the rows of a folded variable.
+    """
     if len(rows) <= MANY_ROWS:
-        return [Group("", rows)]
+        return [Group("", "", rows)]
     by_variable: dict[str, list[dict[str, str]]] = {}
     for row in rows:
-        by_variable.setdefault(row["name"].partition("[")[0], []).append(row)
+        by_variable.setdefault(variable_of(row["name"]), []).append(row)
     large = {name: own for name, own in by_variable.items() if len(own) > FOLDED_ROWS}
     others = [row for name, own in by_variable.items() if name not in large for row in own]
-    folded = [Group(f"{name}: {number_of_quantities(len(own))}", own) for name, own in large.items()]
-    return [*([Group("", others)] if others else []), *folded]
+    folded = [Group(f"{name}: {number_of_quantities(len(own))}", note(own), own) for name, own in large.items()]
+    return [*([Group("", "", others)] if others else []), *folded]
+
+
+def variable_of(name: str) -> str:
+    """Return the name without the index of an element."""
+    return name.partition("[")[0]
+
+
+def estimates_note(rows: list[dict[str, str]]) -> str:
+    """Return how many rows have each status, and their gains."""
+    counts = Counter(row["status"] for row in rows)
+    gains = sorted((row["gain"] for row in rows if row["status"] not in WITHOUT_GAIN), key=float)
+    listed = ", ".join(f"{count} {status}" for status, count in counts.items())
+    span = " to ".join(dict.fromkeys([gains[0], gains[-1]])) if gains else ""
+    return f"{listed}; gain {span}" if gains else listed
+
+
+def convergence_note(rows: list[dict[str, str]]) -> str:
+    """Return the largest R-hat and the smallest effective sample sizes of some rows."""
+    rhat = max((row["rhat"] for row in rows), key=float)
+    bulk, tail = (min((row[kind] for row in rows), key=float) for kind in ("ess_bulk", "ess_tail"))
+    return f"R-hat up to {rhat}, ESS from {bulk} (bulk) and {tail} (tail)"
+
+
+def request(contents: Contents) -> str:
+    """Return in one sentence what was asked."""
+    wanted = [] if contents.evidence is None else ["the log evidence"]
+    if contents.posterior is not None:
+        chains, draws, p = contents.posterior.values.shape
+        means = "the posterior mean" if p == 1 else "the posterior means"
+        quantiles = "" if contents.posterior.quantiles is None else " and the quantiles"
+        wanted.append(f"{means}{quantiles} of {number_of_quantities(p)}, from {chains} chains of {draws} draws")
+    if contents.joint is not None:
+        wanted.append(f"the expectations of {len(contents.joint)} related tasks")
+    text = " and ".join(wanted)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def answers(contents: Contents) -> list[str]:
+    """Return the log evidence, and what became of the quantities, each in a few words."""
+    found = []
+    if contents.evidence is not None:
+        evidence = contents.evidence.evidence
+        value = digits_of(evidence.value, evidence.error)
+        found.append(f"The log evidence is {value} ± {significant(evidence.error, 2)} nats ({evidence.method}).")
+    if contents.posterior is not None:
+        found.append(headline(contents.posterior.estimate))
+    return found
+
+
+def listing(names: Sequence[str]) -> str:
+    """Return the names, and of more than a table shows unfolded each variable with its number of elements."""
+    if len(names) <= MANY_ROWS:
+        return ", ".join(names)
+    sizes = Counter(map(variable_of, names))
+    return ", ".join(name if size == 1 else f"{name} ({size} elements)" for name, size in sizes.items())
 
 
 WITHOUT_GAIN_BECAUSE = {

@@ -1,9 +1,11 @@
 """The report as one HTML file: figures are inline SVG with titles for screen readers, and nothing is loaded."""
 
+import base64
+import hashlib
 import io
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,16 +23,21 @@ from mcmcpost.evidence import BridgeOverlap, Evidence, PathDiagnostics
 from mcmcpost.report.canvas import require, rows_height
 from mcmcpost.report.contents import (
     Contents,
+    Group,
     PosteriorPart,
+    answers,
+    convergence_note,
     convergence_rows,
     diagnostics_text,
     estimate_rows,
+    estimates_note,
     evidence_rows,
     groups_of,
     headline,
     joint_rows,
     known_lines,
     listed_rows,
+    request,
     rung_rows,
     shortfalls,
 )
@@ -56,8 +63,8 @@ STYLE = {
     "savefig.transparent": True,
 }
 
-LEAST, MOST = 4.3, 6.9
-"""Least and largest width of an inch of figure in rem: a narrow screen scrolls, and a wide one adds no more."""
+LEAST, MOST = 3.7, 7.4
+"""Least and largest width of an inch of figure in rem: where a screen is too narrow for a wide one, it scrolls."""
 
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
@@ -124,13 +131,18 @@ def _describe(root: ElementTree.Element, key: str, title: str, description: str)
 MOST_ROWS = 60
 """Largest number of rows in a figure; tables have all."""
 
-WIDTH = 7.0
+WIDTH = 5.4
+"""Width of most figures in inches, whose text can still be read on the screen of a telephone."""
 
 
-def posterior_drawings(part: PosteriorPart) -> dict[str, Drawing]:
-    """Return the figures of one trace by section: forest, gain, autocorrelation, scores."""
-    head, shown = _first(part.estimate), len(part.estimate.names)
-    size = (WIDTH, rows_height(min(shown, MOST_ROWS)))
+def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, Drawing]:
+    """Return the figures of one trace by section: forest, gain, autocorrelation, scores.
+
+    order : the names of the quantities as the tables list them; the first ones are drawn.
+    """
+    places = [part.estimate.names.index(name) for name in order[:MOST_ROWS]]
+    head, values, shown = part.estimate.select(np.array(places)), part.values[..., places], len(order)
+    size = (WIDTH, rows_height(len(places)))
     part_of = f" The first {MOST_ROWS} of {shown} quantities." if shown > MOST_ROWS else ""
     d = len(part.parameters)
     part_of_scores = f" The first {MOST_ROWS} of {d} parameters." if d > MOST_ROWS else ""
@@ -156,7 +168,7 @@ def posterior_drawings(part: PosteriorPart) -> dict[str, Drawing]:
             "Autocorrelation against lag, averaged over chains: dashed for the integrands, solid for what the control"
             f" variate leaves of them; thick lines are medians over the quantities.{part_of}",
             (WIDTH, 3.2),
-            lambda axes: plot_residual_autocorrelation(head, part.values[..., :MOST_ROWS], axes),
+            lambda axes: plot_residual_autocorrelation(head, values, axes),
         ),
         "scores": draw(
             "scores",
@@ -173,7 +185,7 @@ def evidence_drawings(evidence: Evidence) -> list[Drawing]:
     """Return the path of thermodynamic integration and its barrier; of a trace, the overlap with the fitted normals."""
 
     def figure(name: str, title: str, text: str, show: str = "mean") -> Drawing:
-        size = (WIDTH, 4.0)
+        size = (WIDTH, 3.6)
         return draw(name, title, text, size, lambda axes: plot_evidence_path(evidence, axes, show=show))
 
     if isinstance(evidence.diagnostics, BridgeOverlap):
@@ -212,10 +224,6 @@ def joint_drawing(joint: JointEstimate) -> Drawing:
     )
 
 
-def _first(estimate: Estimate) -> Estimate:
-    return estimate if len(estimate.names) <= MOST_ROWS else estimate.select(np.arange(MOST_ROWS))
-
-
 def _widest(estimate: Estimate) -> str:
     with np.errstate(invalid="ignore", divide="ignore"):
         shift = np.abs(estimate.mean_plain - estimate.mean) / estimate.sd
@@ -225,11 +233,11 @@ def _widest(estimate: Estimate) -> str:
     return f" The largest difference is {significant(float(shift[j]), 2)}, of {estimate.names[j]}."
 
 
-TEMPLATE = "report.html.j2"
+TEMPLATE, SCRIPT = "report.html.j2", "report.js"
 
 
 def render(contents: Contents) -> str:
-    """Return the HTML of a report; every text is escaped."""
+    """Return the HTML of a report; every text is escaped. Its script is there only where rows are folded."""
     require("report", "jinja2", "matplotlib")
     import jinja2
     from markupsafe import Markup
@@ -242,31 +250,36 @@ def render(contents: Contents) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["drawn"] = lambda drawing: Markup(drawing.svg)
-    template = environment.from_string(files("mcmcpost.report").joinpath(TEMPLATE).read_text(encoding="utf-8"))
+    folder = files("mcmcpost.report")
+    template = environment.from_string(folder.joinpath(TEMPLATE).read_text(encoding="utf-8"))
     posterior, evidence, joint = contents.posterior, contents.evidence, contents.joint
     facts: dict[str, object] = {
-        "headline": "",
+        "request": request(contents),
+        "answers": answers(contents),
         "known": [],
         "worth": "",
         "shortfalls": [],
         "quantities": [],
         "quantiles": [],
         "convergence": [],
+        "tasks": [],
         "drawings": {},
     }
+    groups: list[Group] = []
     if posterior is not None:
         known = known_lines(posterior.estimate)
         posterior = posterior.listed()
-        quantiles = [] if posterior.quantiles is None else listed_rows(posterior.quantiles)
+        estimates = groups_of(estimate_rows(posterior.estimate), estimates_note)
+        quantiles = [] if posterior.quantiles is None else groups_of(listed_rows(posterior.quantiles), estimates_note)
+        groups += [*estimates, *quantiles]
         facts |= {
-            "headline": headline(posterior.estimate),
             "known": known,
             "worth": posterior.estimate.info.get("worth", ""),
             "shortfalls": shortfalls(posterior.estimate),
-            "quantities": groups_of(estimate_rows(posterior.estimate)),
-            "quantiles": groups_of(quantiles),
-            "convergence": groups_of(convergence_rows(posterior.estimate.names, posterior.values)),
-            "drawings": posterior_drawings(posterior),
+            "quantities": estimates,
+            "quantiles": quantiles,
+            "convergence": groups_of(convergence_rows(posterior.estimate.names, posterior.values), convergence_note),
+            "drawings": posterior_drawings(posterior, [row["name"] for group in estimates for row in group.rows]),
         }
     if evidence is not None:
         facts |= {
@@ -276,11 +289,12 @@ def render(contents: Contents) -> str:
             "rungs": rung_rows(evidence),
         }
     if joint is not None:
-        facts |= {
-            "tasks": groups_of(joint_rows(joint)),
-            "matrix": joint_drawing(joint) if len(joint.task_labels) else None,
-        }
-    return template.render(contents=contents, **facts)
+        tasks = groups_of(joint_rows(joint), estimates_note)
+        groups += tasks
+        facts |= {"tasks": tasks, "matrix": joint_drawing(joint) if len(joint.task_labels) else None}
+    script = folder.joinpath(SCRIPT).read_text(encoding="utf-8") if any(group.label for group in groups) else ""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return template.render(contents=contents, script=Markup(script), digest=digest, **facts)
 
 
 def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> Path:

@@ -303,7 +303,7 @@ def plot_evidence_path(evidence: Evidence, ax: Any = None, *, show: str = "mean"
 def _temperature_axis(canvas: Canvas, evidence: Evidence) -> float:
     """Label the axis of temperatures and return the power of t that it is in."""
     if evidence.info["reference"] == "prior":
-        power, ticks, text = PATH_POWER, [0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0], "t^(1/5)"
+        power, ticks, text = PATH_POWER, [0.0, 1e-3, 1e-2, 0.1, 0.3, 1.0], "t^(1/5)"
     else:
         power, ticks, text = REFERENCE_POWER, [0.0, 0.01, 0.1, 0.3, 0.6, 1.0], "√t"
     places = [t ** (1 / power) for t in ticks], [f"{t:g}" for t in ticks]

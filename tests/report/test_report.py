@@ -138,6 +138,7 @@ def test_names_fit_beside_their_rows(estimate):
     assert labels[0] == "a b c"
     assert labels[1] == "x" * 39 + "…"
     draw("odd", "T", "D", (7.0, 3.0), lambda axes: mp.plot_gain(odd, axes))
+    assert canvas.row_name("x" * 50 + "[12, 3]") == "x" * 32 + "…[12, 3]"
 
 
 def test_a_gross_failure_and_one_parameter_can_be_drawn(rng):
@@ -273,6 +274,16 @@ def test_the_checker_finds_what_is_wrong():
         "<i style='background:url(//x)'></i>", "<section aria-label='a'></section><section aria-label='a'></section>",
         "<h2 id='b'>b</h2><section aria-labelledby='b'></section><div role='region' aria-label='b'></div>",
     ):  # fmt: skip
+        assert Reading(page.format(wrong)).problems, wrong
+
+
+def test_the_checker_allows_the_script_that_the_policy_names():
+    digest = "sha256-oQKEp95wo97QHCn3Ud+OWXuG9JjfN0LYMKf4fYTDZVw="  # of "x;"
+    meta = "<meta http-equiv='Content-Security-Policy' content=\"script-src '{}'\">"
+    page = meta.format(digest) + "<header></header><nav></nav><main><h1>x</h1></main><footer></footer>{}"
+    assert Reading(page.format("<script>x;</script>")).problems == []
+    for wrong in ("<script>y;</script>", "<script>x;</script><script></script> <script>x;</script>",
+                  "<script src='#a' id='a'>x;</script>"):  # fmt: skip
         assert Reading(page.format(wrong)).problems, wrong
 
 
@@ -424,8 +435,22 @@ def test_hundreds_of_quantities_are_folded_by_variable_and_all_there(rng):
     text = " ".join(reading.texts("p"))
     assert "Without a gain, because no control variate had a smaller error: mu, theta[0], " in text
     assert " and 295 more." in text
+    assert reading.texts("strong")[:2] == ["Asked.", "Answer."]
+    assert text.startswith("The posterior means of 303 quantities, from 2 chains of 60 draws.")
+    assert "303 quantities: 303 plain." in text
+    assert reading.texts("span")[0] == "300 plain; gain 1.00"
+    assert reading.texts("span")[1].startswith("R-hat up to ")
+    assert "mu, theta (300 elements), pair (2 elements)" in reading.texts("dd")
+    assert "toSorted" in reading.script
 
 
-def test_few_quantities_are_not_folded(rng):
+def test_few_quantities_are_not_folded_and_need_no_script(rng):
     x = rng.normal(size=(2, 60, 2))
-    assert not Reading(mp.html_report(mp.from_arrays(x, -x), method="plain")).texts("summary")
+    reading = Reading(mp.html_report(mp.from_arrays(x, -x), method="plain"))
+    assert not reading.texts("summary")
+    assert not reading.script
+
+
+def test_every_status_is_explained(report):
+    words = " ".join(Reading(report).texts("dd"))
+    assert [status for status in mp.Status if status not in words] == []
