@@ -142,6 +142,10 @@ def _solve_each(
     return jax.lax.scan(solve, start, jnp.arange(-1, num_blocks))[1]
 
 
+_quiet = np.errstate(divide="ignore", over="ignore", invalid="ignore")
+"""What is not finite is no answer, which its error says."""
+
+
 class _Basis(NamedTuple):
     """Functions of mean zero at one temperature: polynomial ones, orthonormal under the weights, low degrees first;
     then K₀(·, landmarks)L⁻ᵀ with K₀ = LLᵀ among landmarks, whose coefficients have the norm of the kernel's space.
@@ -162,6 +166,7 @@ class _Moments(NamedTuple):
     square: Float[np.ndarray, "q q"]
 
 
+@_quiet
 def weighted_ess(
     temperatures: Float[np.ndarray, " k"], pooled: PooledDraws, mixtures: Mixtures
 ) -> Float[np.ndarray, " k"]:
@@ -169,6 +174,7 @@ def weighted_ess(
     return np.array([1.0 / np.sum(_weights(t, pooled, mixtures) ** 2) for t in temperatures])
 
 
+@_quiet
 def fit_path(
     temperatures: Float[np.ndarray, " k"],
     quadrature: Float[np.ndarray, " k"],
@@ -245,6 +251,7 @@ def _moments_without(
     ]
 
 
+@_quiet
 def path_integral(
     temperatures: Float[np.ndarray, " k"],
     quadrature: Float[np.ndarray, " k"],
@@ -286,7 +293,9 @@ def _weight_changes(
     change = np.zeros((len(mixtures.log_densities) - 1, len(weights)))
     seen = weights > NEGLIGIBLE
     change[:, seen] = np.exp(mixtures.log_densities[:1, seen] - mixtures.log_densities[1:, seen])
-    leading = np.linalg.eigh((change * weights) @ change.T)[1][:, -NUM_CHANGES:]
+    moments = (change * weights) @ change.T
+    sound = np.isfinite(moments).all()  # elsewhere LAPACK raises
+    leading = (np.linalg.eigh(moments)[1] if sound else np.full_like(moments, np.nan))[:, -NUM_CHANGES:]
     return leading, leading.T @ change
 
 
