@@ -5,7 +5,15 @@ import pytest
 from scipy.stats import chi2
 
 from mcmcpost.evidence import Ladder, make_ladder, power_ladder
-from mcmcpost.evidence.path_regression import PENALTIES, Family, _Basis, _moments, _regression
+from mcmcpost.evidence.path_regression import (
+    PENALTIES,
+    Family,
+    Mixtures,
+    _Basis,
+    _moments,
+    _regression,
+    _weight_changes,
+)
 from mcmcpost.evidence.pooled import pooled_path
 from mcmcpost.stein import num_polynomial_features
 
@@ -91,3 +99,12 @@ def test_leaving_out_a_block_is_as_pooling_the_others(rng):
     np.testing.assert_allclose(
         moved[1:], (np.asarray(alone.fit.integral) - np.asarray(found.fit.integral))[1:], rtol=0.03
     )
+
+
+def test_mixtures_that_are_not_finite_leave_nothing_and_raise_nothing(rng):
+    weights = rng.dirichlet(np.ones(30))
+    known, unknown = rng.normal(size=(1, 30)), np.full((6, 30), np.nan)
+    mine, patterns = _weight_changes(weights, Mixtures(np.zeros((7, 2)), np.concatenate([known, unknown]), 1, False))
+    assert mine.shape == (6, 4)
+    assert patterns.shape == (4, 30)
+    assert np.isnan(patterns).all()
