@@ -130,9 +130,12 @@ def estimates_note(rows: list[dict[str, str]]) -> str:
 
 
 def convergence_note(rows: list[dict[str, str]]) -> str:
-    """Return the largest R-hat and the smallest effective sample sizes of some rows."""
-    rhat = max((row["rhat"] for row in rows), key=float)
-    bulk, tail = (min((row[kind] for row in rows), key=float) for kind in ("ess_bulk", "ess_tail"))
+    """Return the largest R-hat and the smallest effective sample sizes of those rows that have them."""
+    known = [row for row in rows if row["rhat"] != "nan"]
+    if not known:
+        return "R-hat and ESS unknown"
+    rhat = max((row["rhat"] for row in known), key=float)
+    bulk, tail = (min((row[kind] for row in known), key=float) for kind in ("ess_bulk", "ess_tail"))
     return f"R-hat up to {rhat}, ESS from {bulk} (bulk) and {tail} (tail)"
 
 

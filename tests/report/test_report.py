@@ -11,10 +11,12 @@ from ladder_cases import short_ladder
 import mcmcpost as mp
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.report import canvas, check_destination
+from mcmcpost.report.contents import convergence_note
 from mcmcpost.report.html import draw
 
 MARKUP = "<script>alert(1)</script>&\"'"
 DOLLARS = r"$\frac{$"
+KINDS = ("rhat", "ess_bulk", "ess_tail")
 
 
 def autoregressive(rng, size, rho=0.6, chains=4, d=2):
@@ -442,6 +444,12 @@ def test_hundreds_of_quantities_are_folded_by_variable_and_all_there(rng):
     assert reading.texts("span")[1].startswith("R-hat up to ")
     assert "mu, theta (300 elements), pair (2 elements)" in reading.texts("dd")
     assert "toSorted" in reading.script
+
+
+def test_quantities_that_are_not_finite_say_nothing_of_convergence():
+    known, unknown = {"rhat": "1.01", "ess_bulk": "90", "ess_tail": "110"}, dict.fromkeys(KINDS, "nan")
+    assert convergence_note([unknown, known, unknown]) == "R-hat up to 1.01, ESS from 90 (bulk) and 110 (tail)"
+    assert convergence_note([unknown]) == "R-hat and ESS unknown"
 
 
 def test_few_quantities_are_not_folded_and_need_no_script(rng):
