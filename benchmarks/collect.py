@@ -58,8 +58,7 @@ PAGES = {
     ),
     "vector_valued": Page(
         "Vector-valued control variates",
-        "What do related tasks gain from a joint fit? `alone` is the same method on the first task by itself. "
-        "`vector_valued_borehole_150` is from before errors came from refits.",
+        "What do related tasks gain from a joint fit? `alone` is the same method on the first task by itself.",
         (
             "vector_valued_borehole",
             "vector_valued_borehole_150",
