@@ -231,7 +231,7 @@ def _moments_without(
     mixtures: Mixtures,
     members: Sequence[Int[np.ndarray, " _"]],
 ) -> list[_Moments]:
-    """Return the moments without each block."""
+    """Return the moments without each block; the changes of the weights may have either sign."""
     mine, patterns = _weight_changes(weights, mixtures)
     squares = np.stack([basis.centred.T @ ((weights * change)[:, None] * basis.centred) for change in patterns])
     squares = np.tensordot(mine, squares, 1)
@@ -300,7 +300,7 @@ def _weight_changes(
 
 
 def _second_moments(weights: Float[np.ndarray, " n"], features: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "q q"]:
-    """Return Σ_n w_n x_n x_nᵀ; a product with its own transpose takes half the time."""
+    """Return Σ_n w_n x_n x_nᵀ, w_n ≥ 0; a product with its own transpose takes half the time."""
     half = np.sqrt(weights)[:, None] * features
     return half.T @ half
 
