@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -93,6 +94,8 @@ def command() -> str:
 def commit() -> str:
     """Return the commit that the code of this run is of, with a ``+`` if files of it were changed."""
     root = Path(__file__).parents[1]
+    if not ((root / ".git").exists() and shutil.which("git")):
+        return "unknown"
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=True).stdout.strip()

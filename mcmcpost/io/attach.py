@@ -131,8 +131,11 @@ def read_density(
     """Return draws with a density that keeps its constants: as `read_target`, or of a PyMC or BridgeStan model."""
     check_tree_type(where, tree)
     refuse_weights(where, tree)
-    rows = None if logdensity_fn else _row_density(where, tree, model, args, kwargs, normalised=True)
-    return read_target(where, tree, model, args, kwargs, logdensity_fn) if rows is None else rows
+    if logdensity_fn is None:
+        rows = _row_density(where, tree, model, args, kwargs, normalised=True)
+        if rows is not None:
+            return rows
+    return read_target(where, tree, model, args, kwargs, logdensity_fn)
 
 
 _WHERE = "attach_scores"
