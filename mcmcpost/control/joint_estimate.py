@@ -267,7 +267,9 @@ def _common_error(
 ) -> tuple[Int[np.ndarray, " t"], Float[np.ndarray, "t t"]]:
     """Return where each task of a common fit stands among all P, and the covariance of the errors that the fit makes.
 
-    A task that was fitted alone or not at all has none, and no task has more than its whole error.
+    A task that was fitted alone or not at all has none, and no task has more than its whole error. The correlations are
+    those of the kernel's model, whose B often has rank one, as if it were known: they are shrunk as one observation of
+    unrelated tasks would shrink a B that was learnt from each task's states.
     """
     if found.model_covariance is None:
         return np.zeros(0, int), np.zeros((0, 0))
@@ -276,6 +278,7 @@ def _common_error(
     correlation = np.where(unit > 0, found.model_covariance / np.where(unit > 0, unit, 1.0), 0.0)
     rows: list[int] = []
     errors: list[float] = []
+    states: list[int] = []
     start = 0
     for name, part in estimates.items():
         if name in found.fitted:
@@ -285,7 +288,10 @@ def _common_error(
                 error = float(sd[len(rows)] * problem.scale[k])
                 errors.append(min(error, float(part.mcse[j])) if together else 0.0)
                 rows.append(start + int(j))
+                states.append(problem.num_states)
         start += len(part.names)
+    learnt = np.sqrt(1.0 - 1.0 / (np.array(states) + 1.0))
+    correlation = np.where(np.eye(len(rows), dtype=bool), correlation, correlation * np.outer(learnt, learnt))
     return np.array(rows, int), np.outer(errors, errors) * correlation
 
 

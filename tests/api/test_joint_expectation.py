@@ -83,6 +83,19 @@ def test_the_covariance_is_positive_semidefinite_where_residuals_and_model_contr
         assert np.linalg.eigvalsh(found.covariance / np.outer(error, error))[0] > -1e-9
 
 
+def test_tasks_of_own_draws_that_the_kernel_takes_for_one_keep_a_part_of_their_errors(rng):
+    """The kernel is too rough for what it is fitted to: its own error is often more than that of the refits."""
+    method = mp.VectorValued(SquaredExponential(0.3), np.ones((2, 2)) + 1e-12 * np.eye(2), 1e-8, guard=False)
+    largest = 0.0
+    for _ in range(10):
+        x, y = rng.normal(size=(2, 2, 20, 1))
+        tasks = {"a": (mp.from_arrays(x, -x), np.sin(x[..., 0])), "b": (mp.from_arrays(y, -y), np.sin(y[..., 0]))}
+        found = mp.joint_expectation(tasks, method, fallback=False)
+        error = np.sqrt(np.diag(found.covariance))
+        largest = max(largest, (found.covariance / np.outer(error, error))[0, 1])
+    assert largest == pytest.approx(40 / 41, abs=1e-4)
+
+
 @pytest.mark.slow
 def test_tasks_of_the_same_draws_share_their_errors_whatever_the_others_are(tasks, draws):
     a = draws[0]
