@@ -1,5 +1,6 @@
 """The automatic choice of a method for each integrand."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from mcmcpost._core.arguments import check_count, check_flags, check_number
 from mcmcpost._core.status import Status
 from mcmcpost._core.stored import StoredRows
 from mcmcpost.control.errors import judged_variance, residual_variance
-from mcmcpost.control.functional import SemiExact
+from mcmcpost.control.functional import ControlFunctional, SemiExact, crossfit_both, is_compared
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, LeastSquares, Ridge
 from mcmcpost.control.method import (
     ROUNDING,
@@ -48,12 +49,17 @@ NEED = 1.05
 """A richer method must lower the cross-fitted residual variance by this factor, or the simpler one is kept."""
 
 
+NEARER = 3.0
+"""How many times nearer to the truth than to the semi-exact estimate that of the kernel alone is believed to be."""
+
+
 class Auto(AbstractControlVariate):
     """Choose per integrand among the plain mean, polynomials and a kernel, by `judged_variance`, refits included.
 
     The candidates are zero variance of every degree for which there are at least three distinct training draws per
     feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
-    control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions. Where
+    control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions; up to
+    500 states the kernel alone is tried too, and either error sees the other's estimate (`crossfit_both`). Where
     draws are too few for a quadratic by least squares, or it has more than 2,000 features, `Screened` is tried too. Of
     draws that stay in the chunks of dask, millions of numbers, the kernel would need all at once: it is left out. Of
     weighted draws the effective number counts, and `Screened` is not tried. A richer method replaces a simpler one if
@@ -69,7 +75,7 @@ class Auto(AbstractControlVariate):
 
     A candidate that would take more than `max_work` for each integrand, or ten times that once, is left out; `Screened`
     adds fewer features a round instead. The kernel has a fixed size, about 10¹⁰ for each integrand. There are at most
-    four candidates (seven in two dimensions, nine in one): p integrands take at most 4(10 + p) times `max_work`.
+    five candidates (eight in two dimensions, ten in one): p integrands take at most 5(10 + p) times `max_work`.
 
     Parameters
     ----------
@@ -99,8 +105,7 @@ class Auto(AbstractControlVariate):
         moved = best._replace(refits=mean_of_residuals(problem, best.control)[1])  # sees autocorrelation, as theirs do
         lowest = judged_variance(problem, moved)
         tried: dict[str, Any] = {}
-        for method in self.candidates(problem):
-            fit = method.crossfit(problem)
+        for method, fit in self._crossfits(problem):
             honest = judged_variance(problem, fit)
             ratio = _ratio(plain, residual_variance(problem, fit.control))
             tried[method.label] = {"variance_ratio": ratio, "work": work_of(method, problem).total(p), **fit.info}
@@ -109,6 +114,17 @@ class Auto(AbstractControlVariate):
             best = merge_fits(best, fit, better)
             lowest = np.where(better, honest, lowest)
         return best._replace(info={"tried": tried})
+
+    def _crossfits(self, problem: Problem) -> Iterator[tuple[AbstractControlVariate, ControlFit]]:
+        """Yield the candidates and their fits; after a semi-exact one that is compared, the kernel alone."""
+        for method in self.candidates(problem):
+            if isinstance(method, SemiExact) and is_compared(problem, method):
+                semi, alone = crossfit_both(problem, method)
+                apart = np.abs(semi.mean - alone.mean) / NEARER
+                yield method, semi
+                yield ControlFunctional(), alone._replace(doubt=np.fmax(alone.doubt, apart))
+            else:
+                yield method, method.crossfit(problem)
 
     def candidates(self, problem: Problem) -> list[AbstractControlVariate]:
         """Return the methods worth trying on this problem, from simple to rich."""

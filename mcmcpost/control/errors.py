@@ -29,6 +29,7 @@ def total_error(problem: Problem, fit: ControlFit, residual_error: Float[np.ndar
     - P: of m draws, those that participate in the integrand or, if they are fewer, in a coordinate; m/3 for a Gaussian.
       The residuals of a flexible fit do not tell how well the tails were visited, because it passes through whatever it
       sees.
+    - doubt: what the method itself knows of, such as the distance of two kernel fits (`functional.crossfit_both`).
     - gap: the distance of the mean from that of the held-out residuals. Stein's equation f − Lv = β has a solution v on
       the region that the draws visit for *every* β, so that small residuals can surround a wrong constant.
 

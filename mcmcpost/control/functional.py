@@ -18,6 +18,7 @@ from mcmcpost.control.errors import judged_variance, residual_variance
 from mcmcpost.control.kernel_systems import KernelFit, crossfit_dense, crossfit_iterative, kernel_data
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, exponents_of_degree, polynomial_basis
 from mcmcpost.control.method import (
+    ROUNDING,
     AbstractControlVariate,
     ControlFit,
     Refits,
@@ -30,7 +31,7 @@ from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRA
 from mcmcpost.hyper import GRID_NUGGETS, RESTRICTED_RANGE, maximise_restricted_likelihood, search_grid
 from mcmcpost.kernels import AbstractKernel, SquaredExponential
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
-from mcmcpost.stein import SteinTile
+from mcmcpost.stein import SteinTile, num_polynomial_features
 
 DEFAULT_NUGGET = 1e-8
 
@@ -76,13 +77,17 @@ SHORTEST = 0.5
 """Smallest lengthscale of the polish relative to the grid's. Shorter ones fit noise and steps; long ones are free."""
 
 
+LOG_STEPS = 50
+"""Polished parameters are rounded to this many steps for a factor of e, two per cent each."""
+
+
 class GridREML(eqx.Module):
     """Restricted maximum likelihood, each integrand by itself: a grid of isotropic kernels, then L-BFGS.
 
     An integrand's kernel does not depend on what else is asked for. L-BFGS starts at the best lengthscale of the grid,
-    moves one for each coordinate, and keeps the nugget; its kernel is used where it gains more than one nat for each of
-    them. Integrands with the same kernel share its factorisations: of the grid's 25 two or three dozen integrands use
-    six to ten.
+    moves one for each coordinate, rounded to two per cent, and keeps the nugget; its kernel is used where it gains more
+    than one nat for each of them. Integrands with the same kernel share its factorisations: of the grid's 25 two or
+    three dozen integrands use six to ten.
 
     max_draws : largest number of states in the likelihood of the grid, evenly spaced.
     polish : whether L-BFGS follows the grid; by default, with more than one coordinate and at most 1,000 fitted states.
@@ -187,10 +192,19 @@ def _polish(
             max_steps=tuning.max_steps,
         )
         if tuning.shared or tuned.gain > problem.draws.shape[1]:
-            yield Setting(tuned.kernel, max(tuned.nugget, nuggets[0]) if free else setting.nugget, members)
+            yield Setting(rounded(tuned.kernel), max(tuned.nugget, nuggets[0]) if free else setting.nugget, members)
             left = tuple(member for member in left if member not in members)
     if left:
         yield setting._replace(members=left)
+
+
+def rounded(kernel: AbstractKernel) -> AbstractKernel:
+    """Return the kernel with the logarithm of every parameter rounded to a multiple of 1/`LOG_STEPS`.
+
+    The fourth digit of the point where L-BFGS stops is rounding error, which the error of the estimate shows tenfold.
+    Without it the numbers hardly depend on the processor and on the units of the draws.
+    """
+    return jax.tree.map(lambda leaf: jnp.exp(jnp.round(LOG_STEPS * jnp.log(leaf)) / LOG_STEPS), kernel)
 
 
 def _some_rows(
@@ -213,6 +227,12 @@ def _subset(problem: Problem, size: int) -> np.ndarray:
     return rows[np.linspace(0, len(rows) - 1, size).astype(int)]
 
 
+COMPARED_STATES = 500
+"""States up to which kernel fits with and without a polynomial are compared. More draws visit the tails."""
+
+AGREEMENT = 2.0
+"""Errors of the other fit within which the estimates of two kernel fits agree."""
+
 DENSE_LIMIT = 6_000
 """Distinct states up to which the kernel system is factorised. Larger ones are solved by conjugate gradients."""
 
@@ -221,7 +241,8 @@ class ControlFunctional(AbstractControlVariate):
     """Interpolate the integrand in the Stein space of a kernel, with the constant unpenalised.
 
     β̂ = (1ᵀA⁻¹f)/(1ᵀA⁻¹1), A = K₀/mean(diag K₀) + η·diag(1/n_i). Oates, Girolami and Chopin (2017,
-    doi:10.1111/rssb.12185); docs/mathematics.md section 2.
+    doi:10.1111/rssb.12185); docs/mathematics.md section 2. Fits to few draws are compared with `SemiExact`: see
+    `crossfit_both`.
 
     Parameters
     ----------
@@ -251,6 +272,9 @@ class ControlFunctional(AbstractControlVariate):
         return "ControlFunctional()"
 
     def crossfit(self, problem: Problem) -> ControlFit:
+        degree = max((b for b in (1, 2) if has_enough(problem, b)), default=0)
+        if degree and is_compared(problem, self):
+            return crossfit_both(problem, SemiExact(degree, **self.__dict__))[1]
         return _crossfit(problem, self, 0)
 
 
@@ -258,7 +282,8 @@ class SemiExact(AbstractControlVariate):
     """A control functional in which polynomial Stein features are unpenalised, as the constant is.
 
     Exact where `ZeroVariance` of the same degree is, a control functional otherwise. South, Karvonen, Nemeth, Girolami
-    and Oates (2022, doi:10.1093/biomet/asab036).
+    and Oates (2022, doi:10.1093/biomet/asab036). Fits to few draws are compared with `ControlFunctional`: see
+    `crossfit_both`.
 
     Parameters
     ----------
@@ -283,7 +308,41 @@ class SemiExact(AbstractControlVariate):
         return f"SemiExact(degree={self.degree})"
 
     def crossfit(self, problem: Problem) -> ControlFit:
+        if has_enough(problem, self.degree) and is_compared(problem, self):
+            return crossfit_both(problem, self)[0]
         return _crossfit(problem, self, self.degree)
+
+
+def has_enough(problem: Problem, degree: int) -> bool:
+    """Return whether there are three training states for each unpenalised polynomial, the constant included."""
+    size = num_polynomial_features(problem.draws.shape[1], degree) + 1
+    return problem.folds.num_train >= max(MIN_TRAIN, DRAWS_PER_FEATURE * size)
+
+
+def is_compared(problem: Problem, choice: ControlFunctional | SemiExact) -> bool:
+    """Return whether `crossfit_both` compares a fit: at most 500 states, all fitted, by a kernel that is tuned."""
+    states = problem.num_states
+    thinned = problem.weighted or (choice.max_states is not None and choice.max_states < states)
+    return states <= COMPARED_STATES and not thinned and choice.kernel is None and choice.budget is None
+
+
+def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[ControlFit, ControlFit]:
+    """Return the semi-exact fit and that of the kernel alone, each with what the other does not explain as its doubt.
+
+    Where the draws have not visited a tail, both can pass through every value and give the same estimate on all parts
+    of the draws, and yet differ: what the fit is beyond the draws is decided by its form. The doubt of each is the
+    distance of the two estimates less twice the error of the other.
+    """
+    options = {name: value for name, value in choice.__dict__.items() if name != "degree"}
+    fits = _crossfit(problem, choice, choice.degree), _crossfit(problem, ControlFunctional(**options), 0)
+    errors = [np.sqrt(judged_variance(problem, fit) / problem.counts.sum()) for fit in fits]
+    distance = np.abs(fits[0].mean - fits[1].mean)
+
+    def doubted(fit: ControlFit, error_of_other: Float[np.ndarray, " p"]) -> ControlFit:
+        inexact = residual_variance(problem, fit.control) > ROUNDING**2
+        return fit._replace(doubt=np.where(inexact, np.fmax(distance - AGREEMENT * error_of_other, 0.0), 0.0))
+
+    return doubted(fits[0], errors[1]), doubted(fits[1], errors[0])
 
 
 def _check(choice: ControlFunctional | SemiExact) -> None:

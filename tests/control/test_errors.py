@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from control_cases import estimate, gaussian_trace
+from scipy.stats import t as student
 
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
@@ -15,8 +16,9 @@ from mcmcpost.control import (
     ZeroVariance,
     estimate_quantiles,
 )
-from mcmcpost.control.errors import refit_variance, total_error
+from mcmcpost.control.errors import judged_variance, refit_variance, total_error
 from mcmcpost.control.folds import Subsets
+from mcmcpost.control.functional import crossfit_both, is_compared
 from mcmcpost.control.method import Refits, mean_of_residuals
 from mcmcpost.control.problem import make_problem
 from mcmcpost.kernels import SquaredExponential
@@ -91,6 +93,36 @@ def test_a_constant_that_a_few_draws_decide_has_an_error_of_its_size():
         z.append((found.mean[0] - np.exp(1.125)) / found.mcse[0])
     assert np.mean(np.square(z)) < 1.5
     assert np.abs(z).max() < 5
+
+
+def test_two_forms_of_a_kernel_fit_that_disagree_are_in_doubt():
+    """No draw of a Student t3 beyond 2.5: the semi-exact fit is twenty errors off by all that it sees itself."""
+    law, truth = student(3.0), (1 + np.sqrt(3)) * np.exp(-np.sqrt(3))
+    z = []
+    for r in range(12):
+        x = law.ppf(np.random.default_rng(r).uniform(law.cdf(-2.5), law.cdf(2.5), (4, 10, 1)))
+        problem = make_problem(make_trace(x, -4 * x / (3 + x**2)), np.cos(x))
+        semi, alone = crossfit_both(problem, SemiExact(2))
+        for fit in (semi._replace(doubt=np.zeros(1)), semi, alone):
+            error = np.sqrt(judged_variance(problem, fit) / problem.counts.sum())
+            z.append(((problem.location - truth) / problem.scale + fit.mean) / error)
+    unaware, semi, alone = np.square(z).reshape(-1, 3).T
+    assert np.median(unaware) > 100
+    assert np.median(semi) < 9
+    assert alone.max() < 4
+
+
+def test_forms_of_a_kernel_fit_that_agree_are_not_in_doubt(rng):
+    x = rng.normal(size=(4, 30, 1))
+    problem = make_problem(make_trace(x, -x), np.concatenate([np.cos(x), x**2], axis=-1))
+    semi, alone = crossfit_both(problem, SemiExact(2))
+    for method, fit in ((SemiExact(2), semi), (ControlFunctional(), alone)):
+        assert fit.doubt[0] < 1e-5
+        np.testing.assert_array_equal(method.crossfit(problem).mean, fit.mean)
+    assert semi.doubt[1] == 0.0  # exact for the quadratic
+    assert not is_compared(problem, SemiExact(2, KERNEL))
+    assert not is_compared(problem, ControlFunctional(max_states=100))
+    assert is_compared(problem, ControlFunctional(max_states=120))
 
 
 @pytest.mark.parametrize("method", [ZeroVariance(2), SemiExact(2, KERNEL, 1e-6)])

@@ -149,7 +149,7 @@ def test_auto_prefers_the_simplest_and_finds_the_kernel(trace):
     x = trace.draws
     result = estimate(trace, np.stack([x[..., 0], np.sin(2 * x[..., 0]) * x[..., 1] ** 2], axis=-1), Auto())
     assert result.method[0] == "ZeroVariance(degree=1)"
-    assert result.method[1].startswith("SemiExact")
+    assert result.method[1].startswith(("SemiExact", "ControlFunctional"))
 
 
 @pytest.mark.parametrize(
