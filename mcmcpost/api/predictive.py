@@ -86,7 +86,8 @@ def elpd(
         question.method,
         **estimate_options(question, standardize, folds, fallback),
     )
-    shift = np.concatenate([[worst.sum(), best.sum(), (best - worst).sum()], worst, best])
+    with np.errstate(invalid="ignore"):
+        shift = np.concatenate([[worst.sum(), best.sum(), (best - worst).sum()], worst, best])
     moved = {name: getattr(estimate, name) + shift for name in ("mean", "mean_plain", "mean_crossfit")}
     return estimate._replace(**moved, residuals=estimate.residuals + shift)
 

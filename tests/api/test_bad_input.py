@@ -459,6 +459,11 @@ ROWS = [
         lambda g, v: mp.delta_method(g.tree, {"q": v}, method="plain"),
         "q` to return",
     ),
+    (
+        (lambda m: np.exp(m["a"]), lambda m: float(m["a"]), lambda m: m["a"] if m["a"] > 0 else 1.0),
+        lambda g, v: mp.delta_method(g.tree, {"q": v}, method="plain"),
+        "q` in operations of jax.numpy",
+    ),
     (NOT_TREES, lambda g, v: mp.elpd(v), "DataTree"),
     ((3, b"y", ["y"]), lambda g, v: mp.elpd(g.tree, v), "var_name"),
     (("y", None), lambda g, v: mp.elpd(g.tree, v), "log_likelihood"),
@@ -553,7 +558,7 @@ ROWS = [
     ((*COUNT, 1, None, 10**10), lambda g, v: mp.geometric_ladder(v), "size"),
     ((*COUNT, 1, None, 10**10), lambda g, v: mp.adaptive_ladder(g.ladder, v), "size"),
     ((*COUNT, 1, 10**10), lambda g, v: mp.barrier_ladder(g.ladder, v), "size"),
-    (RATE, lambda g, v: mp.power_ladder(5, v), "power"),
+    ((*RATE, 1e5), lambda g, v: mp.power_ladder(5, v), "power"),
     ((*RATE, 1.0), lambda g, v: mp.geometric_ladder(5, v), "smallest"),
     (([], None, 3, "ab"), lambda g, v: mp.compare_evidence(v), "evidences"),
     (
