@@ -107,6 +107,15 @@ def test_one_line_before_the_sampling(run, write, old, new, words):
     assert not list(Path.cwd().iterdir())
 
 
+@pytest.mark.slow
+def test_a_solve_that_fails_in_the_warm_up_is_one_line(run, write):
+    stiff = FAILS.replace("return -y", "return -jnp.exp(3.0 * x[0]) * y").replace("max_steps=4", "max_steps=30")
+    done = run("sample", write("    numpyro.deterministic", stiff + "    numpyro.deterministic"), "-o", "trace.nc")
+    assert done.code == 2
+    assert "model.py: expected `model` to run at every point, got EquinoxRuntimeError: The max" in done.err
+    assert "throw=False" in done.err
+
+
 @pytest.mark.usefixtures("not_sampled")
 @pytest.mark.filterwarnings("ignore:.*Out-of-support values")
 def test_missing_data_are_told(run, write):
