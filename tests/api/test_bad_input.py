@@ -376,8 +376,12 @@ ROWS = [
         "integrands",
     ),
     ((np.zeros((4, 50, 0)), np.zeros(0), np.ones((50, 4)), np.ones((4, 40)), np.ones(200)), plain, "integrands"),
-    (([[1.0], [1.0, 2.0]], np.full((4, 50), "a"), np.full((4, 50), object()), 1j * np.ones((4, 50))), plain, "`f`"),
-    ((np.ma.masked_equal(np.eye(4, 50), 1), pd.DataFrame(np.eye(50, 4)), object()), plain, "`f`"),
+    (
+        ([[1.0], [1.0, 2.0]], np.full((4, 50), "a"), np.full((4, 50), object()), 1j * np.ones((4, 50))),
+        plain,
+        "`f`|a mapping to such",
+    ),
+    ((np.ma.masked_equal(np.eye(4, 50), 1), pd.DataFrame(np.eye(50, 4)), object()), plain, "`f`|a mapping to such"),
     (
         ("chain", "draw"),
         lambda g, v: plain(g, labelled(g.draws[..., 0], **{v: range(4 if v == "chain" else 50)[::-1]})),
