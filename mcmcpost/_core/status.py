@@ -52,3 +52,6 @@ WITHOUT_GAIN = (
     Status.BAD_SCORES,
 )
 """Statuses whose gain is not reported: it is rounding, or its error cannot be trusted."""
+
+TRUSTED = (Status.CONTROLLED, Status.REGULARISED, Status.NUGGET_RAISED, Status.PLAIN)
+"""Statuses whose error is believed, and is not at rounding."""

@@ -12,6 +12,7 @@ from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.api.question import Question, of_moving, pose
 from mcmcpost.control import KINDS, AbstractControlVariate, Estimate, Smooth, estimate_derived, estimate_spread
+from mcmcpost.io.integrands import NOT_TRACEABLE, tell_names
 
 if TYPE_CHECKING:
     import xarray
@@ -132,7 +133,9 @@ def delta_method(
         check_function(where, name, function, 1, cure)
     question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
     every = np.arange(len(question.names))[None]
-    parts = [Smooth((name,), every, _of_means(name, function, question)) for name, function in functions.items()]
+    parts = [
+        Smooth((name,), every, _of_means(name, function, question), steps=True) for name, function in functions.items()
+    ]
     return in_float64(estimate_derived)(
         question.trace,
         question.names,
@@ -153,7 +156,14 @@ def _of_means(
     def of_vector(means: Float[Array, " p"]) -> Float[Array, ""]:
         pieces = jnp.split(means, ends[:-1])
         named = {key: piece.reshape(shape) for (key, shape), piece in zip(question.shapes.items(), pieces, strict=True)}
-        value = function(named)
+        try:
+            value = function(named)
+        except NOT_TRACEABLE as error:
+            expected, cure = f"`{name}` in operations of jax.numpy", "Write jnp.exp for np.exp, and jnp.where for if."
+            raise InputError("delta_method", expected, type(error).__name__, cure) from error
+        except KeyError as error:
+            tell_names("delta_method", name, error, named)
+            raise
         wanted, cure = f"`{name}` to return one real number", "Write a function for each number."
         if value is None or isinstance(value, str | bytes | Mapping):
             raise InputTypeError("delta_method", wanted, type(value).__name__, cure)

@@ -4,10 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float
 
 from mcmcpost._core.arguments import check_kind
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.mcse import tail_draws
 from mcmcpost._core.precision import in_float64
+from mcmcpost._core.status import TRUSTED, Status
 from mcmcpost.api.derived import estimate_options
 from mcmcpost.api.question import pose
 from mcmcpost.control import AbstractControlVariate, Auto, Estimate, Smooth, estimate_derived
@@ -86,9 +89,18 @@ def elpd(
         question.method,
         **estimate_options(question, standardize, folds, fallback),
     )
-    shift = np.concatenate([[worst.sum(), best.sum(), (best - worst).sum()], worst, best])
+    with np.errstate(invalid="ignore"):
+        shift = np.concatenate([[worst.sum(), best.sum(), (best - worst).sum()], worst, best])
     moved = {name: getattr(estimate, name) + shift for name in ("mean", "mean_plain", "mean_crossfit")}
-    return estimate._replace(**moved, residuals=estimate.residuals + shift)
+    alone = [_few_decide(one) for one in scaled[::-1]]  # of 1/p and of p
+    heavy = np.concatenate([[alone[0].any(), alone[1].any(), np.any(alone)], *alone])
+    status = tuple(Status.HEAVY_TAIL if h and s in TRUSTED else s for h, s in zip(heavy, estimate.status, strict=True))
+    return estimate._replace(**moved, residuals=estimate.residuals + shift, status=status)
+
+
+def _few_decide(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
+    """Return where all but a few draws are zero beside the largest: no tail is left whose k̂ could be told."""
+    return (values > 0).sum(axis=(0, 1)) < tail_draws(values.shape[0] * values.shape[1])
 
 
 def _log_likelihood(tree: "xarray.DataTree", var_name: str | None) -> Integrands:

@@ -67,12 +67,18 @@ Seed = Annotated[
 
 Options = Annotated[
     list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help="Argument of the model file's data(), as priors=stan."),
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="An argument of the model file's data(), such as priors=stan. Repeatable.",
+    ),
 ]
 
 Expect = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=EXPRESSION", help="Add an expectation, as 'p=alpha > 0.5'. Repeatable."),
+    typer.Option(
+        metavar="NAME=EXPRESSION", help="Add the expectation of an expression, such as 'p=alpha > 0.5'. Repeatable."
+    ),
 ]
 
 VarNames = Annotated[
@@ -81,14 +87,19 @@ VarNames = Annotated[
 ]
 
 FilterVars = Annotated[
-    Literal["like", "regex"] | None, typer.Option(help="Take --var-names as parts of names, or as regular expressions.")
+    Literal["like", "regex"] | None,
+    typer.Option(help="Read --var-names as parts of names (like) or as regular expressions (regex)."),
 ]
 
-Quantile = Annotated[list[float] | None, typer.Option(help="Add this quantile of every quantity. Repeatable.")]
+Quantile = Annotated[
+    list[float] | None, typer.Option(help="Add this quantile of every quantity, such as 0.05. Repeatable.")
+]
 
-Method = Annotated[MethodName, typer.Option(help="Control variate.")]
+Method = Annotated[MethodName, typer.Option(help="Control variate; auto chooses one for each quantity.")]
 
-AllowBadScores = Annotated[bool, typer.Option(help="Go on where the scores fail the gate.")]
+AllowBadScores = Annotated[
+    bool, typer.Option(help="Continue although the scores fail the score gate, which `mcmcpost info` prints.")
+]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -242,21 +253,29 @@ def evidence(
         typer.Option(metavar="FILE.py", help="Model file of the traces: one for all, or one for each in order."),
     ] = None,
     ladder: Annotated[
-        bool, typer.Option("--ladder", help="Sample a ladder too, from a normal fitted to each trace to its posterior.")
+        bool,
+        typer.Option(
+            "--ladder",
+            help="Also sample a ladder of temperatures, from a normal fitted to each trace to its posterior.",
+        ),
     ] = False,
     rungs: Annotated[
         int | None,
         typer.Option(
-            help=f"Rungs of the ladder: {LADDER['rungs']} from the prior, (i/(n−1))^5; by the barrier with --ladder.",
+            help=f"Temperatures of the ladder [default: {LADDER['rungs']}; with --ladder, as many as it needs].",
             min=2,
         ),
     ] = None,
     exchange: Annotated[
-        int | None, typer.Option(help="Iterations between swaps of neighbouring rungs [default: none].", min=1)
+        int | None,
+        typer.Option(help="Swap neighbouring temperatures every so many iterations [default: never].", min=1),
     ] = None,
-    path: Annotated[PathName, typer.Option(help="What is reported first of a ladder.")] = PathName.AUTO,
+    path: Annotated[
+        PathName,
+        typer.Option(help="Answer of a ladder: all draws pooled, or rung by rung; auto pools where rungs overlap."),
+    ] = PathName.AUTO,
     method: Annotated[
-        MethodName | None, typer.Option(help="Control variate of the rungs one by one, or of a bridge.")
+        MethodName | None, typer.Option(help="Control variate of each rung, or of a bridge [default: chosen].")
     ] = None,
     as_json: AsJson = False,
     allow_bad_scores: AllowBadScores = False,

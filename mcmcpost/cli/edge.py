@@ -45,8 +45,13 @@ def usage_fault(error: BaseException) -> str | None:
 def model_file_fault(error: BaseException) -> str | None:
     """Return the message of an error raised in a model file or in code that it calls; None for any other error.
 
-    An error that the file raises itself keeps its own message, if it has one that says more than a key.
+    An error that the file raises itself keeps its own message, if it has one that says more than a key. A solve that
+    fails in a compiled program leaves no line of the file in the traceback.
     """
+    if "EquinoxRuntimeError" in str(error):
+        files = [str(module.__file__) for name, module in sys.modules.items() if name.startswith(MODULE_PREFIX)]
+        expected, got = "`model` to run at every point", f"EquinoxRuntimeError: {_gist(error).rstrip('.')}"
+        return fault(f"Model file {', '.join(files)}", expected, got, _CURES["EquinoxRuntimeError"])
     trace, place = error.__traceback__, None
     while trace is not None:
         if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(MODULE_PREFIX):

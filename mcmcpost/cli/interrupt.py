@@ -51,7 +51,10 @@ def _watch(inner: socket.socket) -> None:
 def _leave(number: int) -> None:
     try:
         remove_unfinished()
-        # The main thread may hold the locks of Python's streams.
-        os.write(2, f"{CLEAR_LINE if os.isatty(2) else ''}mcmcpost: interrupted\n".encode())
+        # The main thread may hold the locks of Python's streams; what else writes there must not follow the last line.
+        last = f"{CLEAR_LINE if os.isatty(2) else ''}mcmcpost: interrupted\n"
+        terminal = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.write(terminal, last.encode())
     finally:
         os._exit(128 + number)

@@ -101,7 +101,7 @@ def sample_posterior(
         mcmc.run(chain_key, *args, extra_fields=EXTRA_FIELDS, init_params=start, **kwargs)
     except RuntimeError as error:
         if "Cannot find valid initial parameters" in str(error):
-            raise InputError(_no_start(model_file, "none in NumPyro's attempts")) from error
+            raise InputError(_no_start(model_file, probed, "none in NumPyro's attempts")) from error
         raise
     return mcmc
 
@@ -119,10 +119,12 @@ def check_memory(draws: int, width: int) -> None:
         )
 
 
-def _no_start(model_file: ModelFile, got: str) -> str:
-    return fault(
-        f"Model file {model_file.path}", "a start where the log density is finite", got, "Define init() near the mode."
-    )
+def _no_start(model_file: ModelFile, probed: ProbedModel, got: str) -> str:
+    where, missing = f"Model file {model_file.path}", probed.observed_nan()
+    if missing:
+        cure = "Leave missing values out, or make them parameters."
+        return fault(where, "observed values that are numbers", f"NaN in {', '.join(missing)}", cure)
+    return fault(where, "a start where the log density is finite", got, "Define init() near the mode.")
 
 
 def _starts(
@@ -161,7 +163,7 @@ def _starts(
     rows = starts if lead else {name: x[None] for name, x in starts.items()}
     energies = map_rows(lambda row: potential_energy(probed.model, probed.args, probed.kwargs, row), rows)
     if not np.isfinite(energies).all():
-        raise InputError(_no_start(model_file, f"{energies.tolist()} at those of `init()`"))
+        raise InputError(_no_start(model_file, probed, f"{energies.tolist()} at those of `init()`"))
     return starts
 
 

@@ -50,18 +50,20 @@ class Smooth(NamedTuple):
     names : q labels.
     inputs : (q, r) the expectations that each is a function of.
     function : of the r expectations, an array (r,), to the value; JAX differentiates it twice.
+    steps : whether it may have steps, as a function of a user's.
     """
 
     names: tuple[str, ...]
     inputs: Int[np.ndarray, "q r"]
     function: Callable[[Float[Array, " r"]], Float[Array, ""]]
+    steps: bool = False
 
 
 class Expansion(NamedTuple):
     """Functions of p expectations about a point, to second order.
 
-    value : (q,), NaN where the slope is not finite. slope : (q, p) of all expectations, zero for those that a function
-        does not use.
+    value : (q,), NaN where the slope is not finite, or is zero beside a jump.
+    slope : (q, p) of all expectations, zero for those that a function does not use.
     curvature : (q,) standard error of the second-order term ½ δᵀHδ, its mean included, for errors δ of the expectations
         with the covariance C: its second moment is ½ tr(HCHC) + (½ tr HC)².
     """
@@ -83,18 +85,36 @@ def expand(parts: Sequence[Smooth], point: Float[np.ndarray, " p"], covariance: 
         at = jnp.asarray(point[part.inputs])
         value, own_slope = jax.vmap(jax.value_and_grad(part.function))(at)
         own = jnp.nan_to_num(covariance[part.inputs[:, :, None], part.inputs[:, None, :]])
-        moments.append(jax.vmap(partial(second_moment, part.function))(at, own))
+        moment = jax.vmap(partial(second_moment, part.function))(at, own)
+        if part.steps:
+            flat = (own_slope == 0).all(axis=1) & (moment == 0)
+            value = jnp.where(flat & _moves(part.function, at, value, own), jnp.nan, value)
+        moments.append(moment)
         values.append(value)
         wide = np.zeros((len(part.names), len(point)))
         np.add.at(wide, (np.arange(len(wide))[:, None], part.inputs), np.asarray(own_slope))
         slopes.append(wide)
     value, slope = np.concatenate(values), np.concatenate(slopes)
-    smooth = np.isfinite(slope).all(axis=1)
+    smooth = np.isfinite(slope).all(axis=1) & ~np.isnan(value)
     return Expansion(
         value=np.where(smooth, value, np.nan),
         slope=np.where(smooth[:, None], slope, 0.0),
         curvature=np.sqrt(np.maximum(np.concatenate(moments), 0.0)),
     )
+
+
+def _moves(
+    function: Callable[[Array], Array],
+    at: Float[Array, "q r"],
+    value: Float[Array, " q"],
+    covariance: Float[Array, "q r r"],
+) -> Bool[Array, " q"]:
+    """Return whether a function has another value three errors from its expectations."""
+    errors = jnp.sqrt(jnp.diagonal(covariance, axis1=1, axis2=2))
+    directions = jnp.concatenate([jnp.eye(at.shape[1]), -jnp.eye(at.shape[1])])
+    steps = 3.0 * errors[:, None] * directions[None]
+    around = jax.vmap(jax.vmap(function))(at[:, None] + steps)
+    return (around != value[:, None]).any(axis=1)
 
 
 def estimate_derived(

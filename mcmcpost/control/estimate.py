@@ -13,7 +13,7 @@ from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import copy_of, in_blocks, zeros
 from mcmcpost._core.mcse import GOOD_KHAT, mcse_mean
 from mcmcpost._core.precision import in_units, units_of
-from mcmcpost._core.status import Status
+from mcmcpost._core.status import TRUSTED, Status
 from mcmcpost._core.text import json_able
 from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws
 from mcmcpost.control.errors import heavy_tailed, tail_inflation, total_error
@@ -391,7 +391,6 @@ def assemble(
             parts.append(part)
     found = columnwise(lambda *arrays: np.concatenate(arrays)[source], *parts)
     marked = integrands.varying & (bad_scores and not integrands.too_few)
-    known = (Status.CONTROLLED, Status.REGULARISED, Status.NUGGET_RAISED, Status.PLAIN)
     heavy = np.zeros(len(ones), bool)
     weights = integrands.weights
     heavy[columns] = heavy_tailed(
@@ -400,7 +399,7 @@ def assemble(
     if weights is not None:
         heavy[columns] |= weights.khat > GOOD_KHAT
         info |= {"pareto_khat": weights.khat, "ess": weights.ess}
-    status = [Status.HEAVY_TAIL if h and s in known else s for h, s in zip(heavy, found.status, strict=True)]
+    status = [Status.HEAVY_TAIL if h and s in TRUSTED else s for h, s in zip(heavy, found.status, strict=True)]
     return Estimate(
         names=integrands.names,
         mean=found.mean,

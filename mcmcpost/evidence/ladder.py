@@ -212,7 +212,10 @@ def power_ladder(size: int, power: float | int = 5) -> Float[np.ndarray, " t"]:
     """
     check_count("power_ladder", "size", size, BOTH_ENDS, least=2, most=MAX_RUNGS)
     check_number("power_ladder", "power", power, "Use 5.")
-    return np.linspace(0.0, 1.0, size) ** power
+    temperatures = np.linspace(0.0, 1.0, size) ** power
+    if not (np.diff(temperatures) > 0).all():
+        raise InputError("power_ladder", "a `power` whose temperatures differ", power, "Use 5.")
+    return temperatures
 
 
 def geometric_ladder(size: int, smallest: float = 1e-4) -> Float[np.ndarray, " t"]:

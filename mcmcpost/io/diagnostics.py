@@ -13,6 +13,7 @@ from mcmcpost._core.mcse import GOOD_KHAT, rank_rhat
 from mcmcpost._core.warn import warn
 from mcmcpost._core.weights import Weights
 from mcmcpost.io.convention import GROUP, read_trace, read_weights
+from mcmcpost.io.join import starts_of
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores
 from mcmcpost.trace import StoredTrace, Trace
 
@@ -80,6 +81,7 @@ class Convergence(NamedTuple):
     apart : scalars whose R-hat is above the limit. limit : 1.1 + 5/n for n draws a chain.
     divergences, transitions : of the sampler; none where they are not recorded.
     weights : of the draws. Weighted draws have no R-hat, and Pareto k̂ instead.
+    repeated : two chains with the same draws, counted from zero; None where all differ.
     """
 
     max_rhat: float
@@ -89,6 +91,7 @@ class Convergence(NamedTuple):
     divergences: int
     transitions: int
     weights: Weights | None = None
+    repeated: tuple[int, int] | None = None
 
     @property
     def complaint(self) -> str | None:
@@ -99,6 +102,12 @@ class Convergence(NamedTuple):
             parts.append(
                 f"R-hat {self.max_rhat:.3g} of {self.worst}{others} is above {self.limit:.3g}: the chains have not "
                 "converged for what is asked, and neither means nor errors are reliable. Run longer chains."
+            )
+        if self.repeated is not None:
+            one, other = self.repeated
+            parts.append(
+                f"Chains {one} and {other} have the same draws: errors are too small. Leave one out, and give each"
+                " chain a seed of its own."
             )
         if self.divergences:
             parts.append(
@@ -151,7 +160,20 @@ def check_convergence(
     stats = tree.children.get(GROUP)
     diverging = np.zeros(0) if stats is None or "diverging" not in stats else np.asarray(stats["diverging"].values)
     largest = known.get(worst, float("nan"))
-    return Convergence(largest, worst, apart, limit, int(diverging.sum()), diverging.size, weights)
+    divergences, repeated = int(diverging.sum()), _repeated_chains(tree)
+    return Convergence(largest, worst, apart, limit, divergences, diverging.size, weights, repeated)
+
+
+def _repeated_chains(tree: "xarray.DataTree") -> tuple[int, int] | None:
+    """Return the first two chains that are one: their first draws are the same, and are not constant."""
+    known: dict[bytes, int] = {}
+    for chain, start in enumerate(starts_of(tree)):
+        if not start.size or not np.ptp(start, axis=0).any():
+            continue
+        first = known.setdefault(start.tobytes(), chain)
+        if first != chain:
+            return first, chain
+    return None
 
 
 def warn_of_convergence(convergence: Convergence) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mcmcpost._core.arguments import as_path, check_flags, check_no_pipe, missing_file
 from mcmcpost._core.devices import is_first_process
-from mcmcpost._core.errors import InputError, MissingPackageError, fault
+from mcmcpost._core.errors import InputError, InputTypeError, MissingPackageError, fault
 from mcmcpost._core.large_arrays import SCRATCH, in_blocks, is_large, scratch_folder, zeros
 from mcmcpost._core.stored import slices_of
 from mcmcpost._core.unfinished import written_beside
@@ -148,10 +148,14 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     if not is_first_process():
         return place
     with written_beside(place) as temporary:
-        if _is_zarr(place):
-            _with_order(tree).to_zarr(temporary, consolidated=False)
-        else:
-            _with_order(tree).to_netcdf(temporary, engine="h5netcdf")
+        try:
+            if _is_zarr(place):
+                _with_order(tree).to_zarr(temporary, consolidated=False)
+            else:
+                _with_order(tree).to_netcdf(temporary, engine="h5netcdf")
+        except TypeError as error:
+            expected, cure = "values and attributes that a file can have", "Leave out what is no number and no text."
+            raise InputTypeError("save_tree", expected, str(error), cure) from error
         _refuse_existing(place)
         temporary.rename(place)
     return place

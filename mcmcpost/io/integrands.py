@@ -1,7 +1,7 @@
 """Values of the integrands at every draw: variables, arrays or functions of one constrained draw."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 _BATCH = 512
 
-_NOT_TRACEABLE = (
+NOT_TRACEABLE = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+"""What JAX raises where a function needs the numbers themselves."""
 
 
 class Integrands(NamedTuple):
@@ -86,6 +87,9 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
         parts = _of_entries(tree, integrands, chains_draws)
     elif callable(integrands):
         parts = _of_entries(tree, {"f": integrands}, chains_draws)
+    elif not isinstance(integrands, Sequence) and not hasattr(integrands, "__array__"):
+        expected, got = "variable names, an array, a function, or a mapping to such", f"a {type(integrands).__name__}"
+        raise InputTypeError("integrands", expected, got, "A method is passed as `method`.")
     else:
         parts = [_of_array(tree, "f", integrands, chains_draws)]
     if not parts:
@@ -292,10 +296,19 @@ def _evaluator(
         try:
             with jax.enable_x64(True):
                 return np.asarray(compiled(rows))
-        except _NOT_TRACEABLE:
+        except NOT_TRACEABLE:
             return _one_by_one(name, function, rows)
+        except KeyError as error:
+            tell_names("integrands", name, error, rows)
+            raise
 
     return evaluate
+
+
+def tell_names(where: str, name: str, error: KeyError, known: Iterable[str]) -> None:
+    """Add to the error of a user's function which names its argument has."""
+    key = str(error.args[0]) if error.args else ""
+    error.add_note(f"{where}: the argument of `{name}` has {', '.join(known)}. {did_you_mean(key, known)}".rstrip())
 
 
 def as_numbers[A: (jax.Array, np.ndarray)](where: str, name: str, value: object, convert: Callable[[Any], A]) -> A:
@@ -305,7 +318,7 @@ def as_numbers[A: (jax.Array, np.ndarray)](where: str, name: str, value: object,
         raise InputTypeError(where, wanted, type(value).__name__, cure)
     try:
         return convert(value)
-    except _NOT_TRACEABLE:
+    except NOT_TRACEABLE:
         raise
     except (TypeError, ValueError, OverflowError) as error:
         raise InputTypeError(where, wanted, repr(value), cure) from error

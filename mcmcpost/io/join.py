@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mcmcpost._core.errors import InputError
+from mcmcpost.io.convention import DRAWS, GROUP
 
 if TYPE_CHECKING:
     import xarray
@@ -77,7 +78,7 @@ def _check_same_groups(one: str, first: "xarray.DataTree", name: str, other: "xa
 
 def _check_distinct(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> None:
     """Refuse a chain that is in two trees: its first draws are the same, and are not constant."""
-    starts = [_starts(tree) for tree in trees]
+    starts = [starts_of(tree) for tree in trees]
     for (i, ours), (j, theirs) in itertools.combinations(enumerate(starts), 2):
         for chain, start in enumerate(ours):
             same = (theirs == start).all(axis=(1, 2)) if start.size else np.zeros(0, bool)
@@ -86,14 +87,14 @@ def _check_distinct(names: Sequence[str], trees: "Sequence[xarray.DataTree]") ->
                 raise InputError(WHERE, "every chain once", got, "Leave one of them out.")
 
 
-def _starts(tree: "xarray.DataTree") -> np.ndarray:
-    """Return the first draws (c, n, p) of the posterior's numbers."""
-    if "posterior" not in tree.children or not {"chain", "draw"} <= set(tree.children["posterior"].dims):
+def starts_of(tree: "xarray.DataTree") -> np.ndarray:
+    """Return the first draws (c, n, p): the unconstrained ones, or else the posterior's floats."""
+    stats = tree.children.get(GROUP)
+    group = tree.children.get("posterior") if stats is None or DRAWS not in stats else stats
+    if group is None or not {"chain", "draw"} <= set(group.dims):
         return np.zeros((0, 0, 0))
-    head = tree.children["posterior"].to_dataset().isel(draw=slice(COMPARED))
-    parts = [
-        variable.transpose("chain", "draw", ...).values.reshape(*variable.transpose("chain", "draw", ...).shape[:2], -1)
-        for variable in head.data_vars.values()
-        if variable.dtype.kind == "f" and {"chain", "draw"} <= set(variable.dims)
-    ]
+    head = group.to_dataset().isel(draw=slice(COMPARED))
+    chosen = (head[DRAWS],) if group is stats else head.data_vars.values()
+    ordered = [one.transpose("chain", "draw", ...) for one in chosen if {"chain", "draw"} <= set(one.dims)]
+    parts = [one.values.reshape(*one.shape[:2], -1) for one in ordered if one.dtype.kind == "f"]
     return np.concatenate(parts, axis=-1) if parts else np.zeros((0, 0, 0))

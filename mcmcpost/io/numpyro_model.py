@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,6 +66,14 @@ class ProbedModel(NamedTuple):
         order = [*self.sites, *(name for name in values if name not in self.sites)]
         return {name: values[name].reshape(*draws.shape[:-1], *values[name].shape[1:]) for name in order}
 
+    def observed_nan(self) -> list[str]:
+        """Return the observed sites of which some value is NaN."""
+        from numpyro import handlers
+
+        sites = handlers.trace(self.model).get_trace(*self.args, **self.kwargs)
+        observed = {name: site for name, site in sites.items() if site["type"] == "sample" and site["is_observed"]}
+        return [name for name, site in observed.items() if np.isnan(np.asarray(site["value"], np.float64)).any()]
+
     def draws_of(self, tree: "xarray.DataTree") -> Float[np.ndarray, "c n d"]:
         """Return the unconstrained draws of a trace: stored ones with the model's labels, else its sites."""
         stored = stored_draws(self.where, tree)
@@ -101,6 +110,17 @@ class ProbedModel(NamedTuple):
 
         draws = map_rows(one, flat)
         return draws.reshape(*first.shape[:2], -1), self.names
+
+
+def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:
+    """Refuse observed values of a shape that their distribution cannot have."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of values outside the support, which sampling tells
+            site["fn"].log_prob(site["value"])
+    except (TypeError, ValueError) as error:
+        got = f"shape {jnp.shape(site['value'])} for a {type(site['fn']).__name__} of shape {site['fn'].shape()}"
+        raise InputError(where, f"observed values that fit the site `{name}`", got, "Match their shapes.") from error
 
 
 def probe_model(
@@ -144,6 +164,7 @@ def probe_model(
         for name, site in trace.items():
             if site["type"] == "sample" and site["is_observed"]:
                 observed.append(name)
+                _check_fits(where, name, site)
             elif site["type"] in ("sample", "deterministic"):
                 kept[name] = jnp.shape(site["value"])
             if site["type"] != "sample" or site["is_observed"] or (only is not None and name not in only):

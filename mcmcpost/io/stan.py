@@ -221,9 +221,13 @@ def _read(path: Path) -> _File:
     settings = dict(re.findall(r"^#\s*(\w+) = (.*?)(?: \(Default\))?\s*$", text, flags=re.MULTILINE))
     if "lp__" not in table:
         raise InputError(_WHERE, f"a column lp__ in {path}", ", ".join(map(str, table.columns[:8])), "Give CmdStan's.")
-    if table.isna().to_numpy().any() or any(values.dtype.kind not in "fi" for _, values in table.items()):
+    cut = not text.endswith("\n")  # the last number may have lost digits
+    if cut or table.isna().to_numpy().any() or any(values.dtype.kind not in "fi" for _, values in table.items()):
         raise InputError(
-            _WHERE, f"complete rows of numbers in {path}", "some that are not", "The run was cut: run it again."
+            _WHERE,
+            f"complete rows of numbers in {path}",
+            "a last line without an end" if cut else "some that are not",
+            "The run was cut: run it again.",
         )
     if not np.array_equal(table.index, np.arange(len(table))):  # pandas takes what is left over for labels
         got = f"one more than the {len(table.columns)} names"

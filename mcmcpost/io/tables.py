@@ -1,5 +1,6 @@
 """Tables of draws: comma-separated values, and columns named by element."""
 
+import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -207,7 +208,8 @@ def _check_header(path: Path, table: "pandas.DataFrame") -> None:
     import pandas
 
     rows = np.arange(len(table))
-    if not any(np.array_equal(table.index, rows + first) for first in (0, 1)):
+    numbered = any(np.array_equal(table.index, rows + first) for first in (0, 1))
+    if not numbered or (len(rows) == 1 and _is_longer(path, len(table.columns))):
         got = f"rows of {len(table.columns) + table.index.nlevels} values under {len(table.columns)} names"
         raise InputError(_WHERE, f"as many values as columns in {path}", got, "Name every column.")
     names = pandas.read_csv(path, comment="#", skipinitialspace=True, header=None, nrows=1, dtype=str).iloc[0]
@@ -217,6 +219,24 @@ def _check_header(path: Path, table: "pandas.DataFrame") -> None:
     if names[1:].isna().any():
         got = f"none for number {int(np.argmax(names[1:].isna())) + 2}"
         raise InputError(_WHERE, f"a name for every column in {path}", got, "Name it, or leave it out.")
+    if all(_is_number(name) for name in names.dropna()) and list(names) != [str(i) for i in range(len(names))]:
+        got = ", ".join(map(str, names[:4]))  # numbers from zero are the names that pandas gives
+        raise InputError(_WHERE, f"names in the first line of {path}", got, "Write the names of the columns above.")
+
+
+def _is_longer(path: Path, width: int) -> bool:
+    """Return whether the only row has more values than the `width` names above it."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = [line for line in file if line.strip() and not line.startswith("#")]
+    return len(next(csv.reader(lines[-1:]))) > width
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _chains(path: Path, table: "pandas.DataFrame", place: dict[str, str]) -> "list[pandas.DataFrame]":

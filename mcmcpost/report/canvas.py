@@ -15,6 +15,9 @@ from mcmcpost._core.errors import InputError, InputTypeError, MissingPackageErro
 
 MOST_TICKS = 8
 
+FEW_TICKS = 6
+"""Where labels have many digits."""
+
 PLAIN_DECADES = 4
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -39,6 +42,15 @@ def whole_ticks(last: int) -> list[int]:
     """Return whole numbers from 0 to `last`, evenly spaced, at most nine."""
     steps = (m * 10**k for k in range(20) for m in (1, 2, 5))
     return list(range(0, last + 1, next(step for step in steps if step * MOST_TICKS >= last)))
+
+
+def even_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+    """Return round numbers between `low` and `high`, evenly spaced, at most six, and the numbers as text."""
+    first = math.floor(math.log10(high - low)) - 1
+    steps = (m * 10.0**k for k in range(first, first + 3) for m in (1, 2, 5))
+    step = next(step for step in steps if (high - low) / step < FEW_TICKS)
+    places = [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return places, [f"{place:g}".replace("-", "−") for place in places]
 
 
 def asinh_scaled(values: np.ndarray, bend: float) -> np.ndarray:

@@ -33,6 +33,7 @@ from mcmcpost.report.canvas import (  # fmt: skip
     asinh_ticks,
     canvas_for,
     decade_ticks,
+    even_ticks,
     rows_height,
     whole_ticks,
 )
@@ -80,7 +81,8 @@ def plot_controlled_forest(estimate: Estimate, ax: Any = None, *, backend: str |
         reach += ends[np.isfinite(ends)].tolist()
     canvas.rows(estimate.names)
     room = 0.05 * (max(reach) - min(reach)) or 1.0
-    canvas.x_axis("difference from controlled mean (sd), ± 2 mcse", limits=(min(reach) - room, max(reach) + room))
+    limits = (min(reach) - room, max(reach) + room)
+    canvas.x_axis("difference from controlled mean (sd), ± 2 mcse", ticks=even_ticks(*limits), limits=limits)
     canvas.legend()
     return canvas.target
 

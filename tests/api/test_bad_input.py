@@ -376,8 +376,12 @@ ROWS = [
         "integrands",
     ),
     ((np.zeros((4, 50, 0)), np.zeros(0), np.ones((50, 4)), np.ones((4, 40)), np.ones(200)), plain, "integrands"),
-    (([[1.0], [1.0, 2.0]], np.full((4, 50), "a"), np.full((4, 50), object()), 1j * np.ones((4, 50))), plain, "`f`"),
-    ((np.ma.masked_equal(np.eye(4, 50), 1), pd.DataFrame(np.eye(50, 4)), object()), plain, "`f`"),
+    (
+        ([[1.0], [1.0, 2.0]], np.full((4, 50), "a"), np.full((4, 50), object()), 1j * np.ones((4, 50))),
+        plain,
+        "`f`|a mapping to such",
+    ),
+    ((np.ma.masked_equal(np.eye(4, 50), 1), pd.DataFrame(np.eye(50, 4)), object()), plain, "`f`|a mapping to such"),
     (
         ("chain", "draw"),
         lambda g, v: plain(g, labelled(g.draws[..., 0], **{v: range(4 if v == "chain" else 50)[::-1]})),
@@ -458,6 +462,11 @@ ROWS = [
         (lambda m: None, lambda m: "a", lambda m: {}, lambda m: jnp.ones(2), lambda m: 1j * m["a"], lambda m: [m["a"]]),
         lambda g, v: mp.delta_method(g.tree, {"q": v}, method="plain"),
         "q` to return",
+    ),
+    (
+        (lambda m: np.exp(m["a"]), lambda m: float(m["a"]), lambda m: m["a"] if m["a"] > 0 else 1.0),
+        lambda g, v: mp.delta_method(g.tree, {"q": v}, method="plain"),
+        "q` in operations of jax.numpy",
     ),
     (NOT_TREES, lambda g, v: mp.elpd(v), "DataTree"),
     ((3, b"y", ["y"]), lambda g, v: mp.elpd(g.tree, v), "var_name"),
@@ -553,7 +562,7 @@ ROWS = [
     ((*COUNT, 1, None, 10**10), lambda g, v: mp.geometric_ladder(v), "size"),
     ((*COUNT, 1, None, 10**10), lambda g, v: mp.adaptive_ladder(g.ladder, v), "size"),
     ((*COUNT, 1, 10**10), lambda g, v: mp.barrier_ladder(g.ladder, v), "size"),
-    (RATE, lambda g, v: mp.power_ladder(5, v), "power"),
+    ((*RATE, 1e5), lambda g, v: mp.power_ladder(5, v), "power"),
     ((*RATE, 1.0), lambda g, v: mp.geometric_ladder(5, v), "smallest"),
     (([], None, 3, "ab"), lambda g, v: mp.compare_evidence(v), "evidences"),
     (

@@ -4,8 +4,10 @@ import warnings
 
 import numpy as np
 import pytest
+import xarray
 
 import mcmcpost as mp
+from mcmcpost.io import check_convergence
 
 
 @pytest.fixture
@@ -39,6 +41,22 @@ def test_divergences_are_told_once(diverging, name):
     assert str(warning.message).startswith("3 of 800 transitions were divergent")
     assert "target_accept_prob" in str(warning.message)
     assert warning.filename == __file__
+
+
+@pytest.mark.parametrize("kept", [["posterior", "sample_stats"], ["posterior"]])
+def test_a_chain_that_is_there_twice_is_told(tree, kept):
+    twice = xarray.DataTree.from_dict({name: tree[name].to_dataset().isel(chain=[0, 1, 2, 1]) for name in kept})
+    assert check_convergence(twice, []).repeated == (1, 3)
+    assert check_convergence(tree, []).repeated is None
+    if "sample_stats" in kept:
+        with pytest.warns(mp.ConvergenceWarning, match="Chains 1 and 3 have the same draws: errors are too small"):
+            mp.expectation(twice, method="zv1")
+
+
+def test_chains_that_do_not_move_are_not_one_chain(tree):
+    still = tree.copy()
+    still["sample_stats"] = tree["sample_stats"].to_dataset().map(lambda one: one * 0.0)
+    assert check_convergence(still, []).repeated is None
 
 
 def test_disagreement_and_divergences_are_one_warning(diverging):

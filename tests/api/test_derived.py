@@ -154,6 +154,23 @@ def test_what_is_not_finite_matters_only_where_it_is_used(tree):
     assert [str(status) for status in root.status] == ["undefined"]
 
 
+def test_a_step_beside_the_expectation_is_undefined(tree):
+    steps = {
+        "near": lambda mean: jnp.floor(mean["a"] - 1.0),  # E[a] = 1
+        "far": lambda mean: jnp.floor(mean["a"] - 1.5),
+        "flat": lambda mean: 0.0 * mean["a"] + 3.0,
+    }
+    found = mp.delta_method(tree, steps, method="plain")
+    assert [str(status) for status in found.status] == ["undefined", "constant", "constant"]
+    assert found.mean[1:].tolist() == [-1.0, 3.0]
+
+
+def test_a_name_that_is_not_there_is_told(tree):
+    with pytest.raises(KeyError) as raised:
+        mp.delta_method(tree, {"ratio": lambda mean: mean["a"] / mean["d"]}, method="plain")
+    assert "delta_method: the argument of `ratio` has a, b, c." in raised.value.__notes__
+
+
 def test_a_constant_has_no_spread_and_no_correlation(tree):
     asked = {"a": tree.posterior["a"].values, "one": np.ones((4, 250))}
     found = mp.standard_deviation(tree, asked, "zv1")

@@ -106,6 +106,21 @@ def test_a_log_likelihood_that_is_not_there_is_refused(tree, kept, name, words):
         mp.elpd(tree if kept else tree.drop_nodes("log_likelihood"), name)
 
 
+def test_an_observation_that_is_impossible_is_undefined(tree):
+    with_it = tree.copy()
+    with_it["log_likelihood"] = tree["log_likelihood"].to_dataset() * np.inf
+    assert {str(status) for status in mp.elpd(with_it, method="plain").status} == {"undefined"}
+
+
+def test_one_draw_that_decides_is_told(tree):
+    """Beside it the others are zero, and no tail has a Pareto k̂."""
+    sharp = tree.copy()
+    sharp["log_likelihood"] = tree["log_likelihood"].to_dataset() * 1e6
+    found = mp.elpd(sharp, method="plain")
+    left_out = {str(status) for name, status in zip(found.names, found.status, strict=True) if "loo" in name}
+    assert left_out == {"heavy_tail"}
+
+
 def test_one_of_several_must_be_named(tree):
     both = tree.copy()
     both["log_likelihood"]["z"] = both["log_likelihood"]["y"]

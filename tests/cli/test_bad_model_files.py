@@ -58,6 +58,7 @@ BAD = [
     ("deterministic site called draw", '"twice"', '"draw"', "names other than chain, draw"),
     ("site called as an axis", '"twice"', '"x_dim_0"', "names other than chain, draw, x_dim_0"),
     ("site twice", '"twice"', '"x"', "unique names"),
+    ("data of another shape", "x.sum(), 1.0), obs=0.5", "x, 1.0), obs=jnp.zeros(4)", "the site `y`, got shape (4,)"),
     ("init too short", "jnp.zeros(3)", "jnp.zeros(2)", "`init()['x']` of shape (3,)"),
     ("init of one element", "jnp.zeros(3)", "jnp.zeros(1)", "`init()['x']` of shape (3,)"),
     ("init of a scalar", "jnp.zeros(3)", "0.0", "`init()['x']` of shape (3,)"),
@@ -104,6 +105,23 @@ def test_one_line_before_the_sampling(run, write, old, new, words):
     done = run("sample", write(old, new), "-o", "trace.nc")
     assert refused(done, words)
     assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.slow
+def test_a_solve_that_fails_in_the_warm_up_is_one_line(run, write):
+    stiff = FAILS.replace("return -y", "return -jnp.exp(3.0 * x[0]) * y").replace("max_steps=4", "max_steps=30")
+    done = run("sample", write("    numpyro.deterministic", stiff + "    numpyro.deterministic"), "-o", "trace.nc")
+    assert done.code == 2
+    assert "model.py: expected `model` to run at every point, got EquinoxRuntimeError: The max" in done.err
+    assert "throw=False" in done.err
+
+
+@pytest.mark.usefixtures("not_sampled")
+@pytest.mark.filterwarnings("ignore:.*Out-of-support values")
+def test_missing_data_are_told(run, write):
+    done = run("sample", write("obs=0.5", "obs=jnp.array([0.5, jnp.nan])"), "-o", "trace.nc")
+    assert done.code == 2
+    assert "expected observed values that are numbers, got NaN in y" in done.err
 
 
 @pytest.mark.usefixtures("not_sampled")

@@ -56,6 +56,33 @@ def test_a_signal_ends_it_and_removes_what_is_half_written(tmp_path, number):
     assert not list(tmp_path.iterdir())
 
 
+CHATTERING = """
+import os, signal, threading
+from mcmcpost.cli.interrupt import ended_by_signals
+
+def chatter():
+    while True:
+        os.write(2, b".")
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+with ended_by_signals():
+    for _ in range(4):
+        threading.Thread(target=chatter, daemon=True).start()
+    print("ready", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_nothing_is_written_after_the_last_line(tmp_path):
+    with (tmp_path / "err").open("wb") as err:
+        command = [sys.executable, "-c", CHATTERING]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err) as process:
+            assert process.stdout.readline() == b"ready\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait() == 130
+    assert (tmp_path / "err").read_bytes().endswith(b"mcmcpost: interrupted\n")
+
+
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     with start(tmp_path, "ignored") as process:
         assert process.stdout.readline() == "ready\n"

@@ -25,6 +25,10 @@ TABLES = [
     ("longer row", "a,b\n1,2\n1,2,3,4\n", "a table with a header"),
     ("every row longer", "a,b\n1,2,3\n4,5,6\n", "as many values as columns"),
     ("every row longer by a comma", "a,b\n1,2,\n4,5,\n", "as many values as columns"),
+    ("one row, longer", "a,b\n1,2,3\n", "as many values as columns"),
+    ("one row, longer by a comma", "a,b\n1,2,\n", "as many values as columns"),
+    ("no header", "1,2\n3,4\n5,6\n", "names in the first line"),
+    ("no header, numbers with points", "0.5,-0.5\n0.1,-0.1\n", "names in the first line"),
     ("words", "a,b\nx,y\n", "other values in a, b"),
     ("one word", "a\n1\nNaN?\n", "other values in a"),
     ("decimal commas", 'a\n"1,5"\n"2,5"\n', "other values in a"),
@@ -66,6 +70,12 @@ def test_tables(tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(mp.InputError, match=words):
         mp.load_tree(path)
+
+
+def test_the_names_that_pandas_gives_are_names(tmp_path):
+    path = tmp_path / "draws.csv"
+    path.write_text("0,1\n1,2\n3,4\n")
+    assert sorted(mp.load_tree(path)["posterior"].data_vars) == ["0", "1"]
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n3\n", "a,b\n1,2\n3,\n", "a,b\n1,2\n3,nan\n"])

@@ -8,6 +8,7 @@ import pytest
 import xarray
 from scipy import stats
 
+import mcmcpost as mp
 from mcmcpost.io import integrand_values
 
 
@@ -91,8 +92,9 @@ def test_a_single_function_is_named_f(tree):
 
 
 def test_a_fault_of_the_function_is_not_hidden(tree):
-    with pytest.raises(KeyError, match="nu"):
+    with pytest.raises(KeyError, match="nu") as raised:
         integrand_values(tree, {"f": lambda d: d["nu"]})
+    assert "integrands: the argument of `f` has mu, theta, corr, count, flag." in raised.value.__notes__
 
 
 def test_nan_stays_nan(tree):
@@ -116,6 +118,8 @@ def test_nan_stays_nan(tree):
         ({"f": lambda _: np.zeros(0)}, ValueError, r"`f` to return a number, got shape \(0,\)"),
         ({"f": lambda d: {"a": d["mu"]}}, TypeError, "`f` to return numbers, got dict"),
         ({"f": lambda _: None}, TypeError, "`f` to return numbers, got NoneType"),
+        (mp.ZeroVariance(), TypeError, "a function, or a mapping to such, got a ZeroVariance. A method is passed as"),
+        (3, TypeError, "a function, or a mapping to such, got a int"),
     ],
 )
 def test_bad_input(tree, integrands, error, words):

@@ -170,7 +170,8 @@ def test_saved_warmup_is_left_out(tmp_path):
         (lambda text: text[: int(len(text) * 0.7)], "The run was cut"),
         (lambda text: text.replace("k,m,", "m,k,").replace("g_k,g_m", "g_m,g_k"), "one order.* got k and m"),
         (lambda text: text.replace("k,m,", "a,m,").replace("g_k", "g_a"), "the parameters k, m"),
-        (lambda text: "\n".join(text.splitlines()[:-20]), "chains of one length"),
+        (lambda text: "\n".join(text.splitlines()[:-20]) + "\n", "chains of one length"),
+        (lambda text: text[: text.rindex("\n", 0, -2000) - 3], "a last line without an end"),
         (lambda _: "", "a CSV of CmdStan"),
     ],
 )

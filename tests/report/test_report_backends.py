@@ -14,7 +14,7 @@ from mcmcpost.evidence import Barrier, BridgeOverlap, Evidence, PathDiagnostics
 from mcmcpost.evidence.pooled import PooledPath
 from mcmcpost.evidence.rungs import RungMeans
 from mcmcpost.report import canvas
-from mcmcpost.report.canvas import asinh_scaled, asinh_ticks, decade_ticks, whole_ticks
+from mcmcpost.report.canvas import asinh_scaled, asinh_ticks, decade_ticks, even_ticks, whole_ticks
 from mcmcpost.report.html import evidence_drawings
 from mcmcpost.scores import ScoreCheck
 
@@ -554,6 +554,15 @@ def test_ticks_of_an_asinh_axis_say_where_they_are():
     assert texts[0] == "0"
     assert len(texts) >= 4
     np.testing.assert_allclose(asinh_scaled(np.array(texts, dtype=float), 4.5), places)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.13, 0.09), (-1.0, 1.0), (3.0, 3.001), (-1e-7, 4e-7), (-2e6, 9e6)])
+def test_even_ticks_are_few_round_and_inside(low, high):
+    places, texts = even_ticks(low, high)
+    assert 2 <= len(places) <= 6
+    assert low <= min(places) < max(places) <= high
+    np.testing.assert_allclose(np.diff(places), places[1] - places[0], rtol=1e-6)
+    assert [float(text.replace("−", "-")) for text in texts] == pytest.approx(places, abs=1e-3 * (high - low))
 
 
 @pytest.mark.parametrize("last", [0, 1, 5, 8, 9, 40, 41, 1000])
