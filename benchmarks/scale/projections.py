@@ -11,9 +11,9 @@ Nothing of that size is run. Measured are the CPU seconds of
 
 Computed are the seconds of one of the workers (``worker s``) and of the client, or of what every process does
 (``client s``), the gigabytes that one worker and the client send and receive over the run, and their memory, scratch
-files counted. Assumed: workers are cores of this speed, and a GPU is ``--gpu`` times as fast as one of them at the batch
-of a ladder. Its 16 chains are too few to fill a GPU, which waits for its next program most of the time: by default it is
-taken to be no faster. The network and the reading of the store are not in the seconds.
+files counted. Assumed: workers are cores of this speed, and a GPU is ``--gpu`` times as fast as one of them at the
+batch of a ladder. Its 16 chains are too few to fill a GPU, which waits for its next program most of the time: by
+default it is taken to be no faster. The network and the reading of the store are not in the seconds.
 """
 
 import argparse

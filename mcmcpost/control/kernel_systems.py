@@ -172,7 +172,8 @@ class FoldRules(NamedTuple):
     def kernel_part(self, fold: int, rows: PyTree) -> Float[np.ndarray, "b p"]:
         """Return the part of the kernel at some rows, of the fit without a fold."""
         dual = self.dual[fold]
-        return np.asarray(_cross_product(self.tile, rows, self.rows, pad_columns(dual)))[:, : dual.shape[1]]
+        found = _cross_product(self.tile, rows, self.rows, jnp.asarray(pad_columns(dual)))
+        return np.asarray(found)[:, : dual.shape[1]]
 
 
 def fit_without_folds(tile: Tile, nugget: float, data: KernelData) -> FoldRules:
@@ -337,23 +338,32 @@ def crossfit_iterative(
     The error is then that without each fold, at the rate of a mean, which is 1.5 to 3 times too large for smooth
     integrands.
     """
-    held_out = jax.tree.map(jnp.asarray, data.folds.held_out())
-    return _crossfit_iterative(tile, nugget, solver, data._replace(folds=held_out), num_constants)
+    held_out, real = (jnp.asarray(array) for array in data.folds.held_out())
+    arrays = data.rows, data.basis, data.values, data.counts, held_out, real
+    return _crossfit_iterative(tile, nugget, solver, *arrays, num_constants)
 
 
 @eqx.filter_jit
 def _crossfit_iterative(
-    tile: Tile, nugget: Float[Array, ""], solver: ConjugateGradients, data: KernelData, num_constants: int
+    tile: Tile,
+    nugget: Float[Array, ""],
+    solver: ConjugateGradients,
+    rows: PyTree,
+    basis: Float[Array, "m q"],
+    values: Float[Array, "m p"],
+    counts: Float[Array, " m"],
+    held_out: Int[Array, "k b"],
+    held_out_mask: Bool[Array, "k b"],
+    num_constants: int,
 ) -> KernelFit:
-    """Fit as `crossfit_iterative`; the folds of the data are those of `Folds.held_out`."""
-    basis, values, c = data.basis, data.values, num_constants
-    held_out, held_out_mask = data.folds
+    """Fit as `crossfit_iterative`, with the folds as arrays."""
+    c = num_constants
     (m, size), folds = basis.shape, held_out.shape[0]
     outside = jnp.ones((folds, m), basis.dtype)
     inside = held_out_mask.astype(basis.dtype)
     outside = outside.at[jnp.arange(folds)[:, None], held_out].multiply(1.0 - inside)
     masks = jnp.concatenate([jnp.ones((1, m), basis.dtype), outside]).T
-    system = _masked_system(tile, nugget, data.rows, data.counts, masks, solver.rank)
+    system = _masked_system(tile, nugget, rows, counts, masks, solver.rank)
     solved, steps, converged = system.solve(jnp.concatenate([basis, values], axis=1), solver, basis, c)
 
     def least_squares(block: Float[Array, "m r"]) -> tuple[Array, Array, Array]:
@@ -363,7 +373,7 @@ def _crossfit_iterative(
         return gamma, duals - images @ gamma, inverse
 
     gammas, duals, inverses = jax.vmap(least_squares)(solved)
-    freedom = jnp.sum(masks[:, 0] * (data.counts > 0)) - size
+    freedom = jnp.sum(masks[:, 0] * (counts > 0)) - size
     fitted = system.operator.matmul(jnp.moveaxis(duals[1:], 0, 1).reshape(m, -1)) / system.scale
     fitted = jnp.moveaxis(fitted.reshape(m, folds, -1), 1, 0)
 

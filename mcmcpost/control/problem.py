@@ -91,9 +91,12 @@ class Problem(NamedTuple):
     def seen(self) -> "Problem":
         """Return the problem of those states that the fits see, in memory."""
         rows = self.folds.everyone
-        fewer = ("draws", "scores", "values", "counts", "chains")
         return self._replace(
-            **{name: pad_rows(getattr(self, name)[rows]) for name in fewer},
+            draws=pad_rows(self.draws[rows]),
+            scores=pad_rows(self.scores[rows]),
+            values=pad_rows(self.values[rows]),
+            counts=pad_rows(self.counts[rows]),
+            chains=pad_rows(self.chains[rows]),
             folds=Folds(self.folds.labels[rows], np.ones(len(rows), bool), self.folds.num_folds),
             inverse=np.arange(len(rows)),
             num_states=len(rows),
