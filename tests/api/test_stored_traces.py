@@ -111,7 +111,8 @@ def test_auto_chooses_as_it_does_in_memory(rng, monkeypatch):
     found, own = (mp.expectation(each, method=mp.Auto(max_degree=2)) for each in (tree, in_chunks(tree, draw=70)))
     assert own.method == found.method
     assert any("SemiExact" in method for method in own.method)
-    np.testing.assert_allclose(own.mcse, found.mcse, rtol=1e-6)
+    assert (np.abs(own.mean - found.mean) < 0.01 * found.mcse).all()
+    np.testing.assert_allclose(own.mcse, found.mcse, rtol=1e-3)  # tuned nuggets are small: rounding grows
 
 
 @pytest.mark.usefixtures("small", "nothing_whole")
