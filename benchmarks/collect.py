@@ -168,6 +168,7 @@ PAGES = {
             "first_reduce",
             "lazy_traces",
             "lazy_traces_8",
+            "lazy_traces_40",
             "large_trace",
             "large_trace_auto",
             "large_trace_half_gb",
@@ -175,9 +176,10 @@ PAGES = {
         ),
     ),
     "scale": Page(
-        "Several processes",
-        "Do several processes of `jax.distributed` give the numbers of one, and what do they save?",
-        ("scale_processes",),
+        "Several processes, and large problems",
+        "Do several processes of `jax.distributed` give the numbers of one, what do they save, and what would larger "
+        "problems cost than any that is run here?",
+        ("scale_processes", "projections"),
     ),
 }
 ABOUT = """Every measured table has a page: what was asked, the table, what it means, and the command that makes it.

@@ -39,6 +39,7 @@ from .api.evidence import (
 from .api.expectation import (
     expectation as expectation,
     joint_expectation as joint_expectation,
+    pool_estimates as pool_estimates,
     quantile as quantile,
     summary as summary,
 )

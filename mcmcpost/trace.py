@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.arguments import as_float64, as_labels, as_real, check_size
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.large_arrays import rows_of
+from mcmcpost._core.large_arrays import rows_of, zeros
 from mcmcpost._core.stored import StoredArray, StoredRows, sampling_step
 from mcmcpost._core.weights import Weights
 
@@ -47,13 +47,14 @@ class States(NamedTuple):
     """The distinct draws of a trace. A rejected proposal repeats a state, which is fitted once.
 
     draws, scores : (m, d) distinct states in order of first visit.
-    counts : (m,) how many draws each stands for.
+    counts : (m,) how many draws each stands for. first : (m,) the first of them, chains concatenated.
     inverse : (c·n,) which state each draw is, chains concatenated.
     """
 
     draws: Float[Rows, "m d"]
     scores: Float[Rows, "m d"]
     counts: Int[np.ndarray, " m"]
+    first: Int[np.ndarray, " m"]
     inverse: Int[np.ndarray, " n"]
 
 
@@ -84,7 +85,8 @@ def make_stored_trace(draws: Any, scores: Any, names: Iterable[str] | None = Non
         bad = f"columns {np.flatnonzero(~finite_columns(draws_)).tolist()} with NaN or infinity"
         raise InputError("Trace", "finite draws", bad, "Remove them.")
     check_size("Trace", "draws", np.stack([draws_.low, draws_.high])[None])
-    return StoredTrace(draws_, StoredArray.of(scores, draws_.chunks), as_labels("Trace", names, draws.shape[-1]))
+    scores_ = StoredArray.of(scores, draws_.chunks, labelled=False)
+    return StoredTrace(draws_, scores_, as_labels("Trace", names, draws.shape[-1]))
 
 
 def _check_not_empty(shape: tuple[int, ...]) -> None:
@@ -167,9 +169,9 @@ def distinct_states(trace: Trace | StoredTrace) -> States:
     first coordinate is repeated; of stored draws, numbers of 64 bits that were computed from them.
     """
     if isinstance(trace, StoredTrace):
-        _, first, inverse = np.unique(trace.draws.labels, return_index=True, return_inverse=True)
-        keep, inverse, counts = np.unique(first[inverse.reshape(-1)], return_inverse=True, return_counts=True)
-        return States(trace.draws.rows(keep), trace.scores.rows(keep), counts, inverse)
+        assert trace.draws.labels is not None
+        first, inverse, counts = _distinct(trace.draws.labels.reshape(-1))
+        return States(trace.draws.rows(first), trace.scores.rows(first), counts, first, inverse)
     flat = trace.draws.reshape(-1, trace.draws.shape[-1])
     first_visit = np.arange(len(flat))
     _, label, copies = np.unique(flat[:, 0], return_inverse=True, return_counts=True)
@@ -177,8 +179,34 @@ def distinct_states(trace: Trace | StoredTrace) -> States:
     if len(tied):
         _, first, inverse = np.unique(flat[tied], axis=0, return_index=True, return_inverse=True)
         first_visit[tied] = tied[first[inverse.reshape(-1)]]
-    keep, inverse, counts = np.unique(first_visit, return_inverse=True, return_counts=True)
+    first, inverse, counts = np.unique(first_visit, return_inverse=True, return_counts=True)
     scores = trace.scores.reshape(flat.shape)
-    if len(keep) == len(flat):
-        return States(flat, scores, counts, inverse)
-    return States(rows_of(flat, keep), rows_of(scores, keep), counts, inverse)
+    if len(first) == len(flat):
+        return States(flat, scores, counts, first, inverse)
+    return States(rows_of(flat, first), rows_of(scores, first), counts, first, inverse)
+
+
+def _distinct(
+    labels: Int[np.ndarray, " n"],
+) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
+    """Return the first places of distinct labels, in order, which of them each label is, and how often each is there.
+
+    A sampler repeats a state at once where it rejects a proposal. Only where one is visited again later are the labels
+    sorted with their places, which takes memory.
+    """
+    new = np.ones(len(labels), bool)
+    np.not_equal(labels[1:], labels[:-1], out=new[1:])
+    ordered = zeros((int(new.sum()),), np.int64)
+    np.compress(new, labels, out=ordered)
+    ordered.sort()
+    first, inverse = zeros(ordered.shape, np.int64), zeros(labels.shape, np.int64)
+    if (ordered[1:] != ordered[:-1]).all():
+        first[...] = np.flatnonzero(new)
+        np.cumsum(new, out=inverse)
+        inverse -= 1
+        counts = zeros(ordered.shape, np.int64)
+        counts[...] = np.diff(first, append=len(labels))
+        return first, inverse, counts
+    _, at, which = np.unique(labels, return_index=True, return_inverse=True)
+    first, inverse, counts = np.unique(at[which.reshape(-1)], return_inverse=True, return_counts=True)
+    return first, inverse, counts

@@ -1,7 +1,7 @@
 """Memory and time of reductions of traces that stay in chunks: Zarr folders, generated draws, a cluster of two workers.
 
     python -m benchmarks.scale.lazy_traces --gigabytes 0.5 2 8 --methods zv1
-    python -m benchmarks.scale.lazy_traces --gigabytes 40 --kind generated --dimension 200 --methods zv1
+    python -m benchmarks.scale.lazy_traces --gigabytes 40 --kind generated --methods zv1
 
 Independent normals with standard deviations from 1 to 3 and their scores, 4 chains; ``gigabytes`` counts draws and
 scores. ``zarr`` is a folder on the disk, with chunks of about 8 MB; ``generated`` draws are computed by dask whenever a
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -80,14 +81,50 @@ def generated(gigabytes: float, dimension: int) -> xarray.DataTree:
     """Return the trace, of which dask computes each chunk from the chunk's own seed."""
     draws = int(gigabytes * 1e9 / (16 * CHAINS * dimension))
     step = max(1, BLOCK // dimension)
-    shape, chunks = (CHAINS, draws, dimension), (1, step, dimension)
-    z = da.random.default_rng(0).normal(size=shape, chunks=chunks)
+    blocks = tuple(min(step, draws - start) for start in range(0, draws, step))
+    chunks = ((1,) * CHAINS, blocks)
     scale = np.linspace(1.0, 3.0, dimension)
-    x = z * scale
-    values = [da.exp(z[..., 0] / 2), z[..., 1] ** 3, da.cos(z[..., 2]), da.tanh(z[..., 3]), da.sin(z[..., 4])]
-    variables = {f"f{i}": (DIMS[:2], value) for i, value in enumerate(values)}
-    stats = xarray.Dataset({"unconstrained_draw": (DIMS, x), "gradient": (DIMS, -z / scale)})
+
+    def array(factor: np.ndarray) -> da.Array:
+        return da.map_blocks(block_of_all, factor, chunks=(*chunks, (dimension,)), dtype=float)
+
+    variables = {
+        f"f{j}": (DIMS[:2], da.map_blocks(block_of_one, j, chunks=chunks, dtype=float)) for j in range(len(INTEGRANDS))
+    }
+    stats = xarray.Dataset({"unconstrained_draw": (DIMS, array(scale)), "gradient": (DIMS, array(-1.0 / scale))})
     return xarray.DataTree.from_dict({"posterior": xarray.Dataset(variables), "sample_stats": stats})
+
+
+INTEGRANDS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
+    lambda z: np.exp(z / 2),
+    lambda z: z**3,
+    np.cos,
+    np.tanh,
+    np.sin,
+)
+"""Functions of one coordinate each, the first, the second and so on, in units of its standard deviation."""
+
+
+def normals(place: tuple[int, ...], stream: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return standard normals of a chunk: those of an integrand's coordinate have a stream of their own."""
+    return np.random.Generator(np.random.SFC64([*place[:2], stream])).standard_normal(shape)
+
+
+def block_of_all(factor: np.ndarray, block_info: Any = None) -> np.ndarray:
+    """Return a chunk (1, n, d) of standard normals times a factor."""
+    place, shape = block_info[None]["chunk-location"], block_info[None]["chunk-shape"]
+    own = len(INTEGRANDS)
+    block = np.empty(shape)
+    for j in range(own):
+        block[..., j] = normals(place, j, shape[:2])
+    block[..., own:] = normals(place, own, (*shape[:2], shape[2] - own))
+    block *= factor
+    return block
+
+
+def block_of_one(j: int, block_info: Any = None) -> np.ndarray:
+    """Return a chunk (1, n) of an integrand."""
+    return INTEGRANDS[j](normals(block_info[None]["chunk-location"], j, block_info[None]["chunk-shape"]))
 
 
 def reduced(place: str, method: str, scheduler: str, gigabytes: float, dimension: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from numpyro.infer import MCMC
 
 import mcmcpost as mp
 from benchmarks._table import emit
@@ -142,12 +143,28 @@ def weights() -> Any:
     return mp.stein_weights(mp.from_arrays(draws, -draws), method=mp.ControlFunctional(budget=20)).values
 
 
+def expectation() -> Any:
+    draws = np.random.default_rng(3).normal(size=(4, 2_000, 5))
+    values = np.stack([np.cos(draws[..., 0]), np.exp(draws[..., 1] / 2)], axis=-1)
+    estimate = mp.expectation(mp.from_arrays(draws, -draws), values, mp.ControlFunctional(budget=20))
+    return np.concatenate([estimate.mean, estimate.mcse])
+
+
+def surrogate() -> Any:
+    kernel = mp.SurrogateHMC(potential_fn=lambda x: -log_density(x))
+    mcmc = MCMC(kernel, num_warmup=300, num_samples=200, num_chains=4, chain_method="vectorized", progress_bar=False)
+    mcmc.run(jax.random.key(4), init_params=jnp.zeros((4, 20)))
+    return mcmc.get_samples(group_by_chain=True)
+
+
 TASKS: dict[str, Callable[[], Any]] = {
     "scores": scores,
     "ladder": lambda: ladder(None),
     "ladder, exchange": lambda: ladder(5),
     "IterativeGP": gaussian_process,
     "stein_weights": weights,
+    "expectation": expectation,
+    "SurrogateHMC": surrogate,
 }
 
 

@@ -66,6 +66,22 @@ def copy_of(array: np.ndarray) -> np.ndarray:
     return new
 
 
+def columns_of(array: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Return ``array[..., index]``, see `zeros`, without a copy where the columns follow each other."""
+    if len(index) and (np.diff(index) == 1).all():
+        return array[..., index[0] : index[-1] + 1]
+    new = zeros((*array.shape[:-1], len(index)), array.dtype)
+    return np.take(array, index, axis=-1, out=new, mode="clip")
+
+
+def column_variance(columns: Float[np.ndarray, "n p"], ddof: int = 0) -> Float[np.ndarray, " p"]:
+    """Return the variance of each column, by blocks of rows."""
+    mean, squares = columns.mean(axis=0), np.zeros(columns.shape[1])
+    for rows in in_blocks(*columns.shape):
+        squares += ((columns[rows] - mean) ** 2).sum(axis=0)
+    return squares / (len(columns) - ddof)
+
+
 def rows_of(array: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Return ``array[index]``, see `zeros`."""
     new = zeros((len(index), *array.shape[1:]), array.dtype)

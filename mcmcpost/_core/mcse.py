@@ -14,6 +14,33 @@ MANY_CHAINS = 32
 """Chains from which the error between them is known to an eighth, and is used too."""
 
 
+LONG = 1 << 22
+"""Draws above which errors are those of means over neighbouring draws, and R-hat and k̂ are those of some draws."""
+
+LEAST_LENGTH = 1_000
+"""Draws, or means of draws, that are left of each chain at least."""
+
+
+def spacing(chains: int, draws: int) -> int:
+    """Return the number of neighbouring draws of which one, or the mean, stands for all: one up to `LONG` draws."""
+    return max(1, min(-(-chains * draws // LONG), draws // LEAST_LENGTH))
+
+
+def thinned(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, "c s p"]:
+    """Return every so many draws of each chain, see `spacing`, without a copy."""
+    return series[:, :: spacing(*series.shape[:2])]
+
+
+def _means(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, "c s p"]:
+    """Return the means over neighbouring draws, see `spacing`; the draws after the last whole block are left out."""
+    chains, draws, width = series.shape
+    size = spacing(chains, draws)
+    if size == 1:
+        return series
+    means = [chain[: draws // size * size].reshape(-1, size, width).mean(axis=1) for chain in series]
+    return np.stack(means)
+
+
 def mcse_mean(series: Float[np.ndarray, "c n *p"], weights: Weights | None = None) -> Float[np.ndarray, "*p"]:
     """Return the Monte Carlo standard error of the mean of each series.
 
@@ -23,6 +50,9 @@ def mcse_mean(series: Float[np.ndarray, "c n *p"], weights: Weights | None = Non
 
     An ESS knows correlations up to the length of a chain only. From 32 chains on, which are independent, the error is
     at least that between their means, and for fewer than four draws a chain it is that one.
+
+    Of more than four million draws it is that of the means over blocks of neighbouring draws, at least a thousand of
+    each chain, whose mean is the same (batch means).
 
     The error of a weighted mean is that of the mean of `Weights.influence`, and at least that of independent draws,
     which is the whole of it for a nested-sampling run.
@@ -52,7 +82,9 @@ def mcse_mean(series: Float[np.ndarray, "c n *p"], weights: Weights | None = Non
 def _mcse_mean(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     from arviz_stats.base import array_stats
 
-    finite = np.isfinite(series).all(axis=(0, 1))
+    with np.errstate(invalid="ignore"):
+        finite = np.isfinite(series.min(axis=(0, 1))) & np.isfinite(series.max(axis=(0, 1)))
+        series = _means(series)
     safe = np.where(finite, series, 0.0)
     centred = safe - safe.mean(axis=(0, 1))
     scale = centred.std(axis=(0, 1), ddof=1) if series.shape[0] * series.shape[1] > 1 else np.zeros(series.shape[2:])
@@ -64,10 +96,13 @@ def _mcse_mean(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
 
 
 def rank_rhat(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
-    """Return the rank-normalised split R-hat of each series (Vehtari et al. 2021), NaN for a chain or a constant."""
+    """Return the rank-normalised split R-hat of each series (Vehtari et al. 2021), NaN for a chain or a constant.
+
+    Of more than four million draws it is that of every so many of each chain.
+    """
     from arviz_stats.base import array_stats
 
-    return np.where(beyond_rounding(series), array_stats.rhat(series, chain_axis=0, draw_axis=1), np.nan)
+    return np.where(beyond_rounding(series), array_stats.rhat(thinned(series), chain_axis=0, draw_axis=1), np.nan)
 
 
 def tail_draws(size: int) -> int:

@@ -62,13 +62,16 @@ class Box(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What is known of a chunk: the range and sum of its columns, every so many of its rows, a number for each row."""
+    """What is known of a chunk: the range and sum of its columns, every so many of its rows, a number for each row.
+
+    labels : None where nobody asked for them.
+    """
 
     low: Float[np.ndarray, " d"]
     high: Float[np.ndarray, " d"]
     total: Float[np.ndarray, " d"]
     sample: Float[np.ndarray, "c s d"]
-    labels: Int[np.ndarray, "c n"]
+    labels: Int[np.ndarray, "c n"] | None
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class StoredArray:
 
     source : the dask array, every chunk with all d columns.
     low, high, mean : (d,) of each column, not finite where it is not.
-    sample : (c, s, d) every `sampling_step`-th draw. labels : (c, n) numbers that tell rows apart.
+    sample : (c, s, d) every `sampling_step`-th draw. labels : (c, n) numbers that tell rows apart, None for scores.
     """
 
     source: Any
@@ -85,13 +88,15 @@ class StoredArray:
     high: Float[np.ndarray, " d"]
     mean: Float[np.ndarray, " d"]
     sample: Float[np.ndarray, "c s d"]
-    labels: Int[np.ndarray, "c n"]
+    labels: Int[np.ndarray, "c n"] | None
 
     @classmethod
-    def of(cls, source: Any, chunks: tuple[tuple[int, ...], ...] | None = None) -> "StoredArray":
+    def of(
+        cls, source: Any, chunks: tuple[tuple[int, ...], ...] | None = None, *, labelled: bool = True
+    ) -> "StoredArray":
         """Return a dask array (c, n, d), read once, in `chunks` of chains and draws: by default its own, if not small.
 
-        Neighbouring chunks of less than 8 MB together are read as one.
+        Neighbouring chunks of less than 8 MB together are read as one. Its rows are `labelled`, or not.
         """
         c, n, d = source.shape
         if chunks is None:
@@ -100,14 +105,15 @@ class StoredArray:
         source = source.rechunk((*chunks, (d,)))
         step = sampling_step(source.shape)
         low, high, total = np.full(d, np.inf), np.full(d, -np.inf), np.zeros(d)
-        sample, labels = np.empty((c, -(-n // step), d)), np.empty((c, n), np.int64)
-        for box, found in over_chunks(_survey, (source,), lambda box: (-box.draws.start % step, step)):
+        sample, labels = np.empty((c, -(-n // step), d)), zeros((c, n), np.int64) if labelled else None
+        for box, found in over_chunks(_survey, (source,), lambda box: (-box.draws.start % step, step, labelled)):
             with np.errstate(invalid="ignore"):
                 low, high = np.minimum(low, found.low), np.maximum(high, found.high)
                 total += found.total
             first = -(-box.draws.start // step)
             sample[box.chains, first : first + found.sample.shape[1]] = found.sample
-            labels[box.chains, box.draws] = found.labels
+            if labels is not None:
+                labels[box.chains, box.draws] = found.labels
         return cls(source, low, high, total / (c * n), sample, labels)
 
     @property
@@ -152,10 +158,10 @@ def slices_of(sizes: Sequence[int]) -> list[slice]:
     return [slice(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
 
-def _survey(block: np.ndarray, start: int, step: int) -> Survey:
+def _survey(block: np.ndarray, start: int, step: int, labelled: bool) -> Survey:
     c, n, d = block.shape
     low, high, total = np.full(d, np.inf), np.full(d, -np.inf), np.zeros(d)
-    labels = np.empty((c, n), np.int64)
+    labels = np.empty((c, n), np.int64) if labelled else None
     multipliers = np.random.default_rng(0).integers(2**62, size=d, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     for chain, part in enumerate(block):
         for some in in_blocks(n, d):
@@ -163,6 +169,7 @@ def _survey(block: np.ndarray, start: int, step: int) -> Survey:
             with np.errstate(invalid="ignore", over="ignore"):
                 low, high = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
                 total += rows.sum(axis=0)
+            if labels is not None:
                 labels[chain, some] = (_mixed(rows.view(np.uint64)) * multipliers).sum(axis=1).view(np.int64)
     return Survey(low, high, total, block[:, start::step].astype(np.float64), labels)
 

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from mcmcpost._core.large_arrays import column_variance
+
 LEAST = 1e-20
 """Weights are at least this part of the largest: smaller ones change no mean."""
 
@@ -83,4 +85,6 @@ def mean_over_draws(series: Float[np.ndarray, "c n *p"], weights: Weights | None
 
 def variance_over_draws(series: Float[np.ndarray, "c n *p"], weights: Weights | None) -> Float[np.ndarray, "*p"]:
     """Return the variance of each series over the draws, weighted where there are weights."""
-    return series.var(axis=(0, 1)) if weights is None else weights.variance(series)
+    if weights is not None:
+        return weights.variance(series)
+    return column_variance(series.reshape(series.shape[0] * series.shape[1], -1)).reshape(series.shape[2:])

@@ -20,12 +20,15 @@ from mcmcpost.control import (
     TaskInput,
     TrainedVectorValued,
     VectorValued,
+    contradicting,
     estimate_expectations,
     estimate_jointly,
     estimate_quantiles,
+    pool,
+    stored_estimate,
     worth_of,
 )
-from mcmcpost.io import check_convergence, integrand_values, warn_of_convergence
+from mcmcpost.io import ConvergenceWarning, check_convergence, integrand_values, warn_of_convergence
 from mcmcpost.scores import ScoreError, ScoreWarning
 
 if TYPE_CHECKING:
@@ -222,6 +225,53 @@ def quantile(
     levels = check_probabilities(probabilities)
     question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
     return answer_quantiles(question, levels, folds=folds)
+
+
+def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
+    """Combine estimates of the same quantities from independent chains of one posterior, without their draws.
+
+    Chains that are added to a finished reduction cost their own reduction only. The pooled means are those of the
+    parts, weighted by their draws where all were made by the same method, and by their errors elsewhere; see
+    `mcmcpost.control.pooling.pool`. A joint reduction of all chains knows a little more, since its fits see all draws.
+
+    Parameters
+    ----------
+    estimates : of `expectation`, at least two, or trees that ``estimate.to_datatree`` returned, as `load_tree` reads
+        them. Names and the number of draws of a chain have to be the same.
+
+    Returns
+    -------
+    Estimate : residuals have the chains of all parts, one after the other; `info` has the draws of each part.
+
+    Raises
+    ------
+    ValueError, TypeError : fewer than two; other names or numbers of draws; what is no estimate.
+
+    Warns
+    -----
+    ConvergenceWarning : a part contradicts the pooled estimate.
+    """
+    where = "pool_estimates"
+    parts = [one if isinstance(one, Estimate) else stored_estimate(one) for one in estimates]
+    if len(parts) < 2:
+        raise InputError(where, "at least two estimates", len(parts), "Pass those of the old and of the new chains.")
+    for part in parts[1:]:
+        if part.names != parts[0].names:
+            other = sorted({*part.names} ^ {*parts[0].names}) or "another order"
+            raise InputError(where, "estimates of the same quantities", other, "Ask each for the same integrands.")
+        if part.residuals.shape[1] != parts[0].residuals.shape[1]:
+            draws = f"{parts[0].residuals.shape[1]} and {part.residuals.shape[1]}"
+            cure = "Reduce as many draws of each chain: tree.isel(draw=slice(n))."
+            raise InputError(where, "estimates from chains of one length", draws, cure)
+    pooled = pool(parts)
+    apart = [name for name, bad in zip(pooled.names, contradicting(parts, pooled), strict=True) if bad]
+    if apart:
+        warn(
+            f"The estimates of {', '.join(apart)} contradict each other: they are of other posteriors, or their chains "
+            "have not converged.",
+            ConvergenceWarning,
+        )
+    return pooled
 
 
 def check_probabilities(probabilities: float | Sequence[float]) -> Float[np.ndarray, " a"]:

@@ -8,6 +8,7 @@ from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiE
 from mcmcpost.control.joint_estimate import JointEstimate, TaskInput, estimate_jointly
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean
+from mcmcpost.control.pooling import contradicting, pool, stored_estimate
 from mcmcpost.control.problem import Problem, check_cross_fitting, participants, read_moments, standard_coordinates
 from mcmcpost.control.quantiles import estimate_quantiles
 from mcmcpost.control.screened import Screened
@@ -63,15 +64,18 @@ __all__ = [
     "ZeroVariance",
     "check_cross_fitting",
     "check_weights",
+    "contradicting",
     "estimate_derived",
     "estimate_expectations",
     "estimate_jointly",
     "estimate_quantiles",
     "estimate_spread",
     "participants",
+    "pool",
     "read_moments",
     "solve_stein_weights",
     "standard_coordinates",
+    "stored_estimate",
     "tail_inflation",
     "worth_of",
 ]

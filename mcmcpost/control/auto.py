@@ -8,7 +8,6 @@ from jaxtyping import Float
 
 from mcmcpost._core.arguments import check_count, check_flags, check_number
 from mcmcpost._core.status import Status
-from mcmcpost._core.stored import StoredRows
 from mcmcpost.control.errors import judged_variance, residual_variance
 from mcmcpost.control.functional import ControlFunctional, SemiExact, crossfit_both, is_compared
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, LeastSquares, Ridge
@@ -61,7 +60,6 @@ class Auto(AbstractControlVariate):
     control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions; up to
     500 states the kernel alone is tried too, and either error sees the other's estimate (`crossfit_both`). Where
     draws are too few for a quadratic by least squares, or it has more than 2,000 features, `Screened` is tried too. Of
-    draws that stay in the chunks of dask, millions of numbers, the kernel would need all at once: it is left out. Of
     weighted draws the effective number counts, and `Screened` is not tried. A richer method replaces a simpler one if
     it lowers the error variance by 5 per cent. The choice is made on the folds that give the error, which is
     optimistic; ``benchmarks.control.calibration`` measures what is left of it.
@@ -71,11 +69,12 @@ class Auto(AbstractControlVariate):
 
     - least squares: 2mq² + sq³/3 once, and smq for each integrand,
     - ridge: 10mq·min(m, q) once, and mq² + sq³/3 for each,
-    - `Screened`: what its least squares take once, and `Screened.work` for each.
+    - `Screened`: what its least squares take once, and `Screened.work` for each,
+    - the kernel, fitted on t ≤ 1,600 states in d coordinates: dt² once, and 3t³ + mtd for each.
 
     A candidate that would take more than `max_work` for each integrand, or ten times that once, is left out; `Screened`
-    adds fewer features a round instead. The kernel has a fixed size, about 10¹⁰ for each integrand. There are at most
-    five candidates (eight in two dimensions, ten in one): p integrands take at most 5(10 + p) times `max_work`.
+    adds fewer features a round instead. So the kernel is tried up to 1.1 million states of 50 parameters. There are at
+    most five candidates (eight in two dimensions, ten in one): p integrands take at most 5(10 + p) times `max_work`.
 
     Parameters
     ----------
@@ -148,12 +147,12 @@ class Auto(AbstractControlVariate):
             methods += [method for method in screened if self._allows(method, problem)][:1]
         few = problem.thin(KERNEL_STATES).folds.num_train
         base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)
-        in_memory = not isinstance(problem.draws, StoredRows)
-        if self.kernel and base and d <= MAX_KERNEL_COORDINATES and in_memory:
-            methods.append(SemiExact(base, solver=Cholesky(), max_states=KERNEL_STATES))
+        kernel = SemiExact(base, solver=Cholesky(), max_states=KERNEL_STATES) if base else None
+        if self.kernel and kernel and d <= MAX_KERNEL_COORDINATES and self._allows(kernel, problem):
+            methods.append(kernel)
         return methods
 
-    def _allows(self, method: ZeroVariance | Screened, problem: Problem) -> bool:
+    def _allows(self, method: AbstractControlVariate, problem: Problem) -> bool:
         work = work_of(method, problem)
         return work.each <= self.max_work and work.shared <= SHARED * self.max_work
 
@@ -171,7 +170,7 @@ def work_of(method: AbstractControlVariate, problem: Problem) -> Work:
             return method.work(problem)
         case _:
             size = float(problem.folds.thin(KERNEL_STATES).num_everyone)
-            return Work(shared=size**2 * d, each=3 * size**3)
+            return Work(shared=size**2 * d, each=3 * size**3 + m * size * d)
 
 
 def _fits(d: int, degree: int, train: int) -> bool:

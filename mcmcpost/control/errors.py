@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from mcmcpost._core.large_arrays import in_blocks
-from mcmcpost._core.mcse import pareto_khat, tail_draws
+from mcmcpost._core.mcse import pareto_khat, tail_draws, thinned
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import ControlFit
 from mcmcpost.control.problem import Problem, are_few, participants
@@ -58,7 +58,7 @@ def refit_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]
     Where draws are few (`are_few`) halves and quarters say nothing: only single folds are left out, at the rate ½.
     """
     share = problem.participants / problem.counts.sum()
-    size = np.array([problem.counts[rows].sum() for rows, _ in problem.folds.rows()])
+    size = problem.folds.totals(problem.counts[:, None])[:, 0]
     few = are_few(size.sum(), problem.draws.shape[1])
     size /= size.sum()
     halves, quarters = Subsets.of(len(size))
@@ -102,6 +102,7 @@ def heavy_tailed(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
     Their Pareto k̂ is above ½, where the variance is infinite, by more than a standard error: (1 + ½)/√M for M draws of
     a tail (Smith 1987, doi:10.1214/aos/1176350499).
     """
+    values = thinned(values)
     size = values.shape[0] * values.shape[1]
     heavy = participants(values.reshape(size, -1)) < SUSPECT * size
     heavy[heavy] = pareto_khat(values[..., heavy]) > 0.5 + 1.5 / np.sqrt(max(tail_draws(size), 1))
@@ -119,9 +120,8 @@ def tail_inflation(participants: Float[np.ndarray, " p"], total: float) -> Float
 
 def residual_variance(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[np.ndarray, " p"]:
     """Return the variance of values − control over draws, within the problem's units."""
-    weight = problem.counts / problem.counts.sum()
-    variance = np.empty(control.shape[1])
-    for some in in_blocks(len(variance), len(weight)):
-        residual = problem.values[:, some] - control[:, some]
-        variance[some] = weight @ (residual - weight @ residual) ** 2
-    return variance
+    counts, total, squares = problem.counts, problem.counts.sum(), np.zeros(control.shape[1])
+    mean = (counts @ problem.values - counts @ control) / total
+    for rows in in_blocks(*control.shape):
+        squares += counts[rows] @ (problem.values[rows] - control[rows] - mean) ** 2
+    return squares / total

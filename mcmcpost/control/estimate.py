@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.arguments import check_tree_type
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.large_arrays import copy_of, in_blocks, zeros
+from mcmcpost._core.large_arrays import columns_of, copy_of, in_blocks, zeros
 from mcmcpost._core.mcse import GOOD_KHAT, mcse_mean
 from mcmcpost._core.precision import in_units, units_of
 from mcmcpost._core.status import TRUSTED, Status
@@ -106,9 +106,7 @@ class Estimate(NamedTuple):
             status=tuple(self.status[j] for j in places),
             method=tuple(self.method[j] for j in places),
             **{name: getattr(self, name)[places] for name in NUMBERS.values()},
-            residuals=np.take(
-                self.residuals, places, axis=2, out=zeros((*self.residuals.shape[:2], len(places))), mode="clip"
-            ),
+            residuals=columns_of(self.residuals, places),
             covariance=self.covariance[np.ix_(places, places)],
         )
 
@@ -266,7 +264,8 @@ def estimate_expectations(
     distinct, place = np.unique(first, return_inverse=True)
     repeated = len(distinct) < len(first)
     if repeated:
-        chosen = (tuple(names[j] for j in distinct), own[..., distinct], None if events is None else events[distinct])
+        own = columns_of(own, distinct)
+        chosen = (tuple(names[j] for j in distinct), own, None if events is None else events[distinct])
     else:
         chosen = (names, own, events)
     integrands = read_integrands(chosen[0], chosen[1], distinct_states(trace), chosen[2], trace.weights)
@@ -373,8 +372,10 @@ def assemble(
         source[columns] = len(ones) + np.arange(len(columns))
         for some in in_blocks(len(columns), values.shape[0] * values.shape[1]):
             index, own = columns[some], problem.select(some)
-            asked, control = values[..., index], fit.control[problem.inverse, some] * own.scale
-            residual = asked - control.reshape(asked.shape)
+            asked, residual = columns_of(values, index), zeros((*values.shape[:2], len(index)))
+            rows = residual.reshape(-1, len(index)), asked.reshape(-1, len(index))
+            for block in in_blocks(*rows[0].shape):
+                rows[0][block] = rows[1][block] - fit.control[problem.inverse[block], some] * own.scale
             less = Plain(*(numbers[index] for numbers in plain))
             part = judge(
                 asked,
@@ -387,7 +388,9 @@ def assemble(
                 believe=bad_scores,
                 verified=verified,
             )
-            residuals[..., index[part.used]] = residual[..., part.used]
+            for place, used in enumerate(index):
+                if part.used[place]:
+                    residuals[..., used] = residual[..., place]
             parts.append(part)
     found = columnwise(lambda *arrays: np.concatenate(arrays)[source], *parts)
     marked = integrands.varying & (bad_scores and not integrands.too_few)

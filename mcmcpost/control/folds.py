@@ -1,4 +1,4 @@
-"""Folds of the cross-fitting: rows that are held out in turn, padded to arrays, and sets of folds."""
+"""Folds of the cross-fitting: rows that are held out in turn, and sets of folds."""
 
 import itertools
 from typing import NamedTuple
@@ -7,68 +7,61 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Bool, Float, Int
 
+from mcmcpost._core.large_arrays import in_blocks, zeros
+
 PAD = 64
 """Rows are padded to a multiple of this with rows of count zero: traces of nearly one size share a compiled program."""
 
 
 class Folds(NamedTuple):
-    """The rows of a problem that are held out in turn, and those that each fit sees, padded to arrays.
+    """The rows of a problem that are held out in turn, and those that each fit sees.
 
-    held_out, held_out_mask : (k, b) rows of each fold, and which entries are real.
-    train, train_mask : (k, t) rows on which the fit without each fold is made; likewise.
-    everyone, everyone_mask : (a,) rows on which the fit on all folds is made; likewise.
+    labels : (m,) the fold of each row, −1 where there is none. Rows of padding come after them.
+    seen : (m,) whether the fits may see a row.
+    num_folds : k; the folds are 0, …, k − 1.
     """
 
-    held_out: Int[np.ndarray, "k b"]
-    held_out_mask: Bool[np.ndarray, "k b"]
-    train: Int[np.ndarray, "k t"]
-    train_mask: Bool[np.ndarray, "k t"]
-    everyone: Int[np.ndarray, " a"]
-    everyone_mask: Bool[np.ndarray, " a"]
+    labels: Int[np.ndarray, " m"]
+    seen: Bool[np.ndarray, " m"]
+    num_folds: int
 
     @classmethod
     def from_labels(cls, labels: Int[np.ndarray, " m"]) -> "Folds":
         """Return the folds 0, …, k − 1 of rows with these labels; a row of label −1 is padding."""
         real = labels >= 0
-        numbers = range(labels.max() + 1)
-        held_out, held_out_mask = ragged([np.flatnonzero(labels == k) for k in numbers])
-        train, train_mask = ragged([np.flatnonzero(real & (labels != k)) for k in numbers])
-        everyone, everyone_mask = ragged([np.flatnonzero(real)])
-        return cls(held_out, held_out_mask, train, train_mask, everyone[0], everyone_mask[0])
-
-    @property
-    def num_folds(self) -> int:
-        return len(self.held_out)
+        size = len(labels) - int(np.argmax(real[::-1]))
+        small = zeros((size,), np.int32)
+        small[...] = labels[:size]
+        return cls(small, real[:size], int(labels.max()) + 1)
 
     @property
     def num_train(self) -> int:
         """The smallest number of rows on which a fit without a fold is made."""
-        return int(self.train_mask.sum(axis=1).min())
+        most = max(np.count_nonzero(self.seen & (self.labels == k)) for k in range(self.num_folds))
+        return self.num_everyone - int(most)
 
     @property
     def num_everyone(self) -> int:
         """The number of rows on which the fit on all folds is made."""
-        return int(self.everyone_mask.sum())
+        return int(np.count_nonzero(self.seen))
 
     @property
-    def labels(self) -> Int[np.ndarray, " m"]:
-        """The fold of each row. Rows of padding, which come after all others, have none."""
-        labels = np.empty(self.held_out_mask.sum(), int)
-        labels[self.held_out[self.held_out_mask]] = np.repeat(np.arange(self.num_folds), self.held_out_mask.sum(axis=1))
-        return labels
+    def everyone(self) -> Int[np.ndarray, " a"]:
+        """The rows on which the fit on all folds is made."""
+        return np.flatnonzero(self.seen)
+
+    def held_out(self) -> tuple[Int[np.ndarray, "k b"], Bool[np.ndarray, "k b"]]:
+        """Return the rows of each fold, padded to an array, and which of its entries are real."""
+        return ragged([np.flatnonzero(self.labels == k) for k in range(self.num_folds)])
 
     def rows(self) -> list[tuple[Int[np.ndarray, " b"], Int[np.ndarray, " t"]]]:
         """Return, for each fold, the rows that are held out and those of the fit without it."""
-        return [
-            (out[out_mask], inside[mask])
-            for out, out_mask, inside, mask in zip(
-                self.held_out, self.held_out_mask, self.train, self.train_mask, strict=True
-            )
-        ]
+        held_out = (self.labels == k for k in range(self.num_folds))
+        return [(np.flatnonzero(own), np.flatnonzero(self.seen & ~own)) for own in held_out]
 
     def rows_of(self, parts: Bool[np.ndarray, "s k"]) -> list[Int[np.ndarray, " b"]]:
         """Return the rows of a fit that sees only some of the folds, for each of s sets of folds."""
-        rows = self.everyone[self.everyone_mask]
+        rows = self.everyone
         labels = self.labels[rows]
         return [rows[own[labels]] for own in parts]
 
@@ -77,24 +70,35 @@ class Folds(NamedTuple):
 
         The rows are evenly spaced, or at even steps of the summed `counts` where these are given.
         """
-        rows = self.everyone[self.everyone_mask]
-        if max_rows is None or (len(rows) <= max_rows and counts is None):
+        size = self.num_everyone
+        if max_rows is None or (size <= max_rows and counts is None):
             return self
+        rows = self.everyone
         if counts is None:
-            chosen = np.linspace(0, len(rows) - 1, max_rows).astype(int)
+            chosen = np.linspace(0, size - 1, max_rows).astype(int)
         else:
-            total, size = np.cumsum(counts[rows]), min(max_rows, len(rows))
-            chosen = np.minimum(np.searchsorted(total, (np.arange(size) + 0.5) / size * total[-1]), len(rows) - 1)
-        kept = np.zeros(len(self.labels), bool)
-        kept[rows[chosen]] = True
-        train, train_mask = ragged([inside[kept[inside]] for _, inside in self.rows()])
-        everyone, everyone_mask = ragged([np.flatnonzero(kept)])
-        return self._replace(train=train, train_mask=train_mask, everyone=everyone[0], everyone_mask=everyone_mask[0])
+            total, wanted = np.cumsum(counts[rows]), min(max_rows, size)
+            chosen = np.minimum(np.searchsorted(total, (np.arange(wanted) + 0.5) / wanted * total[-1]), size - 1)
+        seen = np.zeros(len(self.labels), bool)
+        seen[rows[chosen]] = True
+        return self._replace(seen=seen)
+
+    def totals(
+        self, rows: Float[np.ndarray, "m p"], counts: Float[np.ndarray, " m"] | None = None
+    ) -> Float[np.ndarray, "k p"]:
+        """Return the sum of rows over each fold, each row `counts` times; both may have padding after them."""
+        folds = np.arange(self.num_folds)
+        found = np.zeros((len(folds), rows.shape[1]))
+        for some in in_blocks(len(self.labels), len(folds) + rows.shape[1]):
+            own = (folds[:, None] == self.labels[some]).astype(float)
+            found += (own if counts is None else own * counts[some]) @ rows[some]
+        return found
 
     def scatter(self, parts: Float[np.ndarray, "k b *p"], num_rows: int) -> Float[np.ndarray, "m *p"]:
         """Return held-out values by row, from values by fold; zero on padding."""
+        rows, real = self.held_out()
         scattered = np.zeros((num_rows, *parts.shape[2:]))
-        scattered[self.held_out[self.held_out_mask]] = parts[self.held_out_mask]
+        scattered[rows[real]] = parts[real]
         return scattered
 
 

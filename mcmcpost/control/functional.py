@@ -1,22 +1,38 @@
 """Kernel control variates: control functionals, their semi-exact form, and the choice of their kernel."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float, Int, PyTree
 
 from mcmcpost._core.arguments import check_count, check_flags, check_kind, check_number, check_numbers
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.large_arrays import zeros
+from mcmcpost._core.large_arrays import columns_of, zeros
 from mcmcpost._core.status import Status
+from mcmcpost._core.stored import over_rows
 from mcmcpost.control.errors import judged_variance, residual_variance
-from mcmcpost.control.kernel_systems import KernelFit, crossfit_dense, crossfit_iterative, kernel_data
-from mcmcpost.control.least_squares import HIGHEST_DEGREE, exponents_of_degree, polynomial_basis
+from mcmcpost.control.folds import pad_rows
+from mcmcpost.control.kernel_systems import (
+    FoldRules,
+    KernelFit,
+    crossfit_dense,
+    crossfit_iterative,
+    fit_without_folds,
+    kernel_data,
+)
+from mcmcpost.control.least_squares import (
+    HIGHEST_DEGREE,
+    Features,
+    basis_with_features,
+    by_fold,
+    exponents_of_degree,
+    labels_of,
+)
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
@@ -221,7 +237,7 @@ def _subset(problem: Problem, size: int) -> np.ndarray:
     """Return evenly spaced rows, a multiple of 32 of them where there are enough, so that programs are shared."""
     rows = np.arange(problem.num_states)
     if problem.weighted:
-        rows = problem.folds.everyone[problem.folds.everyone_mask]
+        rows = problem.folds.everyone
     size = min(size, len(rows))
     size = size // 32 * 32 if size >= 64 else size
     return rows[np.linspace(0, len(rows) - 1, size).astype(int)]
@@ -232,6 +248,9 @@ COMPARED_STATES = 500
 
 AGREEMENT = 2.0
 """Errors of the other fit within which the estimates of two kernel fits agree."""
+
+STATE_WIDTH = 1 << 8
+"""Numbers that stand for a state where kernel fits are evaluated in blocks: 4,096 states at a time."""
 
 DENSE_LIMIT = 6_000
 """Distinct states up to which the kernel system is factorised. Larger ones are solved by conjugate gradients."""
@@ -367,17 +386,24 @@ def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: i
     problem = problem.thin(DENSE_LIMIT if problem.weighted and choice.max_states is None else choice.max_states)
     if problem.folds.num_train < (MIN_TRAIN if tuning or degree else MIN_GIVEN):
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label)
-    basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
+    fitted = problem.folds.num_everyone
+    solver = choose_solver(choice, 0 if problem.by_residuals else fitted, ConjugateGradients())
+    some = problem.by_residuals and isinstance(solver, Cholesky)
+    part = problem.seen() if some else problem
+    basis, features = basis_with_features(part, exponents_of_degree(problem.draws.shape[1], degree))
     size = basis.shape[1]
     if size > 1 and problem.folds.num_train < DRAWS_PER_FEATURE * size:
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label, {"num_features": size - 1})
-    fitted = problem.folds.num_everyone
-    solver = choose_solver(choice, 0 if problem.by_residuals else fitted, ConjugateGradients())
-    settings = tune(problem, basis, choice.kernel, choice.nugget, tuning, solver)
+    settings = tune(part, basis, choice.kernel, choice.nugget, tuning, solver)
 
-    fit = _fit(problem, basis, settings, solver, choice)
+    def fit_with(settings: Sequence[Setting]) -> ControlFit:
+        if some:
+            return _fit_some(problem, part, basis, features, settings, choice)
+        return _fit(problem, basis, settings, solver, choice)
+
+    fit = fit_with(settings)
     if isinstance(tuning, GridREML) and choice.nugget is None:
-        fit = _or_with_ridge(problem, basis, settings, solver, choice, fit)
+        fit = _or_with_ridge(problem, settings, fit, fit_with)
     facts = {"degree": degree, "num_features": size - 1, "num_fitted": fitted, "solver": type(solver).__name__}
     return fit._replace(info=facts | fit.info)
 
@@ -389,7 +415,7 @@ def _fit(
     solver: Cholesky | ConjugateGradients,
     choice: ControlFunctional | SemiExact,
 ) -> ControlFit:
-    """Return the fit of the integrands that have a setting; NaN for others."""
+    """Return the fit of the integrands that have a setting, on all states; NaN for others."""
     p = problem.values.shape[1]
     mean, control = np.full(p, np.nan), zeros(problem.values.shape)
     refits = Refits.none(problem)
@@ -397,33 +423,85 @@ def _fit(
     facts = []
     for setting in settings:
         columns = np.array(setting.members)
-        part = problem.select(columns)
-        fit = _solve(part, basis, setting, solver)
-        control[:, columns] = part.folds.scatter(np.asarray(fit.control), len(control))
+        own = problem.select(columns)
+        fit = _solve(own, basis, setting, solver)
+        control[:, columns] = own.folds.scatter(np.asarray(fit.control), len(control))
         mean[columns] = np.asarray(fit.mean)[0]
+        again = Refits(*(np.asarray(means)[:, 0] for means in fit.refits))
         if problem.by_residuals:
-            mean[columns], again = mean_of_residuals(part, control[:, columns])
-        else:
-            again = Refits(*(np.asarray(means)[:, 0] for means in fit.refits))
+            mean[columns], again = mean_of_residuals(own, control[:, columns])
         for means, found in zip(refits, again, strict=True):
             means[:, columns] = found
         reached = float(fit.nugget)
         for j in columns:
-            if choice.nugget is not None and reached > choice.nugget * 1.001:
-                status[j] = Status.NUGGET_RAISED
-            if not bool(fit.converged):
-                status[j] = Status.NOT_CONVERGED
+            status[j] = _status(choice, reached, bool(fit.converged))
         facts.append(setting.describe() | {"nugget_used": reached, "num_products": int(fit.num_steps)})
     return ControlFit(mean, control, refits, np.zeros(p), tuple(status), (choice.label,) * p, {"fits": facts})
 
 
-def _or_with_ridge(
+def _status(choice: ControlFunctional | SemiExact, nugget: float, converged: bool = True) -> Status:
+    if not converged:
+        return Status.NOT_CONVERGED
+    raised = choice.nugget is not None and nugget > choice.nugget * 1.001
+    return Status.NUGGET_RAISED if raised else Status.CONTROLLED
+
+
+def _fit_some(
     problem: Problem,
-    basis: Float[np.ndarray, "m q"],
+    part: Problem,
+    basis: Float[np.ndarray, "t q"],
+    features: Features,
     settings: Sequence[Setting],
-    solver: Cholesky | ConjugateGradients,
     choice: ControlFunctional | SemiExact,
-    fit: ControlFit,
+) -> ControlFit:
+    """Return the fit of the integrands that have a setting, on the states of `part` alone; NaN for others.
+
+    The fits without each fold are evaluated at all states of the problem, of stored draws chunk by chunk, and the
+    residuals make the estimate.
+    """
+    p = problem.values.shape[1]
+    mean, control = np.full(p, np.nan), zeros(problem.values.shape)
+    refits = Refits.none(problem)
+    status = [Status.CONTROLLED] * p
+    rows = jnp.asarray(part.draws), jnp.asarray(part.scores)
+    rules, facts = [], []
+    for setting in settings:
+        own = part.select(np.array(setting.members))
+        tile = SteinTile(setting.kernel)
+        rules.append(fit_without_folds(tile, setting.nugget, kernel_data(rows, basis, own.values, own)))
+        for j in setting.members:
+            status[j] = _status(choice, rules[-1].nugget)
+        facts.append(setting.describe() | {"nugget_used": rules[-1].nugget, "num_products": 0})
+    asked = np.concatenate([setting.members for setting in settings])
+    states, labels = (problem.draws, problem.scores), labels_of(problem)
+    for index, found in over_rows(_at_states, states, (labels,), (features, rules)):
+        control[index[:, None] if isinstance(index, np.ndarray) else index, asked] = found
+    own = problem.select(asked)
+    mean[asked], again = mean_of_residuals(own, columns_of(control, asked))
+    for means, found in zip(refits, again, strict=True):
+        means[:, asked] = found
+    return ControlFit(mean, control, refits, np.zeros(p), tuple(status), (choice.label,) * p, {"fits": facts})
+
+
+def _at_states(
+    draws: Float[np.ndarray, "m d"],
+    scores: Float[np.ndarray, "m d"],
+    labels: Int[np.ndarray, " m"],
+    features: Features,
+    rules: Sequence[FoldRules],
+) -> Float[np.ndarray, "m p"]:
+    """Return the fits without each state's fold, the rules side by side, at some states; zero on padding."""
+    found = zeros((len(labels), sum(rule.dual.shape[2] for rule in rules)))
+    for fold, some in by_fold(labels, STATE_WIDTH):
+        states, size = (draws[some], scores[some]), some.stop - some.start
+        polynomial, padded = features.of(*states), tuple(map(pad_rows, states))
+        parts = [rule.kernel_part(fold, padded)[:size] + polynomial @ rule.coefficients[fold, 1:] for rule in rules]
+        found[some] = np.concatenate(parts, axis=1)
+    return found
+
+
+def _or_with_ridge(
+    problem: Problem, settings: Sequence[Setting], fit: ControlFit, fit_with: Callable[[Sequence[Setting]], ControlFit]
 ) -> ControlFit:
     """Return the fit with a ridge of `REAL_RIDGE` for integrands whose error gains nothing, if that has a smaller one.
 
@@ -439,7 +517,7 @@ def _or_with_ridge(
             ridged.append(setting._replace(nugget=REAL_RIDGE, members=members))
     if not ridged:
         return fit
-    other = _fit(problem, basis, ridged, solver, choice)
+    other = fit_with(ridged)
     with np.errstate(invalid="ignore"):
         better = judged_variance(problem, other) < error
     return merge_fits(fit, other, better)._replace(info={"fits": fit.info["fits"] + other.info["fits"]})

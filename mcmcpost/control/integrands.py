@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._core.large_arrays import in_blocks
+from mcmcpost._core.large_arrays import columns_of, in_blocks
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.precision import ROUNDINGS, beyond_rounding, same_to_rounding
 from mcmcpost._core.status import Status
@@ -53,10 +53,8 @@ class Integrands(NamedTuple):
 
     @property
     def fitted_values(self) -> Float[np.ndarray, "c n k"]:
-        """The values of these integrands, without a copy where they are all."""
-        if len(self.columns) == self.values.shape[-1]:
-            return self.values
-        return np.ascontiguousarray(self.values[..., self.columns])
+        """The values of these integrands, without a copy where they follow each other."""
+        return columns_of(self.values, self.columns)
 
 
 def read_integrands(

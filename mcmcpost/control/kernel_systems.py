@@ -9,13 +9,14 @@ import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from mcmcpost._core.large_arrays import is_large
+from mcmcpost._core.large_arrays import is_large, pad_columns
 from mcmcpost.control.folds import Folds, Subsets
 from mcmcpost.control.method import Refits
 from mcmcpost.control.problem import JointProblem, Problem
 from mcmcpost.linops import Tile, TileOperator, device_mesh, pivoted_cholesky, tile_diagonal, tile_gram
 from mcmcpost.linsolve import (
     ConjugateGradients,
+    LeastSquaresSolution,
     blas_threads,
     conjugate_gradients,
     fit_rows,
@@ -50,7 +51,7 @@ class KernelData(NamedTuple):
     rows : pytree of (m, ...) arrays that the Stein tile takes, for example (draws, scores).
     basis : (m, q) the unpenalised part, its first columns the constants; zero on padding.
     values : (m, p). counts : (m,) copies of each state, zero on padding.
-    folds : the rows that are held out in turn.
+    folds : the rows that are held out in turn, all of them seen.
     """
 
     rows: PyTree
@@ -63,7 +64,7 @@ class KernelData(NamedTuple):
 def kernel_data(
     rows: PyTree, basis: Float[np.ndarray, "m q"], values: Float[np.ndarray, "m p"], problem: Problem | JointProblem
 ) -> KernelData:
-    """Return the kernel system of some integrands (m, p) of a problem, with its counts and folds, as JAX arrays.
+    """Return the kernel system of some integrands (m, p) of a problem, with its counts, as JAX arrays, and its folds.
 
     Weighted states count once each: their weights are those of the residuals alone.
     """
@@ -73,69 +74,70 @@ def kernel_data(
         basis=jnp.asarray(basis),
         values=jnp.asarray(values),
         counts=jnp.asarray((problem.counts > 0).astype(float) if weighted else problem.counts),
-        folds=jax.tree.map(jnp.asarray, problem.folds),
+        folds=problem.folds,
     )
 
 
-def on_host(
-    data: KernelData,
-) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m p"], Float[np.ndarray, " m"], Folds]:
-    """Return the basis, values, counts and folds of a system as NumPy arrays."""
-    return (
-        np.asarray(data.basis),
-        np.asarray(data.values),
-        np.asarray(data.counts),
-        jax.tree.map(np.asarray, data.folds),
-    )
+class DenseSystem(NamedTuple):
+    """A kernel system on the host, without padding.
+
+    gram : (m, m) K₀/scale. basis : (m, q). values : (m, p). counts : (m,). scale : mean(diag K₀).
+    """
+
+    gram: Float[np.ndarray, "m m"]
+    basis: Float[np.ndarray, "m q"]
+    values: Float[np.ndarray, "m p"]
+    counts: Float[np.ndarray, " m"]
+    scale: float
+
+    def of(
+        self, index: Int[np.ndarray, " t"], nugget: float
+    ) -> tuple[np.ndarray, np.ndarray, float, np.ndarray, np.ndarray]:
+        """Return what `fit_rows` takes for a fit on some of the rows."""
+        matrix = self.gram[np.ix_(index, index)]
+        return matrix, 1.0 / self.counts[index], nugget, self.basis[index], self.values[index]
+
+
+def dense_system(tile: Tile, data: KernelData) -> DenseSystem:
+    """Return the system with its Gram matrix, which is computed on the device."""
+    m = len(data.folds.labels)
+    gram, scale = scaled_gram(tile, data.rows, data.counts)
+    basis, values, counts = (np.asarray(array)[:m] for array in (data.basis, data.values, data.counts))
+    return DenseSystem(np.asarray(gram)[:m, :m], basis, values, counts, float(scale))
 
 
 def crossfit_dense(tile: Tile, nugget: float, data: KernelData, *, num_constants: int = 1) -> KernelFit:
     """Fit A = K₀/mean(diag K₀) + η·diag(1/n_i) on the rows of each fit of the folds.
 
     Oates, Girolami and Chopin (2017, doi:10.1111/rssb.12185) with the constant unpenalised; South et al. (2022) with
-    the polynomial basis unpenalised; docs/mathematics.md section 2. The Gram matrix is computed on the device; what
-    follows is LAPACK on the host, since compiling it would take seconds.
+    the polynomial basis unpenalised; docs/mathematics.md section 2. What follows the Gram matrix is LAPACK on the host,
+    since compiling it would take seconds.
     """
-    c, rows = num_constants, data.rows
-    basis, values, counts, folds = on_host(data)
-    everyone = folds.everyone[folds.everyone_mask]
-    padded, scale = scaled_gram(tile, rows, data.counts, jnp.asarray(folds.everyone))
-    gram = np.asarray(padded)[: len(everyone), : len(everyone)]
-    place = np.zeros(len(counts), int)  # where each row stands in the Gram matrix
-    place[everyone] = np.arange(len(everyone))
-
-    def system(index: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray, float, np.ndarray, np.ndarray]:
-        matrix = gram[np.ix_(place[index], place[index])]
-        return matrix, 1.0 / counts[index], nugget, basis[index], values[index]
+    c, folds, system = num_constants, data.folds, dense_system(tile, data)
+    gram, basis, values, *_ = system
+    everyone = np.arange(len(gram))
 
     def constants(parts: Bool[np.ndarray, "s k"]) -> Float[np.ndarray, "s c p"]:
         found = np.full((len(parts), c, values.shape[1]), np.nan)
         for part, index in enumerate(folds.rows_of(parts)):
             if len(index) >= basis.shape[1]:  # not with more constants, one a task, than rows
-                found[part] = fit_rows(*system(index))[0].coefficients[:c]
+                found[part] = fit_rows(*system.of(index, nugget))[0].coefficients[:c]
         return found
 
-    def predict(out: Int[np.ndarray, " b"], dual: Float[np.ndarray, "t p"]) -> Float[np.ndarray, "b p"]:
-        if len(everyone) == folds.held_out_mask.sum():
-            return gram[np.ix_(place[out], place[index])] @ dual
-        across = _cross_product(tile, take(rows, out), take(rows, index), jnp.asarray(dual)) / scale
-        return np.asarray(across)
-
     with blas_threads(len(everyone)):
-        whole, used = fit_rows(*system(everyone))
-        blocks = folds.rows_of(np.eye(folds.num_folds, dtype=bool))
-        index = np.concatenate(blocks)
-        solutions, used_without = leave_blocks_out(*system(index), [len(block) for block in blocks])
-        control = np.zeros((*folds.held_out.shape, values.shape[1]))
-        for k, (solution, out) in enumerate(zip(solutions, folds.held_out, strict=True)):
-            control[k] = predict(out, solution.dual) + basis[out, c:] @ solution.coefficients[c:]
+        whole, used = fit_rows(*system.of(everyone, nugget))
+        index, solutions, used_without = _without_folds(system, nugget, folds)
+        held_out, real = folds.held_out()
+        control = np.zeros((*held_out.shape, values.shape[1]))
+        for k, (solution, out) in enumerate(zip(solutions, held_out, strict=True)):
+            control[k] = gram[np.ix_(out, index)] @ solution.dual + basis[out, c:] @ solution.coefficients[c:]
         means = np.stack([solution.coefficients[:c] for solution in solutions])
         subsets = Subsets.of(folds.num_folds)
         refits = Refits(means, constants(subsets.halves), constants(subsets.quarters))
     size = amplitude(values[everyone], whole.dual, len(everyone) - basis.shape[1])
     return KernelFit(
         mean=whole.coefficients[:c],
-        control=control * folds.held_out_mask[..., None],
+        control=control * real[..., None],
         refits=refits,
         model_covariance=size[:, None, None] * whole.covariance[None, :c, :c],
         nugget=np.asarray(max(used, used_without)),
@@ -144,13 +146,53 @@ def crossfit_dense(tile: Tile, nugget: float, data: KernelData, *, num_constants
     )
 
 
+def _without_folds(
+    system: DenseSystem, nugget: float, folds: Folds
+) -> tuple[Int[np.ndarray, " m"], list[LeastSquaresSolution], float]:
+    """Return the rows in the order of their folds, the fits without each fold, in that order, and their nugget."""
+    blocks = folds.rows_of(np.eye(folds.num_folds, dtype=bool))
+    index = np.concatenate(blocks)
+    solutions, used = leave_blocks_out(*system.of(index, nugget), [len(block) for block in blocks])
+    return index, solutions, used
+
+
+class FoldRules(NamedTuple):
+    """The fits without each fold as functions of any state, K₀(x, rows)·dual + basis(x)·coefficients.
+
+    rows : pytree of (m, ...) arrays that the Stein tile takes. dual : (k, m, p), zero on the rows of the fold.
+    coefficients : (k, q, p). nugget : what all factorisations needed.
+    """
+
+    tile: Tile
+    rows: PyTree
+    dual: Float[np.ndarray, "k m p"]
+    coefficients: Float[np.ndarray, "k q p"]
+    nugget: float
+
+    def kernel_part(self, fold: int, rows: PyTree) -> Float[np.ndarray, "b p"]:
+        """Return the part of the kernel at some rows, of the fit without a fold."""
+        dual = self.dual[fold]
+        found = _cross_product(self.tile, rows, self.rows, jnp.asarray(pad_columns(dual)))
+        return np.asarray(found)[:, : dual.shape[1]]
+
+
+def fit_without_folds(tile: Tile, nugget: float, data: KernelData) -> FoldRules:
+    """Return the fits of `crossfit_dense` without each fold, to be evaluated at other states."""
+    system, folds = dense_system(tile, data), data.folds
+    with blas_threads(len(system.gram)):
+        index, solutions, used = _without_folds(system, nugget, folds)
+    dual = np.zeros((folds.num_folds, len(data.counts), system.values.shape[1]))
+    for part, solution in zip(dual, solutions, strict=True):
+        part[index] = solution.dual / system.scale
+    tile, rows = jax.tree.map(np.asarray, (tile, data.rows))  # a worker of dask unpickles JAX arrays in 32 bits
+    return FoldRules(tile, rows, dual, np.stack([solution.coefficients for solution in solutions]), used)
+
+
 @eqx.filter_jit
-def scaled_gram(
-    tile: Tile, rows: PyTree, counts: Float[Array, " m"], index: Int[Array, " a"]
-) -> tuple[Float[Array, "a a"], Float[Array, ""]]:
-    """Return K₀/mean(diag K₀) of some rows, and that mean, which is over all rows but padding."""
+def scaled_gram(tile: Tile, rows: PyTree, counts: Float[Array, " m"]) -> tuple[Float[Array, "m m"], Float[Array, ""]]:
+    """Return K₀/mean(diag K₀), and that mean, which is over all rows but padding."""
     scale = mean_diagonal(tile, rows, counts)
-    return tile_gram(tile, take(rows, index)) / scale, scale
+    return tile_gram(tile, rows) / scale, scale
 
 
 def cross_product(tile: Tile, rows: PyTree, columns: PyTree, V: Float[Array, "t p"]) -> Float[Array, "b p"]:
@@ -161,11 +203,6 @@ def cross_product(tile: Tile, rows: PyTree, columns: PyTree, V: Float[Array, "t 
 
 
 _cross_product = eqx.filter_jit(cross_product)
-
-
-def take(rows: PyTree, index: Int[Array | np.ndarray, " t"]) -> PyTree:
-    """Return some of the rows of every leaf."""
-    return jax.tree.map(lambda leaf: leaf[index], rows)
 
 
 def amplitude(
@@ -289,7 +326,6 @@ def _masked_system(
     return _MaskedSystem(operator, scale, noise, masks, low_rank, jax.lax.map(inner, masks.T))
 
 
-@eqx.filter_jit
 def crossfit_iterative(
     tile: Tile, nugget: Float[Array, ""], solver: ConjugateGradients, data: KernelData, *, num_constants: int = 1
 ) -> KernelFit:
@@ -302,14 +338,32 @@ def crossfit_iterative(
     The error is then that without each fold, at the rate of a mean, which is 1.5 to 3 times too large for smooth
     integrands.
     """
-    basis, values, c = data.basis, data.values, num_constants
-    held_out, held_out_mask = jnp.asarray(data.folds.held_out), jnp.asarray(data.folds.held_out_mask)
+    held_out, real = (jnp.asarray(array) for array in data.folds.held_out())
+    arrays = data.rows, data.basis, data.values, data.counts, held_out, real
+    return _crossfit_iterative(tile, nugget, solver, *arrays, num_constants)
+
+
+@eqx.filter_jit
+def _crossfit_iterative(
+    tile: Tile,
+    nugget: Float[Array, ""],
+    solver: ConjugateGradients,
+    rows: PyTree,
+    basis: Float[Array, "m q"],
+    values: Float[Array, "m p"],
+    counts: Float[Array, " m"],
+    held_out: Int[Array, "k b"],
+    held_out_mask: Bool[Array, "k b"],
+    num_constants: int,
+) -> KernelFit:
+    """Fit as `crossfit_iterative`, with the folds as arrays."""
+    c = num_constants
     (m, size), folds = basis.shape, held_out.shape[0]
     outside = jnp.ones((folds, m), basis.dtype)
     inside = held_out_mask.astype(basis.dtype)
     outside = outside.at[jnp.arange(folds)[:, None], held_out].multiply(1.0 - inside)
     masks = jnp.concatenate([jnp.ones((1, m), basis.dtype), outside]).T
-    system = _masked_system(tile, nugget, data.rows, data.counts, masks, solver.rank)
+    system = _masked_system(tile, nugget, rows, counts, masks, solver.rank)
     solved, steps, converged = system.solve(jnp.concatenate([basis, values], axis=1), solver, basis, c)
 
     def least_squares(block: Float[Array, "m r"]) -> tuple[Array, Array, Array]:
@@ -319,7 +373,7 @@ def crossfit_iterative(
         return gamma, duals - images @ gamma, inverse
 
     gammas, duals, inverses = jax.vmap(least_squares)(solved)
-    freedom = jnp.sum(masks[:, 0] * (data.counts > 0)) - size
+    freedom = jnp.sum(masks[:, 0] * (counts > 0)) - size
     fitted = system.operator.matmul(jnp.moveaxis(duals[1:], 0, 1).reshape(m, -1)) / system.scale
     fitted = jnp.moveaxis(fitted.reshape(m, folds, -1), 1, 0)
 

@@ -172,7 +172,7 @@ def fit_linear(
                 inner = np.eye(len(out)) - q[out] @ q[out].T
                 return coefficients - q[out].T @ solve_positive(inner, error[out])
 
-        control = np.zeros((*folds.held_out.shape, values.shape[1]))
+        control = np.zeros((*folds.held_out()[0].shape, values.shape[1]))
         fold_means = np.empty((len(blocks), values.shape[1]))
         for k, block in enumerate(blocks):
             inside = moved(np.arange(len(blocks)) == k)
@@ -207,21 +207,45 @@ def regress(problem: Problem, design: Float[np.ndarray, "m q"], penalty: Float[n
     return PolynomialFit(fit.mean, control, fit.fold_means, fit.half_means, features)
 
 
+class Features(NamedTuple):
+    """Stein features of monomials, divided by their norms.
+
+    exponents : (a, d). norms : (a,).
+    """
+
+    exponents: Int[np.ndarray, "a d"]
+    norms: Float[np.ndarray, " a"]
+
+    def of(self, draws: Float[np.ndarray, "m d"], scores: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m a"]:
+        """Return the features at some states."""
+        if not len(self.norms):
+            return np.zeros((len(draws), 0))
+        return np.asarray(polynomial_features(draws, scores, self.exponents)) / self.norms
+
+
 def polynomial_basis(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Float[np.ndarray, "m q"]:
     """Return the constant one and the Stein features L∇φ of some monomials φ, of which there may be none.
 
     Features have unit weighted norm and are zero on padding; those that are combinations of others are left out.
     """
+    return basis_with_features(problem, exponents)[0]
+
+
+def basis_with_features(
+    problem: Problem, exponents: Int[np.ndarray, "a d"]
+) -> tuple[Float[np.ndarray, "m q"], Features]:
+    """Return what `polynomial_basis` returns, and its features, with which it can be made of other states."""
     real = (problem.counts > 0).astype(float)[:, None]
     if not len(exponents):
-        return real
+        return real, Features(exponents, np.zeros(0))
     draws, scores = np.asarray(problem.draws), np.asarray(problem.scores)
     features = np.asarray(polynomial_features(draws, scores, exponents)) * real
     norms = np.sqrt(problem.counts @ features**2)
-    unit = np.concatenate([real / np.sqrt(problem.counts.sum()), features / np.where(norms > 0, norms, 1.0)], axis=1)
+    norms = np.where(norms > 0, norms, 1.0)
+    unit = np.concatenate([real / np.sqrt(problem.counts.sum()), features / norms], axis=1)
     keep = independent_columns(unit * np.sqrt(problem.counts)[:, None])
     unit[:, 0] = real[:, 0]
-    return unit[:, keep]
+    return unit[:, keep], Features(exponents[keep[1:]], norms[keep[1:]])
 
 
 def exponents_of_degree(num_parameters: int, degree: int, max_interaction: int | None = None) -> np.ndarray:
@@ -363,8 +387,7 @@ def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Polyno
     size = len(exponents) + 1
     gram, cross = np.zeros((k, size, size)), np.zeros((k, size, p))
     rows = (problem.draws, problem.scores)
-    labels = np.full(len(problem.counts), -1)
-    labels[: problem.num_states] = problem.folds.labels
+    labels = labels_of(problem)
     arrays = (labels, problem.counts, problem.values)
     for _, part in over_rows(_moments, rows, arrays, (exponents,), entries=size * (size + p)):
         gram[part.folds] += part.gram
@@ -392,8 +415,16 @@ def fit_by_blocks(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Polyno
     return PolynomialFit(mean, control, theta[:, 0], half_means / norms[0], np.full(p, keep.sum() - 1))
 
 
-def _by_fold(labels: Int[np.ndarray, " m"], width: int) -> Iterator[tuple[int, slice]]:
-    """Yield blocks of rows with one label each, those of padding, −1, left out."""
+def labels_of(problem: Problem) -> Int[np.ndarray, " m"]:
+    """Return the fold of each row, −1 on padding."""
+    labels = zeros(problem.counts.shape, np.int32)
+    labels[: problem.num_states] = problem.folds.labels
+    labels[problem.num_states :] = -1
+    return labels
+
+
+def by_fold(labels: Int[np.ndarray, " m"], width: int) -> Iterator[tuple[int, slice]]:
+    """Yield blocks of rows with one label each, those of padding, −1, left out; see `in_blocks`."""
     ends = np.append(np.flatnonzero(np.diff(labels)) + 1, len(labels))
     for start, end in itertools.pairwise([0, *ends.tolist()]):
         for some in in_blocks(end - start, width) if labels[start] >= 0 else ():
@@ -410,7 +441,7 @@ def _moments(
 ) -> FoldMoments:
     folds, size = np.unique(labels[labels >= 0]), len(exponents) + 1
     gram, cross = np.zeros((len(folds), size, size)), np.zeros((len(folds), size, values.shape[1]))
-    for fold, some in _by_fold(labels, size):
+    for fold, some in by_fold(labels, size):
         place, root = np.searchsorted(folds, fold), np.sqrt(counts[some])[:, None]
         features = np.asarray(polynomial_features(draws[some], scores[some], exponents))
         rows = np.concatenate([root, features * root], axis=1)
@@ -428,7 +459,7 @@ def _fitted(
 ) -> Float[np.ndarray, "m p"]:
     """Return the features times the coefficients of each row's fold, zero on padding."""
     fitted = zeros((len(labels), theta.shape[2]))
-    for fold, some in _by_fold(labels, theta.shape[1]):
+    for fold, some in by_fold(labels, theta.shape[1]):
         fitted[some] = np.asarray(polynomial_features(draws[some], scores[some], exponents)) @ theta[fold, 1:]
     return fitted
 

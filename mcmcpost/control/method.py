@@ -145,9 +145,9 @@ def refuse_weighted(label: str, problem: Problem) -> None:
 def mean_of_residuals(problem: Problem, control: Float[np.ndarray, "m p"]) -> tuple[Float[np.ndarray, " p"], Refits]:
     """Return the mean of the held-out residuals as the estimate, and that over parts of the folds."""
     k, subsets = problem.folds.num_folds, Subsets.of(problem.folds.num_folds)
-    weighted = (problem.values - control) * problem.counts[:, None]
-    sums = np.array([weighted[rows].sum(axis=0) for rows, _ in problem.folds.rows()])
-    sizes = np.array([problem.counts[rows].sum() for rows, _ in problem.folds.rows()])
+    folds, counts = problem.folds, problem.counts
+    sums = folds.totals(problem.values, counts) - folds.totals(control, counts)
+    sizes = folds.totals(counts[:, None])[:, 0]
 
     def over(folds: Bool[np.ndarray, "s k"]) -> Float[np.ndarray, "s p"]:
         return folds @ sums / (folds @ sizes)[:, None]

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from mcmcpost._core.arguments import as_real, check_count
 from mcmcpost._core.errors import InputError, InputTypeError
-from mcmcpost._core.large_arrays import in_blocks, zeros
+from mcmcpost._core.large_arrays import column_variance, in_blocks, zeros
 from mcmcpost._core.stored import StoredArray, StoredRows, over_chunks, over_rows
 from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws
 from mcmcpost.control.folds import Folds, pad_rows, padded
@@ -88,6 +88,20 @@ class Problem(NamedTuple):
         """Return the problem with fits on at most `max_states` states, by weight or evenly spaced; see `Folds.thin`."""
         return self._replace(folds=self.folds.thin(max_states, self.counts if self.weighted else None))
 
+    def seen(self) -> "Problem":
+        """Return the problem of those states that the fits see, in memory."""
+        rows = self.folds.everyone
+        return self._replace(
+            draws=pad_rows(self.draws[rows]),
+            scores=pad_rows(self.scores[rows]),
+            values=pad_rows(self.values[rows]),
+            counts=pad_rows(self.counts[rows]),
+            chains=pad_rows(self.chains[rows]),
+            folds=Folds(self.folds.labels[rows], np.ones(len(rows), bool), self.folds.num_folds),
+            inverse=np.arange(len(rows)),
+            num_states=len(rows),
+        )
+
     @property
     def by_residuals(self) -> bool:
         """Whether a kernel's estimate is the mean of held-out residuals: its fits see some states, or no weights."""
@@ -119,9 +133,12 @@ def make_problem(
         states = distinct_states(trace)
     m = len(states.counts)
     flat, weights = values.reshape(-1, values.shape[-1]), trace.weights
-    copies = states.counts.astype(float)
+    counts, chains = zeros((padded(m),)), zeros((padded(m),), np.int32)
+    copies = counts[:m]
+    copies[...] = states.counts
     if weights is not None:
-        copies = np.bincount(states.inverse, weights.values.reshape(-1)) * (weights.ess / len(flat))
+        copies[...] = np.bincount(states.inverse, weights.values.reshape(-1)) * (weights.ess / len(flat))
+    np.floor_divide(states.first, values.shape[1], out=chains[:m], casting="unsafe")
     means = flat
     if m < len(flat):
         means = zeros((m, flat.shape[1]))
@@ -136,11 +153,9 @@ def make_problem(
     for rows in in_blocks(m, flat.shape[1]):
         f[rows] = (means[rows] - location) / scale
 
-    first_visit = np.full(m, -1)
-    first_visit[states.inverse[::-1]] = np.arange(len(flat))[::-1]
-    labels = draw_folds(trace.draws, num_folds, weights)[first_visit]
+    labels = draw_folds(trace.draws, num_folds, weights)
     if weights is None:
-        involved = np.minimum(participants(f[:m], copies), _fewest_participants(z, pad_rows(copies)))
+        involved = np.minimum(participants(f[:m], copies), _fewest_participants(z, counts))
     else:
         u, x = (copies[:, None] * (part[:m] - copies @ part[:m] / copies.sum()) for part in (f, z))
         involved = np.minimum(participants(u), participants(x).min())
@@ -148,9 +163,9 @@ def make_problem(
         draws=z,
         scores=s,
         values=f,
-        counts=pad_rows(copies),
-        chains=pad_rows(first_visit // values.shape[1]),
-        folds=Folds.from_labels(_occupied(labels)),
+        counts=counts,
+        chains=chains,
+        folds=Folds.from_labels(_occupied(labels if m == len(labels) else labels[states.first])),
         location=location,
         scale=scale,
         inverse=states.inverse,
@@ -272,10 +287,11 @@ def draw_folds(
         wanted = num_folds
     if wanted <= num_chains:
         chain_fold = np.arange(num_chains) * wanted // num_chains
-        return np.repeat(chain_fold, num_draws)
+        return np.repeat(chain_fold.astype(np.int32), num_draws)
     blocks = min(-(-wanted // num_chains), num_draws)
     block = np.arange(num_draws) * blocks // num_draws
-    return (np.arange(num_chains)[:, None] * blocks + block[None, :]).reshape(-1)
+    first = np.arange(num_chains, dtype=np.int32)[:, None] * blocks
+    return (first + block[None, :].astype(np.int32)).reshape(-1)
 
 
 def default_folds(draws: Float[Draws, "c n d"]) -> int:
@@ -310,16 +326,17 @@ def autocorrelation_time(draws: Float[Draws, "c n d"]) -> float:
 
 def _occupied(fold: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
     """Return the folds of the states, renumbered without folds that hold only repeats; at least two if m > 1."""
-    kept = np.unique(fold, return_inverse=True)[1]
-    return kept if kept.max() > 0 else np.arange(len(fold)) * 2 // len(fold)
+    present = np.zeros(fold.max() + 1, bool)
+    for some in in_blocks(len(fold), 1):
+        present[fold[some]] = True
+    if present.sum() < 2:
+        return np.arange(len(fold)) * 2 // len(fold)
+    return fold if present.all() else (np.cumsum(present) - 1)[fold]
 
 
 def column_sd(columns: Float[np.ndarray, "n p"], ddof: int = 0) -> Float[np.ndarray, " p"]:
     """Return the standard deviation of each column."""
-    sd = np.empty(columns.shape[1])
-    for some in in_blocks(len(sd), len(columns)):
-        sd[some] = columns[:, some].std(axis=0, ddof=ddof)
-    return sd
+    return np.sqrt(column_variance(columns, ddof))
 
 
 def sd_over_draws(values: Float[np.ndarray, "c n p"], weights: Weights | None) -> Float[np.ndarray, " p"]:
@@ -336,16 +353,20 @@ def participants(
 
     counts : (n,) copies of each row. A constant column counts as a Gaussian one.
     """
-    weight = np.ones(len(columns)) if counts is None else counts
-    total = weight.sum()
-    number = np.empty(columns.shape[1])
-    for some in in_blocks(len(number), len(columns)):
-        centred = (columns[:, some] - weight @ columns[:, some] / total) * (weight > 0)[:, None]
-        size = np.abs(centred).max(axis=0)
-        squares = (centred / np.where(size > 0, size, 1.0)) ** 2
-        with np.errstate(invalid="ignore", divide="ignore"):
-            number[some] = np.where(size > 0, (weight @ squares) ** 2 / (weight @ squares**2), total / 3)
-    return number
+    total = len(columns) if counts is None else counts.sum()
+    mean = columns.mean(axis=0) if counts is None else counts @ columns / total
+    size, squares, fourths = np.zeros((3, columns.shape[1]))
+    for rows in in_blocks(*columns.shape):
+        centred = columns[rows] - mean
+        if counts is not None:
+            centred *= (counts[rows] > 0)[:, None]
+        size = np.maximum(size, np.abs(centred).max(axis=0))
+    for rows in in_blocks(*columns.shape):
+        weight = np.ones(rows.stop - rows.start) if counts is None else counts[rows]
+        unit = ((columns[rows] - mean) / np.where(size > 0, size, 1.0)) ** 2
+        squares, fourths = squares + weight @ unit, fourths + weight @ unit**2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(size > 0, squares**2 / fourths, total / 3)
 
 
 def _fewest_participants(draws: Float[Rows, "m d"], counts: Float[np.ndarray, " m"]) -> float:

@@ -440,7 +440,7 @@ class TrainedVectorValued(AbstractControlVariate):
             few = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
             return JointFit(few, np.zeros((t, t)), np.eye(t))
         keys = jax.random.split(self.key, joint.folds.num_folds + 1)
-        whole = self._train(joint, joint.folds.everyone[joint.folds.everyone_mask], training, keys[0])
+        whole = self._train(joint, joint.folds.everyone, training, keys[0])
         control = np.zeros(len(joint.values))
         finite, settled = bool(whole.finite), bool(whole.converged)
         for (out, inside), key in zip(joint.folds.rows(), keys[1:], strict=True):

@@ -11,7 +11,7 @@ from mcmcpost._core.arguments import check_count, check_flags, check_kind, check
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import judged_variance
-from mcmcpost.control.folds import Folds, Subsets
+from mcmcpost.control.folds import Subsets
 from mcmcpost.control.functional import (
     DEFAULT_NUGGET,
     DENSE_LIMIT,
@@ -27,9 +27,8 @@ from mcmcpost.control.kernel_systems import (
     KernelFit,
     crossfit_dense,
     crossfit_iterative,
+    dense_system,
     kernel_data,
-    on_host,
-    scaled_gram,
 )
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, exponents_of_degree, polynomial_basis
 from mcmcpost.control.method import (
@@ -69,7 +68,7 @@ def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget:
     -------
     KernelFit with p = 1: mean (t, 1), control (k, b, t), refits (s, t, 1), model_covariance (1, t, t).
     """
-    gram, basis, values, counts, folds = _shared_system(tile, data)
+    (gram, basis, values, counts, _), folds = dense_system(tile, data), data.folds
     subsets = Subsets.of(folds.num_folds)
     m, t = values.shape
     root = np.sqrt(counts)[:, None]
@@ -78,7 +77,8 @@ def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget:
     between, mixing = np.linalg.eigh(covariance / np.mean(np.diagonal(covariance)))
     rotated, originals, columns = vectors.T @ (root * values) @ mixing, values @ mixing, vectors.T @ (root * basis)
     mean, fold_means, amplitude = np.empty(t), np.empty((folds.num_folds, t)), np.empty(t)
-    errors = np.zeros((*folds.held_out.shape, t))
+    held_out, real = folds.held_out()
+    errors = np.zeros((*held_out.shape, t))
     parts = [(np.empty((len(sets), t)), folds.rows_of(sets)) for sets in subsets]
     for s, (b, y, original) in enumerate(zip(between, rotated.T, originals.T, strict=True)):
         weight = 1.0 / (b * spectrum + nugget)
@@ -102,10 +102,10 @@ def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget:
                 found[part, s] = fit_rows(*system, basis[index], original[index, None])[0].coefficients[0, 0]
 
     means = fold_means @ mixing.T
-    control = values[folds.held_out] - errors @ mixing.T - means[:, None, :]
+    control = values[held_out] - errors @ mixing.T - means[:, None, :]
     return KernelFit(
         mean=(mixing @ mean)[:, None],
-        control=np.where(folds.held_out_mask[:, :, None], control, 0.0),
+        control=np.where(real[:, :, None], control, 0.0),
         refits=Refits(means[..., None], *((found @ mixing.T)[..., None] for found, _ in parts)),
         model_covariance=((mixing * amplitude) @ mixing.T)[None],
         nugget=np.asarray(nugget),
@@ -119,21 +119,9 @@ def shared_covariance(tile: Tile, nugget: float, data: KernelData) -> Float[np.n
 
     Exact where the noise is separable too, B⊗(K₀ + ηD⁻¹), or absent. Sun, Barp and Briol (2023), special case II.
     """
-    gram, basis, values, counts, _ = _shared_system(tile, data)
+    gram, basis, values, counts, _ = dense_system(tile, data)
     solution, _ = fit_rows(gram, 1.0 / counts, nugget, basis, values)
     return values.T @ solution.dual / (len(values) - basis.shape[1])
-
-
-def _shared_system(
-    tile: Tile, data: KernelData
-) -> tuple[
-    Float[np.ndarray, "m m"], Float[np.ndarray, "m q"], Float[np.ndarray, "m t"], Float[np.ndarray, " m"], Folds
-]:
-    """Return K₀/mean(diag K₀), the basis, the values and the counts at the states, without padding, and the folds."""
-    basis, values, counts, folds = on_host(data)
-    gram, _ = scaled_gram(tile, data.rows, data.counts, jnp.arange(len(counts)))
-    m = np.count_nonzero(counts)
-    return np.asarray(gram)[:m, :m], basis[:m], values[:m], counts[:m], folds
 
 
 MAX_ROWS = 7_000

@@ -269,13 +269,19 @@ def _evaluated(
 ) -> dict[str, np.ndarray]:
     """Return the values (c, n, ...) of the functions among the entries. Chunks of stored variables are read once."""
     evaluators = {name: _evaluator(name, entry) for name, entry in entries.items() if callable(entry)}
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in evaluators}
+    found: dict[str, np.ndarray] = {}
+    start = 0
     for draws in variables.pieces():
         rows = _rows(draws)
         for name, evaluate in evaluators.items():
             values = evaluate(rows)
-            parts[name].append(values.reshape(chains_draws[0], -1, *values.shape[1:]))
-    return {name: np.concatenate(pieces, axis=1) for name, pieces in parts.items()}
+            values = values.reshape(chains_draws[0], -1, *values.shape[1:])
+            if name not in found:
+                found[name] = zeros((*chains_draws, *values.shape[2:]), values.dtype)
+            stop = start + values.shape[1]
+            found[name][:, start:stop] = values
+        start = stop
+    return found
 
 
 def _evaluator(

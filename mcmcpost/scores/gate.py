@@ -13,7 +13,7 @@ from mcmcpost._core.stored import sampling_step
 from mcmcpost.scores.identities import disagreeing, tested_pairs, z_products, z_zero_mean
 from mcmcpost.scores.log_density import Misfit, misfit
 from mcmcpost.scores.repairs import REPAIR_LIMIT, REPAIRS, Repair, z_bounded, z_local, z_repaired
-from mcmcpost.trace import StoredTrace, Trace, finite_columns, moving, without_fixed
+from mcmcpost.trace import StoredTrace, Trace, finite_columns, moving, sampled, without_fixed
 
 _SHOWN = 5
 
@@ -259,8 +259,9 @@ def check_scores(trace: Trace | StoredTrace, log_density: Float[np.ndarray, "c n
     recorded, scores that are five per cent too large, or shifted, are found by its differences between near draws
     (`misfit`), in a few dimensions, and in twenty where the density is nearly Gaussian.
 
-    Of stored draws all are tested for being finite, and every so many of each chain, four million numbers, for the
-    rest. Weighted draws are tested on nearly equally weighted ones among them (`Weights.representative`), as one chain.
+    All draws are tested for being finite, and of large arrays every so many of each chain, four million numbers, for
+    the rest, in memory or stored. Weighted draws are tested on nearly equally weighted ones among them
+    (`Weights.representative`), as one chain.
 
     Parameters
     ----------
@@ -272,22 +273,30 @@ def check_scores(trace: Trace | StoredTrace, log_density: Float[np.ndarray, "c n
     ScoreCheck : non-finite scores and recognised mistakes are errors; constant scores, bounded supports, chains that
         disagree and failures that are not recognised are warnings.
     """
-    d = trace.draws.shape[-1]
-    threshold = float(-ndtri(LEVEL / (2 * (d + tested_pairs(d).sum()))))
-    empty = ScoreCheck("pass", None, "", np.full(d, np.nan), np.full((d, d), np.nan), threshold)
     if not finite_columns(trace.scores).all():
+        empty = _untested(trace.draws.shape[-1])
         return empty._replace(verdict="error", pattern="nonfinite", message=where_not_finite(trace))
-    if isinstance(trace, StoredTrace):
-        step = sampling_step(trace.draws.shape)
-        some = Trace(trace.draws.sample, trace.scores.sample, trace.names)
-        return check_scores(some, None if log_density is None else log_density[:, ::step])
+    draws, scores = trace.draws, trace.scores
     if trace.weights is not None:
-        rows = trace.weights.representative()
-        some = Trace(trace.draws.reshape(1, -1, d)[:, rows], trace.scores.reshape(1, -1, d)[:, rows], trace.names)
-        return check_scores(some, None if log_density is None else log_density.reshape(1, -1)[:, rows])
+        rows, d = trace.weights.representative(), draws.shape[-1]
+        draws, scores = (array.reshape(1, -1, d)[:, rows] for array in (trace.draws, trace.scores))
+        log_density = None if log_density is None else log_density.reshape(1, -1)[:, rows]
+    log_density = None if log_density is None else log_density[:, :: sampling_step(draws.shape)]
+    return _check(Trace(sampled(draws), sampled(scores), trace.names), log_density)
+
+
+def _untested(d: int) -> ScoreCheck:
+    threshold = float(-ndtri(LEVEL / (2 * (d + tested_pairs(d).sum()))))
+    return ScoreCheck("pass", None, "", np.full(d, np.nan), np.full((d, d), np.nan), threshold)
+
+
+def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreCheck:
+    """Test scores that are finite, of draws in memory, all of them."""
+    d, empty = trace.draws.shape[-1], _untested(trace.draws.shape[-1])
+    threshold = empty.threshold
     moves = moving(trace.draws)
     if not moves.all():
-        part = check_scores(without_fixed(trace), log_density)
+        part = _check(without_fixed(trace), log_density)
         empty.z_mean[moves] = part.z_mean
         empty.z_product[np.ix_(moves, moves)] = part.z_product
         return part._replace(z_mean=empty.z_mean, z_product=empty.z_product)

@@ -10,7 +10,7 @@ from scipy.stats import norm
 from mcmcpost._core.status import Status
 from mcmcpost.control import REML, ControlFunctional, GridREML, SemiExact, solve_stein_weights
 from mcmcpost.control.folds import Subsets
-from mcmcpost.control.kernel_systems import cross_product, crossfit_dense, crossfit_iterative, kernel_data
+from mcmcpost.control.kernel_systems import KernelData, cross_product, crossfit_dense, crossfit_iterative, kernel_data
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.problem import make_problem
 from mcmcpost.kernels import InverseMultiquadric, Matern32, SquaredExponential
@@ -29,12 +29,11 @@ def problem(rng):
     return make_problem(make_trace(x, -x), np.cos(x) + x[..., ::-1] ** 3)
 
 
-def definition(problem, design, rows, out):
-    """Return β̂ and g at `out` of the fit on `rows`, from the formulas, with plain inverses."""
+def definition(problem, design, rows, out, seen=None):
+    """Return β̂ and g at `out` of the fit on `rows`, from the formulas, with plain inverses; `seen` are all its rows."""
     z, s = jnp.asarray(problem.draws), jnp.asarray(problem.scores)
     gram = np.asarray(stein_gram(KERNEL, z, s))
-    real = problem.counts > 0
-    gram = gram / gram.diagonal()[real].mean()
+    gram = gram / gram.diagonal()[problem.counts > 0 if seen is None else seen].mean()
     inverse = np.linalg.inv(gram[np.ix_(rows, rows)] + NUGGET * np.diag(1 / problem.counts[rows]))
     basis, values = design[rows], problem.values[rows]
     gamma = np.linalg.solve(basis.T @ inverse @ basis, basis.T @ inverse @ values)
@@ -54,7 +53,7 @@ def test_the_dense_fit_and_its_folds_are_the_definition(problem, degree):
     np.testing.assert_allclose(fit.mean[0], definition(problem, design, everyone, everyone)[0], rtol=1e-7)
     for k, (out, train) in enumerate(problem.folds.rows()):
         expected = definition(problem, design, train, out)[1]
-        np.testing.assert_allclose(fit.control[k][problem.folds.held_out_mask[k]], expected, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(fit.control[k][problem.folds.held_out()[1][k]], expected, rtol=1e-6, atol=1e-8)
     for means, folds in zip(fit.refits[1:], Subsets.of(problem.folds.num_folds), strict=True):
         for found, kept in zip(means, folds, strict=True):
             rows = np.flatnonzero(kept[problem.folds.labels])
@@ -62,14 +61,16 @@ def test_the_dense_fit_and_its_folds_are_the_definition(problem, degree):
 
 
 def test_fits_on_some_of_the_rows_predict_the_others(problem):
-    problem = problem.select(slice(1)).thin(100)
+    fit = SemiExact(1, KERNEL, NUGGET, max_states=100).crossfit(problem)
+    problem = problem.thin(100)
+    assert fit.info["num_fitted"] == 100 < problem.num_states
     design = polynomial_basis(problem, exponents_of_degree(2, 1))
-    fit = crossfit_dense(SteinTile(KERNEL), NUGGET, system(problem, design))
-    assert fit.nugget == NUGGET
-    for k, (out, train) in enumerate(problem.folds.rows()):
-        constant, expected = definition(problem, design, train, out)
-        np.testing.assert_allclose(fit.refits.without_fold[k, 0], constant, rtol=1e-6)
-        np.testing.assert_allclose(fit.control[k][problem.folds.held_out_mask[k]], expected, rtol=1e-6, atol=1e-8)
+    for out, train in problem.folds.rows():
+        _, expected = definition(problem, design, train, out, problem.folds.everyone)
+        np.testing.assert_allclose(fit.control[out], expected, rtol=1e-6, atol=1e-8)
+    assert not fit.control[problem.num_states :].any()
+    weight = problem.counts / problem.counts.sum()
+    np.testing.assert_allclose(fit.mean, weight @ (problem.values - fit.control), atol=1e-12)
 
 
 @pytest.mark.parametrize("degree", [0, 2])
@@ -90,7 +91,11 @@ def test_the_matrix_free_fit_never_forms_the_matrix(rng):
     design = polynomial_basis(problem, exponents_of_degree(2, 0))
     data = system(problem, design)
     solver = ConjugateGradients(rtol=1e-3, budget=5, rank=20)
-    jaxpr = jax.make_jaxpr(lambda a: crossfit_iterative(SteinTile(KERNEL), jnp.asarray(1e-3), solver, a))(data)
+
+    def fit(*arrays: object) -> object:
+        return crossfit_iterative(SteinTile(KERNEL), jnp.asarray(1e-3), solver, KernelData(*arrays, data.folds))
+
+    jaxpr = jax.make_jaxpr(fit)(*data[:-1])
 
     def sizes(inner):
         for equation in inner.eqns:

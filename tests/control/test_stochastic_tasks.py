@@ -351,7 +351,7 @@ def test_blocks_of_a_crossfitted_method_straddle_no_chain_and_no_held_out_draws(
     caught = caught_schedules(monkeypatch)
     monkeypatch.setattr(trained, "_train", untrained)  # nine shapes, of which only the schedules are looked at
     TrainedVectorValued(PolynomialFamily(1), key=key, training=training).crossfit_joint(joint)
-    fits = [joint.folds.everyone[joint.folds.everyone_mask], *(inside for _, inside in joint.folds.rows())]
+    fits = [joint.folds.everyone, *(inside for _, inside in joint.folds.rows())]
     assert len(caught) == len(fits) == 9
     for index, (_, _, schedule) in zip(fits, caught, strict=True):
         rows = index[np.asarray(schedule.units)]

@@ -64,9 +64,9 @@ def test_the_kronecker_fit_is_the_dense_one(shared, degree, terms):
     for quick, slow in zip(fast.refits, dense.refits, strict=True):
         np.testing.assert_allclose(quick[:, :, 0], slow[:, :, 0], atol=1e-7)
     scattered = np.zeros(len(joint.values))
-    held_out, mask = joint.folds.held_out, joint.folds.held_out_mask
+    held_out, mask = joint.folds.held_out()
     scattered[held_out[mask]] = np.asarray(dense.control)[mask][:, 0]
-    for k, (rows, mask) in enumerate(zip(shared.folds.held_out, shared.folds.held_out_mask, strict=True)):
+    for k, (rows, mask) in enumerate(zip(*shared.folds.held_out(), strict=True)):
         for t in range(2):
             expected = scattered[joint.rows_of(t)][rows[mask]]
             np.testing.assert_allclose(fast.control[k][mask, t], expected, atol=1e-7)
