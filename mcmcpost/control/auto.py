@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from mcmcpost._core.arguments import check_count, check_flags, check_number
 from mcmcpost._core.status import Status
+from mcmcpost._core.steps import say_step
 from mcmcpost._core.stored import StoredRows
 from mcmcpost.control.errors import judged_variance, residual_variance
 from mcmcpost.control.functional import SemiExact
@@ -100,6 +101,7 @@ class Auto(AbstractControlVariate):
         lowest = judged_variance(problem, moved)
         tried: dict[str, Any] = {}
         for method in self.candidates(problem):
+            say_step(method.label)
             fit = method.crossfit(problem)
             honest = judged_variance(problem, fit)
             ratio = _ratio(plain, residual_variance(problem, fit.control))
