@@ -5,8 +5,8 @@
 Replications of 4 × 1,000 NUTS draws. `gain` is the median of those reported, `true` the mean square error of the plain
 mean over that of the controlled one, both against a linear control variate on all draws of the pool, and `z²` the mean
 of its square; `plain z²` that of the plain mean. `seconds` are CPU seconds of one call with all quantities, compilation
-not counted. A controlled mean counts also where the plain one would be returned by default. The chains of
-logistic d=500 take an hour to sample.
+not counted. A controlled mean counts also where the plain one would be returned by default. `ridge` is that on all
+linear and quadratic features, through their kernel, and `ensemble` a peer: see `benchmarks.control._ensemble`.
 """
 
 import argparse
@@ -18,19 +18,25 @@ import numpy as np
 
 import mcmcpost as mp
 from benchmarks._table import emit
+from benchmarks.control._ensemble import Ensemble
 from benchmarks.control._hierarchical_models import MODELS, pool
 from benchmarks.control._pools import Pool
+from mcmcpost.control import REML
+from mcmcpost.kernels import Polynomial
 
 METHODS = {
     "zv1": mp.ZeroVariance(1, mp.LeastSquares()),
     "diagonal": mp.ZeroVariance(2, mp.LeastSquares(), max_interaction=1),
     "lasso": mp.ZeroVariance(2, mp.Lasso(), max_interaction=1),
+    "ridge": mp.SemiExact(1, Polynomial(1), tuning=REML(), max_states=1_600),
     "secf": mp.SemiExact(1, max_states=1_600),
+    "ensemble": Ensemble(),
+    "zv1+ensemble": Ensemble(linear=True),
     "screened": mp.Screened(),
     "auto": "auto",
 }
 
-SLOW = ("lasso", "secf")
+SLOW = ("lasso", "ridge", "secf")
 """Methods that are left out beyond `MANY` coordinates, where they take minutes."""
 
 MANY = 300
