@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--replications", type=int, default=10)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--table", default="hierarchical", help="name of the results")
     args = parser.parse_args()
     rows: list[dict] = []
     for name in args.models:
@@ -57,7 +58,7 @@ def main() -> None:
             rows += _rows(name, chains, method, min(args.replications, len(chains.draws)))
             title = "Posteriors of 50 to 500 parameters, 4 × 1,000 NUTS draws: reported and true gains"
             final = (name, method) == (args.models[-1], methods[-1])
-            emit("hierarchical", title, rows, final=final, replications=args.replications)
+            emit(args.table, title, rows, final=final, replications=args.replications)
 
 
 def _rows(name: str, chains: Pool, method: str, replications: int) -> list[dict]:
