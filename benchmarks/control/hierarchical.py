@@ -6,10 +6,12 @@ Replications of 4 × 1,000 NUTS draws. `gain` is the median of those reported, `
 mean over that of the controlled one, both against a linear control variate on all draws of the pool, and `z²` the mean
 of its square; `plain z²` that of the plain mean. `seconds` are CPU seconds of one call with all quantities, compilation
 not counted. A controlled mean counts also where the plain one would be returned by default. `ridge` is that on all
-linear and quadratic features, through their kernel, and `ensemble` a peer: see `benchmarks.control._ensemble`.
+linear and quadratic features, through their kernel, and `ensemble` a peer: see `benchmarks.control._ensemble`. Every
+row has the commit that it was made with: --keep leaves those as they are that are not made again.
 """
 
 import argparse
+import json
 import time
 import warnings
 
@@ -17,7 +19,7 @@ import jax
 import numpy as np
 
 import mcmcpost as mp
-from benchmarks._table import emit
+from benchmarks._table import RESULTS, commit, emit
 from benchmarks.control._ensemble import Ensemble
 from benchmarks.control._hierarchical_models import MODELS, pool
 from benchmarks.control._pools import Pool
@@ -48,17 +50,21 @@ def main() -> None:
     parser.add_argument("--replications", type=int, default=10)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--table", default="hierarchical", help="name of the results")
+    parser.add_argument("--keep", action="store_true", help="keep the other rows of the table as they are")
     args = parser.parse_args()
-    rows: list[dict] = []
+    kept = json.loads((RESULTS / "hierarchical.json").read_text()) if args.keep else {"rows": []}
+    rows = {(name, method): [] for name in MODELS for method in METHODS}
+    for row in kept["rows"]:
+        rows[row["model"], row["method"]].append({"commit": kept["commit"]} | row)
     for name in args.models:
         chains = pool(name)
         methods = [m for m in args.methods if chains.draws.shape[-1] <= MANY or m not in SLOW]
         for method in methods:
-            rows += _rows(name, chains, method, min(args.replications, len(chains.draws)))
+            rows[name, method] = _rows(name, chains, method, min(args.replications, len(chains.draws)))
             title = "Posteriors of 50 to 500 parameters, 4 × 1,000 NUTS draws: reported and true gains"
             final = (name, method) == (args.models[-1], methods[-1])
-            emit(args.table, title, rows, final=final, replications=args.replications)
+            every = [row for part in rows.values() for row in part]
+            emit("hierarchical", title, every, final=final, replications=args.replications)
 
 
 def _rows(name: str, chains: Pool, method: str, replications: int) -> list[dict]:
@@ -76,6 +82,7 @@ def _rows(name: str, chains: Pool, method: str, replications: int) -> list[dict]
     square, plain_square = (mean - chains.truth) ** 2, (plain - chains.truth) ** 2
     return [
         {
+            "commit": commit(),
             "model": name,
             "quantity": quantity,
             "method": method,
