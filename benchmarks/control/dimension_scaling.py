@@ -48,6 +48,7 @@ def main() -> None:
     if args.cell:
         print(json.dumps(cell(int(args.cell[0]), int(args.cell[1]), args.cell[2], args.replications)))
         return
+    here = commit()
     kept = json.loads((RESULTS / "dimension_scaling.json").read_text()) if args.keep else {"rows": []}
     rows = {(row["n"], row["d"], row["method"]): {"commit": kept["commit"]} | row for row in kept["rows"]}
     cells = [(d, n, method) for n in args.sizes for d in args.dimensions for method in args.methods]
@@ -56,7 +57,7 @@ def main() -> None:
         words += ["--replications", str(args.replications if d * n <= MOST else 1)]
         try:
             done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=args.limit)
-            rows[n, d, method] = {"commit": commit()} | json.loads(done.stdout.splitlines()[-1])
+            rows[n, d, method] = {"commit": here} | json.loads(done.stdout.splitlines()[-1])
         except subprocess.TimeoutExpired:
             print(f"given up after {args.limit:g} s: d={d}, n={n}, {method}", file=sys.stderr)
         title = "Group effects, independent draws, eight integrands: work and gains against dimension and draws"

@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the other rows of the table as they are")
     args = parser.parse_args()
     kept = json.loads((RESULTS / "hierarchical.json").read_text()) if args.keep else {"rows": []}
+    here = commit()
     rows = {(name, method): [] for name in MODELS for method in METHODS}
     for row in kept["rows"]:
         rows[row["model"], row["method"]].append({"commit": kept["commit"]} | row)
@@ -60,7 +61,8 @@ def main() -> None:
         chains = pool(name)
         methods = [m for m in args.methods if chains.draws.shape[-1] <= MANY or m not in SLOW]
         for method in methods:
-            rows[name, method] = _rows(name, chains, method, min(args.replications, len(chains.draws)))
+            found = _rows(name, chains, method, min(args.replications, len(chains.draws)))
+            rows[name, method] = [{"commit": here} | row for row in found]
             title = "Posteriors of 50 to 500 parameters, 4 × 1,000 NUTS draws: reported and true gains"
             final = (name, method) == (args.models[-1], methods[-1])
             every = [row for part in rows.values() for row in part]
@@ -82,7 +84,6 @@ def _rows(name: str, chains: Pool, method: str, replications: int) -> list[dict]
     square, plain_square = (mean - chains.truth) ** 2, (plain - chains.truth) ** 2
     return [
         {
-            "commit": commit(),
             "model": name,
             "quantity": quantity,
             "method": method,

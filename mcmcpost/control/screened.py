@@ -144,7 +144,8 @@ class Screened(AbstractControlVariate):
             held_out /= rows.root
             stage = int(np.argmin(_variances(rows.values[:, j] / rows.root - held_out, rows.root**2)))
             own = len(full.stages[stage].added)
-            again = [_fit(base, j, full.added.first(own)) for base in bases[1:]]
+            chosen = full.added.first(own)
+            again = [_fit(base, j, chosen, _crossed(base, chosen)) for base in bases[1:]]
             mean[j] = rows.intercept(full.stages[stage])
             refits.without_fold[:, j] = [rows.intercept(fit) for fit in again[:k]]
             refits.halves[:, j] = [rows.intercept(fit) for fit in again[k:]]
@@ -382,8 +383,8 @@ def _path(
 ) -> Path:
     """Return the fits after 0, 1, … rounds, fewer where no features are left, and with the kernel."""
     added = Added.of(rows, base, column, np.empty((len(rows.order), 0)), 0.0)
-    taken = Pairs(*np.empty((2, 0), int))
-    stages = [_fit(base, column, added)]
+    crossed, taken = _crossed(base, added), Pairs(*np.empty((2, 0), int))
+    stages = [_fit(base, column, added, crossed)]
     for _ in range(rounds):
         number = min(number, ranking.num_candidates - len(taken.first))
         if number == 0:
@@ -391,30 +392,39 @@ def _path(
         residual = rows.values[:, column] - base.features @ stages[-1].base - added.columns @ stages[-1].added
         for fold, kept in zip(rows.folds, base.kept, strict=True):
             residual[fold] *= kept
-        new = ranking.best(residual * rows.root, number, taken)
-        taken = Pairs(*np.concatenate([taken, new], axis=1))
-        added = added.beside(rows, Added.of(rows, base, column, rows.features(new), 0.0))
-        stages.append(_fit(base, column, added))
+        best = ranking.best(residual * rows.root, number, taken)
+        taken = Pairs(*np.concatenate([taken, best], axis=1))
+        new = Added.of(rows, base, column, rows.features(best), 0.0)
+        added, crossed = added.beside(rows, new), np.concatenate([crossed, _crossed(base, new)], axis=1)
+        stages.append(_fit(base, column, added, crossed))
     coordinates = _relevant(rows.num_coordinates, Pairs(*np.concatenate([base.pairs, taken], axis=1)), stages[-1])
     if kernel is not None:
-        added = added.beside(rows, kernel(coordinates))
-        stages.append(_fit(base, column, added))
+        new = kernel(coordinates)
+        added, crossed = added.beside(rows, new), np.concatenate([crossed, _crossed(base, new)], axis=1)
+        stages.append(_fit(base, column, added, crossed))
     return Path(tuple(stages), added, coordinates)
 
 
-def _fit(base: Base, column: int, added: Added) -> Stage:
-    """Return the regression of an integrand on the base's features and others, over the base's folds."""
+def _crossed(base: Base, added: Added) -> Float[np.ndarray, "q a"]:
+    """Return L⁻¹ times the moments of added columns with the base's features, over the base's folds."""
+    return _solved(base, np.tensordot(base.kept, added.cross, 1), 0)
 
-    def solved(right: np.ndarray, trans: int) -> np.ndarray:
-        return scipy.linalg.solve_triangular(base.lower, right, lower=True, trans=trans, check_finite=False)
 
+def _solved(base: Base, right: Float[np.ndarray, "q *a"], trans: int) -> Float[np.ndarray, "q *a"]:
+    return scipy.linalg.solve_triangular(base.lower, right, lower=True, trans=trans, check_finite=False)
+
+
+def _fit(base: Base, column: int, added: Added, crossed: Float[np.ndarray, "q a"]) -> Stage:
+    """Return the regression of an integrand on the base's features and others, over the base's folds.
+
+    crossed : what `_crossed` returns for the columns added.
+    """
     half = base.half[:, column]
     if not len(added.penalty):
-        return Stage(solved(half, 1), np.empty(0))
-    crossed = solved(np.tensordot(base.kept, added.cross, 1), 0)
+        return Stage(_solved(base, half, 1), np.empty(0))
     gram = np.tensordot(base.kept, added.gram, 1) - crossed.T @ crossed + np.diag(JITTER + added.penalty)
     theta = scipy.linalg.solve(gram, base.kept @ added.moments - crossed.T @ half, assume_a="pos")
-    return Stage(solved(half - crossed @ theta, 1), theta)
+    return Stage(_solved(base, half - crossed @ theta, 1), theta)
 
 
 def _relevant(d: int, pairs: Pairs, fit: Stage) -> tuple[int, ...]:
