@@ -31,7 +31,7 @@ class Ensemble(AbstractControlVariate):
     linear : whether every member has the linear features of all coordinates too.
     """
 
-    num_members: int = 20
+    num_members: int = 10
     num_features: int = 600
     linear: bool = False
 
