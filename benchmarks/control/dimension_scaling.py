@@ -25,7 +25,7 @@ import numpy as np
 import scipy.stats
 
 import mcmcpost as mp
-from benchmarks._table import emit
+from benchmarks._table import RESULTS, commit, emit
 
 DIMENSIONS, SIZES = (10, 30, 100, 300, 1_000, 2_000), (400, 4_000, 40_000)
 
@@ -41,24 +41,28 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--methods", nargs="+", choices=mp.METHODS, default=["zv1", "auto"])
     parser.add_argument("--replications", type=int, default=3)
+    parser.add_argument("--keep", action="store_true", help="keep the other rows of the table as they are")
     parser.add_argument("--limit", type=float, default=3_600.0, help="seconds after which a cell is given up")
     parser.add_argument("--cell", nargs=3, metavar=("D", "N", "METHOD"), help="one cell, printed as JSON")
     args = parser.parse_args()
     if args.cell:
         print(json.dumps(cell(int(args.cell[0]), int(args.cell[1]), args.cell[2], args.replications)))
         return
-    rows: list[dict[str, Any]] = []
+    here = commit()
+    kept = json.loads((RESULTS / "dimension_scaling.json").read_text()) if args.keep else {"rows": []}
+    rows = {(row["n"], row["d"], row["method"]): {"commit": kept["commit"]} | row for row in kept["rows"]}
     cells = [(d, n, method) for n in args.sizes for d in args.dimensions for method in args.methods]
     for d, n, method in cells:
         words = [sys.executable, "-m", "benchmarks.control.dimension_scaling", "--cell", str(d), str(n), method]
         words += ["--replications", str(args.replications if d * n <= MOST else 1)]
         try:
             done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=args.limit)
-            rows.append(json.loads(done.stdout.splitlines()[-1]))
+            rows[n, d, method] = {"commit": here} | json.loads(done.stdout.splitlines()[-1])
         except subprocess.TimeoutExpired:
             print(f"given up after {args.limit:g} s: d={d}, n={n}, {method}", file=sys.stderr)
         title = "Group effects, independent draws, eight integrands: work and gains against dimension and draws"
-        emit("dimension_scaling", title, rows, final=(d, n, method) == cells[-1])
+        every = [rows[cell] for cell in sorted(rows, key=lambda cell: (*cell[:2], cell[2] == "auto"))]
+        emit("dimension_scaling", title, every, final=(d, n, method) == cells[-1])
 
 
 def cell(d: int, n: int, method: str, replications: int) -> dict[str, Any]:

@@ -5,11 +5,13 @@
 Replications of 4 × 1,000 NUTS draws. `gain` is the median of those reported, `true` the mean square error of the plain
 mean over that of the controlled one, both against a linear control variate on all draws of the pool, and `z²` the mean
 of its square; `plain z²` that of the plain mean. `seconds` are CPU seconds of one call with all quantities, compilation
-not counted. A controlled mean counts also where the plain one would be returned by default. The chains of
-logistic d=500 take an hour to sample.
+not counted. A controlled mean counts also where the plain one would be returned by default. `ridge` is that on all
+linear and quadratic features, through their kernel, and `ensemble` a peer: see `benchmarks.control._ensemble`. Every
+row has the commit that it was made with: --keep leaves those as they are that are not made again.
 """
 
 import argparse
+import json
 import time
 import warnings
 
@@ -17,20 +19,26 @@ import jax
 import numpy as np
 
 import mcmcpost as mp
-from benchmarks._table import emit
+from benchmarks._table import RESULTS, commit, emit
+from benchmarks.control._ensemble import Ensemble
 from benchmarks.control._hierarchical_models import MODELS, pool
 from benchmarks.control._pools import Pool
+from mcmcpost.control import REML
+from mcmcpost.kernels import Polynomial
 
 METHODS = {
     "zv1": mp.ZeroVariance(1, mp.LeastSquares()),
     "diagonal": mp.ZeroVariance(2, mp.LeastSquares(), max_interaction=1),
     "lasso": mp.ZeroVariance(2, mp.Lasso(), max_interaction=1),
+    "ridge": mp.SemiExact(1, Polynomial(1), tuning=REML(), max_states=1_600),
     "secf": mp.SemiExact(1, max_states=1_600),
+    "ensemble": Ensemble(),
+    "zv1+ensemble": Ensemble(linear=True),
     "screened": mp.Screened(),
     "auto": "auto",
 }
 
-SLOW = ("lasso", "secf")
+SLOW = ("lasso", "ridge", "secf")
 """Methods that are left out beyond `MANY` coordinates, where they take minutes."""
 
 MANY = 300
@@ -42,16 +50,23 @@ def main() -> None:
     parser.add_argument("--replications", type=int, default=10)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--keep", action="store_true", help="keep the other rows of the table as they are")
     args = parser.parse_args()
-    rows: list[dict] = []
+    kept = json.loads((RESULTS / "hierarchical.json").read_text()) if args.keep else {"rows": []}
+    here = commit()
+    rows = {(name, method): [] for name in MODELS for method in METHODS}
+    for row in kept["rows"]:
+        rows[row["model"], row["method"]].append({"commit": kept["commit"]} | row)
     for name in args.models:
         chains = pool(name)
         methods = [m for m in args.methods if chains.draws.shape[-1] <= MANY or m not in SLOW]
         for method in methods:
-            rows += _rows(name, chains, method, min(args.replications, len(chains.draws)))
+            found = _rows(name, chains, method, min(args.replications, len(chains.draws)))
+            rows[name, method] = [{"commit": here} | row for row in found]
             title = "Posteriors of 50 to 500 parameters, 4 × 1,000 NUTS draws: reported and true gains"
             final = (name, method) == (args.models[-1], methods[-1])
-            emit("hierarchical", title, rows, final=final, replications=args.replications)
+            every = [row for part in rows.values() for row in part]
+            emit("hierarchical", title, every, final=final, replications=args.replications)
 
 
 def _rows(name: str, chains: Pool, method: str, replications: int) -> list[dict]:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
+from mcmcpost._core.steps import listening
+
 DELAY, INTERVAL = 2.0, 0.5
 """Seconds after which a phase is shown, and after which its clock is drawn again."""
 
@@ -19,7 +21,7 @@ def stopwatch() -> Callable[[], float]:
 
 @contextmanager
 def phase(title: str) -> Iterator[None]:
-    """Show a title and the time since on a terminal while the block runs, if it takes long; nothing in a pipe."""
+    """Show a title, the step and the time since on a terminal while the block runs, if it takes long; not in a pipe."""
     done = threading.Event()
     with tqdm(desc=title, bar_format="{desc} {elapsed}", disable=None, delay=DELAY, leave=False) as bar:
         if bar.disable:
@@ -28,7 +30,8 @@ def phase(title: str) -> Iterator[None]:
         clock = threading.Thread(target=_tick, args=(bar, done), daemon=True)
         clock.start()
         try:
-            yield
+            with listening(lambda step: bar.set_description_str(f"{title}: {step}", refresh=False)):
+                yield
         finally:
             done.set()
             clock.join()

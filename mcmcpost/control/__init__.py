@@ -4,10 +4,11 @@ from mcmcpost.control.auto import MAX_DEGREE, NEED, Auto
 from mcmcpost.control.derived import KINDS, Smooth, estimate_derived, estimate_spread
 from mcmcpost.control.errors import SAFETY, tail_inflation
 from mcmcpost.control.estimate import Estimate, estimate_expectations
+from mcmcpost.control.folds import Subsets
 from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact
 from mcmcpost.control.joint_estimate import JointEstimate, TaskInput, estimate_jointly
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge
-from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean
+from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean, Refits
 from mcmcpost.control.pooling import contradicting, pool, stored_estimate
 from mcmcpost.control.problem import Problem, check_cross_fitting, participants, read_moments, standard_coordinates
 from mcmcpost.control.quantiles import estimate_quantiles
@@ -51,12 +52,14 @@ __all__ = [
     "PlainMean",
     "PolynomialFamily",
     "Problem",
+    "Refits",
     "Ridge",
     "Screened",
     "SemiExact",
     "Smooth",
     "SteinWeights",
     "Stochastic",
+    "Subsets",
     "TaskInput",
     "TaskREML",
     "TrainedVectorValued",

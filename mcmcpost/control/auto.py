@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from mcmcpost._core.arguments import check_count, check_flags, check_number
 from mcmcpost._core.status import Status
+from mcmcpost._core.steps import say_step
 from mcmcpost.control.errors import judged_variance, residual_variance
 from mcmcpost.control.functional import ControlFunctional, SemiExact, crossfit_both, is_compared
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, LeastSquares, Ridge
@@ -117,6 +118,7 @@ class Auto(AbstractControlVariate):
     def _crossfits(self, problem: Problem) -> Iterator[tuple[AbstractControlVariate, ControlFit]]:
         """Yield the candidates and their fits; after a semi-exact one that is compared, the kernel alone."""
         for method in self.candidates(problem):
+            say_step(method.label)
             if isinstance(method, SemiExact) and is_compared(problem, method):
                 semi, alone = crossfit_both(problem, method)
                 apart = np.abs(semi.mean - alone.mean) / NEARER

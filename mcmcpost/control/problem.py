@@ -187,7 +187,7 @@ def _standardised(
         return moved, dataclasses.replace(scores, size=padded(m)) @ lower
     z, s = zeros((padded(m), d)), zeros((padded(m), d))
     for rows in in_blocks(m, 2 * d):
-        z[rows] = np.linalg.solve(lower, (draws[rows] - shift).T).T
+        z[rows] = scipy.linalg.solve_triangular(lower, (draws[rows] - shift).T, lower=True, check_finite=False).T
         s[rows] = scores[rows] @ lower
     return z, s
 

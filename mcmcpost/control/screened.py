@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost._core.arguments import check_count, check_flags
 from mcmcpost._core.large_arrays import zeros
 from mcmcpost._core.status import Status
+from mcmcpost._core.steps import say_step
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import (
     AbstractControlVariate,
@@ -134,15 +135,17 @@ class Screened(AbstractControlVariate):
         refits = Refits.none(problem)
         facts: list[tuple[int, int, list[int]]] = []
         for j in range(p):
-            columns = functools.cache(functools.partial(_kernel_columns, rows)) if self.kernel else None
-            full = _path(rows, bases[0], ranking, j, self.rounds, added, columns)
+            say_step(f"{self.label}, quantity {j + 1} of {p}")
+            kernel = functools.cache(functools.partial(_kernel, rows, bases[0], j)) if self.kernel else None
+            full = _path(rows, bases[0], ranking, j, self.rounds, added, kernel)
             held_out = np.empty((len(full.stages), len(rows.order)))
             for base, fold in zip(bases[1 : k + 1], rows.folds, strict=True):
-                held_out[:, fold] = _fitted(base, _path(rows, base, ranking, j, self.rounds, added, columns), fold)
+                held_out[:, fold] = _fitted(base, _path(rows, base, ranking, j, self.rounds, added, kernel), fold)
             held_out /= rows.root
             stage = int(np.argmin(_variances(rows.values[:, j] / rows.root - held_out, rows.root**2)))
             own = len(full.stages[stage].added)
-            again = [_fit(base, j, full.added.first(own)) for base in bases[1:]]
+            chosen = full.added.first(own)
+            again = [_fit(base, j, chosen, _crossed(base, chosen)) for base in bases[1:]]
             mean[j] = rows.intercept(full.stages[stage])
             refits.without_fold[:, j] = [rows.intercept(fit) for fit in again[:k]]
             refits.halves[:, j] = [rows.intercept(fit) for fit in again[k:]]
@@ -302,28 +305,27 @@ class Added(NamedTuple):
     moments: Float[np.ndarray, "k a"]
 
     @classmethod
-    def none(cls, rows: Rows, base: Base) -> "Added":
-        """Return no columns."""
-        k, q = len(rows.folds), base.features.shape[1]
+    def of(cls, rows: Rows, base: Base, column: int, columns: Float[np.ndarray, "m a"], penalty: float) -> "Added":
+        """Return some columns, all with the same penalty."""
         return cls(
-            columns=np.empty((len(rows.order), 0)),
-            penalty=np.empty(0),
-            cross=np.empty((k, q, 0)),
-            gram=np.empty((k, 0, 0)),
-            moments=np.empty((k, 0)),
-        )
-
-    def and_more(
-        self, rows: Rows, base: Base, column: int, new: Float[np.ndarray, "m b"], penalty: float = 0.0
-    ) -> "Added":
-        """Return these columns and `new` ones, all with the same penalty."""
-        columns = np.concatenate([self.columns, new], axis=1)
-        return Added(
             columns=columns,
-            penalty=np.concatenate([self.penalty, np.full(new.shape[1], penalty)]),
-            cross=np.concatenate([self.cross, rows.by_fold(base.features, new)], axis=2),
+            penalty=np.full(columns.shape[1], penalty),
+            cross=rows.by_fold(base.features, columns),
             gram=rows.by_fold(columns, columns),
             moments=rows.by_fold(columns, rows.values[:, column, None])[..., 0],
+        )
+
+    def beside(self, rows: Rows, new: "Added") -> "Added":
+        """Return these columns and `new` ones."""
+        between = rows.by_fold(self.columns, new.columns)
+        upper = np.concatenate([self.gram, between], axis=2)
+        lower = np.concatenate([between.transpose(0, 2, 1), new.gram], axis=2)
+        return Added(
+            columns=np.concatenate([self.columns, new.columns], axis=1),
+            penalty=np.concatenate([self.penalty, new.penalty]),
+            cross=np.concatenate([self.cross, new.cross], axis=2),
+            gram=np.concatenate([upper, lower], axis=1),
+            moments=np.concatenate([self.moments, new.moments], axis=1),
         )
 
     def first(self, number: int) -> "Added":
@@ -377,11 +379,12 @@ def _path(
     column: int,
     rounds: int,
     number: int,
-    kernel_columns: Callable[[tuple[int, ...]], Float[np.ndarray, "m b"]] | None,
+    kernel: Callable[[tuple[int, ...]], Added] | None,
 ) -> Path:
     """Return the fits after 0, 1, … rounds, fewer where no features are left, and with the kernel."""
-    added, taken = Added.none(rows, base), Pairs(*np.empty((2, 0), int))
-    stages = [_fit(base, column, added)]
+    added = Added.of(rows, base, column, np.empty((len(rows.order), 0)), 0.0)
+    crossed, taken = _crossed(base, added), Pairs(*np.empty((2, 0), int))
+    stages = [_fit(base, column, added, crossed)]
     for _ in range(rounds):
         number = min(number, ranking.num_candidates - len(taken.first))
         if number == 0:
@@ -389,30 +392,39 @@ def _path(
         residual = rows.values[:, column] - base.features @ stages[-1].base - added.columns @ stages[-1].added
         for fold, kept in zip(rows.folds, base.kept, strict=True):
             residual[fold] *= kept
-        new = ranking.best(residual * rows.root, number, taken)
-        taken = Pairs(*np.concatenate([taken, new], axis=1))
-        added = added.and_more(rows, base, column, rows.features(new))
-        stages.append(_fit(base, column, added))
+        best = ranking.best(residual * rows.root, number, taken)
+        taken = Pairs(*np.concatenate([taken, best], axis=1))
+        new = Added.of(rows, base, column, rows.features(best), 0.0)
+        added, crossed = added.beside(rows, new), np.concatenate([crossed, _crossed(base, new)], axis=1)
+        stages.append(_fit(base, column, added, crossed))
     coordinates = _relevant(rows.num_coordinates, Pairs(*np.concatenate([base.pairs, taken], axis=1)), stages[-1])
-    if kernel_columns is not None:
-        added = added.and_more(rows, base, column, kernel_columns(coordinates), NUGGET)
-        stages.append(_fit(base, column, added))
+    if kernel is not None:
+        new = kernel(coordinates)
+        added, crossed = added.beside(rows, new), np.concatenate([crossed, _crossed(base, new)], axis=1)
+        stages.append(_fit(base, column, added, crossed))
     return Path(tuple(stages), added, coordinates)
 
 
-def _fit(base: Base, column: int, added: Added) -> Stage:
-    """Return the regression of an integrand on the base's features and others, over the base's folds."""
+def _crossed(base: Base, added: Added) -> Float[np.ndarray, "q a"]:
+    """Return L⁻¹ times the moments of added columns with the base's features, over the base's folds."""
+    return _solved(base, np.tensordot(base.kept, added.cross, 1), 0)
 
-    def solved(right: np.ndarray, trans: int) -> np.ndarray:
-        return scipy.linalg.solve_triangular(base.lower, right, lower=True, trans=trans, check_finite=False)
 
+def _solved(base: Base, right: Float[np.ndarray, "q *a"], trans: int) -> Float[np.ndarray, "q *a"]:
+    return scipy.linalg.solve_triangular(base.lower, right, lower=True, trans=trans, check_finite=False)
+
+
+def _fit(base: Base, column: int, added: Added, crossed: Float[np.ndarray, "q a"]) -> Stage:
+    """Return the regression of an integrand on the base's features and others, over the base's folds.
+
+    crossed : what `_crossed` returns for the columns added.
+    """
     half = base.half[:, column]
     if not len(added.penalty):
-        return Stage(solved(half, 1), np.empty(0))
-    crossed = solved(np.tensordot(base.kept, added.cross, 1), 0)
+        return Stage(_solved(base, half, 1), np.empty(0))
     gram = np.tensordot(base.kept, added.gram, 1) - crossed.T @ crossed + np.diag(JITTER + added.penalty)
     theta = scipy.linalg.solve(gram, base.kept @ added.moments - crossed.T @ half, assume_a="pos")
-    return Stage(solved(half - crossed @ theta, 1), theta)
+    return Stage(_solved(base, half - crossed @ theta, 1), theta)
 
 
 def _relevant(d: int, pairs: Pairs, fit: Stage) -> tuple[int, ...]:
@@ -423,11 +435,11 @@ def _relevant(d: int, pairs: Pairs, fit: Stage) -> tuple[int, ...]:
     return tuple(sorted(np.argsort(-total[:d], kind="stable")[:RELEVANT].tolist()))
 
 
-def _kernel_columns(rows: Rows, coordinates: tuple[int, ...]) -> Float[np.ndarray, "m b"]:
+def _kernel(rows: Rows, base: Base, column: int, coordinates: tuple[int, ...]) -> Added:
     """Return columns, times the roots, whose ridge regression is that with the Stein kernel at `CENTRES` states.
 
     The kernel has unit mean diagonal; its lengthscale is that of `SquaredExponential` at twice the root of the number
-    of coordinates, each of unit standard deviation.
+    of coordinates, each of unit standard deviation. Their moments are the same whatever the folds of the base.
     """
     u, s = rows.draws[:, coordinates], rows.scores[:, coordinates]
     centres = np.linspace(0, len(u) - 1, min(CENTRES, len(u))).astype(int)
@@ -435,7 +447,8 @@ def _kernel_columns(rows: Rows, coordinates: tuple[int, ...]) -> Float[np.ndarra
     gram = gram / np.diag(gram[centres]).mean()
     values, vectors = np.linalg.eigh(gram[centres])
     keep = values > 1e-8 * values[-1]
-    return gram @ (vectors[:, keep] / np.sqrt(values[keep])) * rows.root[:, None]
+    columns = gram @ (vectors[:, keep] / np.sqrt(values[keep])) * rows.root[:, None]
+    return Added.of(rows, base, column, columns, NUGGET)
 
 
 def _fitted(base: Base, path: Path, fold: slice) -> Float[np.ndarray, "r b"]:

@@ -93,7 +93,11 @@ _PAIRS = _ALL_PAIRS**2
 def tested_pairs(d: int) -> Bool[np.ndarray, "d d"]:
     """Return which pairs (i, j) are tested: all up to d = 50, else a band |i − j| (cyclic) of about 2,500 pairs."""
     lag = (np.arange(d)[None, :] - np.arange(d)[:, None]) % d
-    return lag < (d if d <= _ALL_PAIRS else max(1, _PAIRS // d))
+    return lag < _num_lags(d)
+
+
+def _num_lags(d: int) -> int:
+    return d if d <= _ALL_PAIRS else max(1, _PAIRS // d)
 
 
 def z_products(
@@ -101,33 +105,43 @@ def z_products(
 ) -> Float[np.ndarray, "d d"]:
     """Return the z-scores of E[(x_i − x̄_i) s_j] = −δ_ij; NaN for pairs that are not tested.
 
-    The first three moments of every product series come from matrix products of powers of the columns, so memory is
+    The first three moments of every product series come from sums of products of powers of the columns, so memory is
     O(n·d + d²). They bound |z| from above (independent draws); only where the bound exceeds `screen` is the series
     formed and its ESS computed.
     """
-    d = draws.shape[-1]
+    d, lags = draws.shape[-1], _num_lags(draws.shape[-1])
     size = draws.shape[0] * draws.shape[1]
+    z = np.full((d, d), np.nan)
     if draws.shape[1] < 4:
-        return np.full((d, d), np.nan)
+        return z
     centre = draws.mean((0, 1))
     x_flat, s_flat = draws.reshape(size, d), scores.reshape(size, d)
     x_scale, s_scale = _root_mean_square(x_flat, centre), _root_mean_square(s_flat, np.zeros(d))
-    scale = x_scale[:, None] * s_scale[None, :]
-    moments = np.zeros((3, d, d))
+    one = np.broadcast_to(np.arange(d)[:, None], (d, lags))
+    two = (one + np.arange(lags)) % d
+    moments = np.zeros((3, d, lags))
     for some in in_blocks(size, d):
         x, s = (x_flat[some] - centre) / x_scale, s_flat[some] / s_scale
         for power, moment in enumerate(moments, 1):
-            moment += (x**power).T @ s**power
+            moment += _by_lag(x**power, s**power, lags)
     first, second, third = moments / size
     sd = np.sqrt(np.maximum(second - first**2, 0.0))
     skew = (third - 3 * first * second + 2 * first**3) / np.where(sd > 0, sd, 1.0) ** 3
-    z = normal_score(first + np.eye(d) / scale, sd, skew, np.full((d, d), float(size)))
-    z[~tested_pairs(d)] = np.nan
+    expected = (one == two) / (x_scale[one] * s_scale[two])
+    z[one, two] = normal_score(first + expected, sd, skew, np.full(first.shape, float(size)))
     rows, columns = np.nonzero(np.abs(z) > screen)
     for some in in_blocks(len(rows), size):
         i, j = rows[some], columns[some]
         z[i, j] = z_zero_mean((draws[..., i] - centre[i]) * scores[..., j] + (i == j), screen)
     return z
+
+
+def _by_lag(x: Float[np.ndarray, "n d"], s: Float[np.ndarray, "n d"], lags: int) -> Float[np.ndarray, "d l"]:
+    """Return the sums over rows of x_i s_j with j = i + lag, cyclic, for the first lags."""
+    d = x.shape[1]
+    if lags == d:
+        return np.take_along_axis(x.T @ s, (np.arange(d)[:, None] + np.arange(d)) % d, axis=1)
+    return np.stack([np.einsum("ni,ni->i", x, np.roll(s, -lag, axis=1)) for lag in range(lags)], axis=1)
 
 
 def _root_mean_square(columns: Float[np.ndarray, "n d"], centre: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
@@ -141,7 +155,7 @@ def _root_mean_square(columns: Float[np.ndarray, "n d"], centre: Float[np.ndarra
 _RHAT = 1.05
 
 _HALVES = 400
-"""Half-chains whose effective sizes are computed: ArviZ takes a millisecond for each."""
+"""Half-chains whose effective sizes are computed, where R-hat is above the limit: a millisecond each in ArviZ."""
 
 _SHORT_HALF = 25
 """Draws of half a chain below which many chains are tested for a drift instead."""
@@ -190,11 +204,14 @@ def _disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.nda
         return stuck | (np.abs(change.mean(1)) > student_t.isf(level / 4, c - 1) * error).any(0)
     halves = np.concatenate([normal[:, :half], normal[:, n - half :]])
     means, sds = halves.mean(1), halves.std(1)
-    few = np.linspace(0, len(halves) - 1, min(len(halves), _HALVES)).astype(int)
-    sizes = np.stack([effective_size(halves[i][None], sds[i]) for i in few])
+    tiny = np.finfo(float).tiny
     between = means.var(0, ddof=1)
-    within = np.maximum((sds[few] ** 2 / sizes).mean(0), np.finfo(float).tiny)
+    apart = np.flatnonzero(np.sqrt(1 + between / np.maximum((sds**2).mean(0), tiny)) > _RHAT)
+    if not apart.size:
+        return stuck
+    few = np.linspace(0, len(halves) - 1, min(len(halves), _HALVES)).astype(int)
+    sizes = np.stack([effective_size(halves[i][None][..., apart], sds[i, apart]) for i in few])
+    within = np.maximum((sds[few][:, apart] ** 2 / sizes).mean(0), tiny)
     degrees = np.maximum((sizes - 1).sum(0), 1)
-    significant = between / within > f_distribution.isf(level, len(halves) - 1, degrees)
-    r_hat = np.sqrt(1 + between / np.maximum((sds**2).mean(0), np.finfo(float).tiny))
-    return stuck | (significant & (r_hat > _RHAT))
+    stuck[apart] |= between[apart] / within > f_distribution.isf(level, len(halves) - 1, degrees)
+    return stuck

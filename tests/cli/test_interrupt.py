@@ -141,12 +141,16 @@ def test_ctrl_c_in_a_terminal(tmp_path, monkeypatch, command, delay):
 
 PHASES = """
 import time
+from mcmcpost._core.steps import say_step
 from mcmcpost.cli import progress
+say_step("nobody listens")
 progress.DELAY, progress.INTERVAL = 0.1, 0.05
 with progress.phase("a short one"):
     pass
 with progress.phase("a long one"):
     time.sleep(0.5)
+    say_step("step two")
+    time.sleep(0.3)
 print("done")
 """
 
@@ -155,6 +159,7 @@ def test_a_phase_that_takes_long_is_shown_on_a_terminal_and_cleared(tmp_path):
     code, output = in_terminal(tmp_path, PHASES)
     assert code == 0
     assert b"a long one 00:00" in output
+    assert b"a long one: step two 00:00" in output
     assert b"a short one" not in output
     assert output.endswith(b"\rdone\n")
 

@@ -5,7 +5,9 @@ import pytest
 import xarray
 
 import mcmcpost as mp
+from mcmcpost.scores import check_scores
 from mcmcpost.scores.log_density import misfit
+from mcmcpost.trace import make_trace
 
 
 def gaussian(rng, d, n):
@@ -68,6 +70,19 @@ def test_third_derivatives_are_not_mistaken_for_wrong_scores(rng):
     found = misfit(x, scores, lp)
     assert not found.wrong
     assert not found.known
+
+
+@pytest.mark.parametrize("d", [20, 60])
+def test_right_scores_of_group_effects_are_not_blamed(d, rng):
+    """The skew of a log standard deviation looks like scores that are shifted by a multiple of their own size."""
+    sd = 0.3
+    v, e = sd * rng.standard_normal((4, 1000, 1)), rng.standard_normal((4, 1000, d))
+    x = np.concatenate([v, np.exp(v) * e], axis=-1)
+    scores = np.concatenate([-v / sd**2 + (e**2 - 1).sum(axis=-1, keepdims=True), -e * np.exp(-v)], axis=-1)
+    lp = -0.5 * (v[..., 0] / sd) ** 2 - 0.5 * (e**2).sum(axis=-1) - d * v[..., 0]
+    assert misfit(x.reshape(-1, d + 1), scores.reshape(-1, d + 1), lp.reshape(-1)).wrong
+    check = check_scores(make_trace(x, scores), lp)
+    assert (check.verdict, check.verified) == ("pass", False)
 
 
 def test_what_tells_nothing_is_not_judged(rng):

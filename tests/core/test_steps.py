@@ -1,0 +1,25 @@
+"""Steps of long work: what is said, and to whom."""
+
+import mcmcpost as mp
+from mcmcpost._core.steps import listening, say_step
+
+
+def test_a_step_is_said_to_the_inner_listener_and_to_nobody_outside():
+    outer, inner = [], []
+    say_step("before")
+    with listening(outer.append):
+        say_step("one")
+        with listening(inner.append):
+            say_step("two")
+        say_step("three")
+    say_step("after")
+    assert (outer, inner) == (["one", "three"], ["two"])
+
+
+def test_auto_says_which_method_it_fits_and_screening_which_quantity(rng):
+    draws = rng.standard_normal((4, 40, 5))
+    tree, values, steps = mp.from_arrays(draws, -draws), draws[..., :2] ** 3, []
+    with listening(steps.append):
+        mp.expectation(tree, values, mp.Auto(max_degree=1, kernel=False))
+        mp.expectation(tree, values, mp.Screened(rounds=1, kernel=False))
+    assert steps == ["ZeroVariance(degree=1)", "Screened(), quantity 1 of 2", "Screened(), quantity 2 of 2"]
