@@ -1,7 +1,7 @@
 """Model evidence: from posterior draws by bridges, from power posteriors by integration, and how models compare."""
 
 from mcmcpost.evidence.barrier import Barrier, PathDiagnostics, ladder_barrier
-from mcmcpost.evidence.bridge import MAX_PROPOSALS, BridgeOverlap, bridge_sampling, check_draws
+from mcmcpost.evidence.bridge import MAX_PROPOSALS, MIN_PROPOSALS, BridgeOverlap, bridge_sampling, check_draws
 from mcmcpost.evidence.compare import EvidenceComparison, compare_models, disagreements
 from mcmcpost.evidence.ladder import (
     MAX_RUNGS,
@@ -41,6 +41,7 @@ from mcmcpost.evidence.sampling import (
 __all__ = [
     "MAX_PROPOSALS",
     "MAX_RUNGS",
+    "MIN_PROPOSALS",
     "PATHS",
     "PATH_POWER",
     "REFERENCE_POWER",

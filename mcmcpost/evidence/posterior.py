@@ -1,4 +1,4 @@
-"""The log evidence from posterior draws alone: bridges to a fitted normal, plain and controlled, and one answer."""
+"""The log evidence from posterior draws alone: bridges to a fitted density, plain and controlled, and one answer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +26,7 @@ from mcmcpost.evidence.bridge import (
     no_bridge,
     plain_bridge,
     proposal_khat,
+    pulled_scores,
     refuse_drift,
     too_few,
 )
@@ -34,8 +35,14 @@ from mcmcpost.evidence.log_evidence import Evidence, halves_complaint
 from mcmcpost.evidence.pooled import PooledPath, path_error, pooled_path
 from mcmcpost.scores import value_and_score
 
+PROPOSALS_PER_DRAW, MOST_PROPOSALS = 8, 20_000
+"""Proposals for each draw of a half, by default, and how many there are at most unless the half has more draws.
+
+A proposal costs one evaluation of the density, and a draw of a trace many gradients.
+"""
+
 NUM_NODES = 4
-"""Nodes of the path from a fitted normal, which is short and nowhere steep."""
+"""Nodes of the path from a fitted density, which is short and nowhere steep."""
 
 QUADRATIC = 2
 """Degree from which the control variate removes the errors of the fitted moments, which both halves share."""
@@ -109,40 +116,65 @@ def evaluate_rows(
 
 
 def estimate_from_posterior(
-    posterior: PosteriorDraws, method: AbstractControlVariate, *, key: jax.Array, degree: int | None = None
+    posterior: PosteriorDraws,
+    method: AbstractControlVariate,
+    *,
+    key: jax.Array,
+    degree: int | None = None,
+    num_proposals: int | None = None,
 ) -> Evidence:
-    """Estimate log ∫q by every bridge between the draws and a normal fitted to half of them.
+    """Estimate log ∫q by every bridge between the draws and a density fitted to half of them.
 
-    The estimates are, from simple to rich: ``bridge (warp-III)`` and ``bridge (normal)``; with scores also
-    ``bridge (controlled)``, both means of the normal bridge with control variates, and ``bridge (controlled path)``,
-    thermodynamic integration from the normal to the posterior with control variates on the path. A richer one is the
-    answer if its error is smaller by `NEED`; the others are cross-checks. All share draws, proposals and densities.
+    The density is that of a `Warp`, a normal that is bent where the draws say so. In the coordinates in which it is
+    standard normal the estimates are, from simple to rich: ``bridge (warp-III)``, to the posterior averaged with its
+    mirror image, and ``bridge (fitted)``, to the posterior itself; with scores also ``bridge (controlled)``, both means
+    of the latter with control variates, and ``bridge (controlled path)``, thermodynamic integration from the fitted
+    density to the posterior with control variates on the path. A richer one is the answer if its error is smaller by
+    `NEED`; the others are cross-checks. All share draws, proposals and densities.
 
     Parameters
     ----------
     method : control variate of the two means of the bridge; the plain mean for plain estimates alone.
-    degree : of the polynomials on the path; by default chosen by the honest error, up to three. Zero: no path.
+    degree : of the polynomials on the path; by default chosen by the honest error, up to three. Zero: no path, nor with
+        fewer proposals than chains.
+    num_proposals : draws of the fitted density for each half; by default `PROPOSALS_PER_DRAW` for each draw of it.
 
     Returns
     -------
-    Evidence : without rungs; `info` has the effective draws in the overlap (``participants``) and the Pareto
-        k̂ of importance sampling from the normal (``pareto_khat``), which says how far the posterior is from it.
+    Evidence : without rungs; `info` has the effective draws in the overlap (``participants``), the Pareto k̂ of
+        importance sampling from the fitted density (``pareto_khat``), which says how far the posterior is from it, and
+        how many ``densities`` and ``gradients`` were evaluated.
     """
     points, names = posterior.draws, posterior.names
     c, n, _ = points.shape
     size = {"num_chains": c, "num_draws": n}
     if too_few(points):
         return _evidence([no_bridge(points)], (), size)
-    halves = evaluate_halves(posterior.values, points, names, key, known=posterior.log_density)
+    halves = evaluate_halves(
+        posterior.values,
+        points,
+        names,
+        key,
+        bent=True,
+        num_proposals=num_proposals or _number_of_proposals(c * (n // 2)),
+        known=posterior.log_density,
+    )
     estimates = [plain_bridge(halves, symmetric=True), plain_bridge(halves, symmetric=False)]
+    gradients = 0 if posterior.scores is None else c * n
     if posterior.scores is not None and not isinstance(method, PlainMean):
         estimates.append(controlled_bridge(halves, posterior.scores, method))
-        if degree != 0:
+        if degree != 0 and all(path_size(half) for half in halves):
             estimates.append(_path_bridge(halves, posterior.scores, posterior.slopes, degree))
-    khat = max(proposal_khat(half) for half in halves)
+            gradients += sum(path_size(half) for half in halves)
+    size |= {"pareto_khat": max(proposal_khat(half) for half in halves)}
+    size |= {"densities": 2 * sum(len(half.log_ratio) for half in halves), "gradients": gradients}
     ordered = _best_first([refuse_drift(e, points, names) for e in estimates])
-    evidence = _evidence(ordered, _complaints(ordered[0]), size | {"pareto_khat": khat})
+    evidence = _evidence(ordered, _complaints(ordered[0]), size)
     return evidence._replace(diagnostics=half_overlap(halves, evidence.value))
+
+
+def _number_of_proposals(num_draws: int) -> int:
+    return min(PROPOSALS_PER_DRAW * num_draws, max(num_draws, MOST_PROPOSALS))
 
 
 def _best_first(estimates: list[EvidenceEstimate]) -> list[EvidenceEstimate]:
@@ -164,8 +196,8 @@ def _complaints(best: EvidenceEstimate) -> tuple[str, ...]:
     texts += halves_complaint(best.info)
     if MIN_PARTICIPANTS <= best.info["participants"] < FEW_PARTICIPANTS:
         texts.append(
-            f"{best.info['participants']:.3g} effective draws lie where the posterior and the fitted normal overlap,"
-            " and the error is rough. A ladder of power posteriors needs no fitted normal"
+            f"{best.info['participants']:.3g} effective draws lie where the posterior and the fitted density overlap,"
+            " and the error is rough. A ladder of power posteriors needs no fitted density"
         )
     return tuple(texts)
 
@@ -205,8 +237,12 @@ def _path_bridge(
     found = [_path_half(half, scores[:, half.rows], slopes, degree) for half in halves]
     values, errors = np.array([path.value for path in found]), np.array([path.mcse for path in found])
     degrees = [path.degree for path in found]
-    # Without the quadratic the halves share the errors of their fitted moments, see `combine`.
-    together = np.linalg.norm(errors) if min(degrees) >= QUADRATIC else errors.sum()
+    # The halves share the errors of what they fitted, see `combine`; the quadratic removes those of the moments.
+    covariance = errors[0] * errors[1]
+    if min(degrees) >= QUADRATIC:
+        d = halves[0].draws.shape[-1]
+        bent = np.mean([half.warp.num_fitted for half in halves]) - d * (d + 3) / 2
+        covariance = min(bent / (4 * halves[0].ess * halves[1].ess), covariance)
     reasons = [path.reason for path in found if path.reason]
     info: dict[str, Any] = {
         "halves": values.tolist(),
@@ -218,24 +254,35 @@ def _path_bridge(
     status = Status.CONTROLLED if max(degrees) else Status.PLAIN
     if reasons:
         status, info["reason"] = Status.NOT_CONVERGED, reasons[0]
-    mcse = float(together / len(found))
+    mcse = float(np.sqrt((errors**2).sum() / 4 + covariance / 2))
     return EvidenceEstimate("bridge (controlled path)", float(values.mean()), mcse, status, info)
+
+
+def path_size(half: Half) -> int:
+    """Return how many proposals, and as many draws, the path of a half uses: whole rows of all chains."""
+    c, n, _ = half.draws.shape
+    return c * min(n, (len(half.standard) - c * n) // c)
 
 
 def _path_half(
     half: Half, scores: Float[np.ndarray, "c n d"], slopes: Callable[[np.ndarray], np.ndarray], degree: int | None
 ) -> PooledPath:
-    """Return the pooled path of one half; log q − log g is shifted to keep its digits."""
-    drawn, proposed = half.split(half.log_ratio)
+    """Return the pooled path of one half, on as many proposals as draws, in coordinates in which g is standard normal.
+
+    log q − log g is shifted to keep its digits.
+    """
     z, proposals = half.split(half.standard)
-    points = half.normal.restore(proposals)
-    both = np.stack([points.reshape(z.shape), half.draws], axis=2)
-    slope = np.stack([slopes(points).reshape(z.shape), scores], axis=2)
-    standard = np.stack([proposals.reshape(z.shape), z], axis=2)
-    base = np.linalg.solve(half.normal.lower.T, -standard.reshape(-1, z.shape[-1]).T).T.reshape(both.shape)
+    drawn, proposed = half.split(half.log_ratio)
+    number = path_size(half)
+    kept = number // len(z)
+    z, drawn = z[:, :kept], drawn[:, :kept]
+    proposals, proposed = proposals[:number], proposed[:number]
+    slope = half.warp.pull(proposals, slopes(half.warp.restore(proposals))).reshape(z.shape)
+    both = np.stack([proposals.reshape(z.shape), z], axis=2)
+    at_both = np.stack([slope, pulled_scores(half, scores)[:, :kept]], axis=2)
     log_ratio = np.stack([proposed.reshape(drawn.shape), drawn], axis=2)
     shift = float(np.median(drawn))
-    ladder = make_ladder([0.0, 1.0], both, log_ratio - shift, slope - base, base)
+    ladder = make_ladder([0.0, 1.0], both, log_ratio - shift, at_both + both, -both)
     path = pooled_path(ladder, degree=degree, num_nodes=NUM_NODES, power=1.0)
     if degree:
         # A degree that was asked for was not chosen by its error, so what it changed is no part of that.
