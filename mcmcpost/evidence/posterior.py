@@ -42,7 +42,7 @@ A proposal costs one evaluation of the density, and a draw of a trace many gradi
 """
 
 NUM_NODES = 4
-"""Nodes of the path from a fitted density, which is short and nowhere steep."""
+"""Nodes of the path from a fitted normal, which is short and nowhere steep."""
 
 QUADRATIC = 2
 """Degree from which the control variate removes the errors of the fitted moments, which both halves share."""
@@ -128,15 +128,14 @@ def estimate_from_posterior(
     The density is that of a `Warp`, a normal that is bent where the draws say so. In the coordinates in which it is
     standard normal the estimates are, from simple to rich: ``bridge (warp-III)``, to the posterior averaged with its
     mirror image, and ``bridge (fitted)``, to the posterior itself; with scores also ``bridge (controlled)``, both means
-    of the latter with control variates, and ``bridge (controlled path)``, thermodynamic integration from the fitted
-    density to the posterior with control variates on the path. A richer one is the answer if its error is smaller by
-    `NEED`; the others are cross-checks. All share draws, proposals and densities.
+    of the latter with control variates. ``bridge (controlled path)`` is thermodynamic integration from the normal to
+    the posterior with control variates on the path: from a normal, log q − log g is nearly a polynomial. A richer one
+    is the answer if its error is smaller by `NEED`; the others are cross-checks. All share the draws.
 
     Parameters
     ----------
     method : control variate of the two means of the bridge; the plain mean for plain estimates alone.
-    degree : of the polynomials on the path; by default chosen by the honest error, up to three. Zero: no path, nor with
-        fewer proposals than chains.
+    degree : of the polynomials on the path; by default chosen by the honest error, up to three. Zero: no path.
     num_proposals : draws of the fitted density for each half; by default `PROPOSALS_PER_DRAW` for each draw of it.
 
     Returns
@@ -150,24 +149,22 @@ def estimate_from_posterior(
     size = {"num_chains": c, "num_draws": n}
     if too_few(points):
         return _evidence([no_bridge(points)], (), size)
-    halves = evaluate_halves(
-        posterior.values,
-        points,
-        names,
-        key,
-        bent=True,
-        num_proposals=num_proposals or _number_of_proposals(c * (n // 2)),
-        known=posterior.log_density,
-    )
+    for_bridges, for_path = jax.random.split(key)
+    number = num_proposals or _number_of_proposals(c * (n // 2))
+    known = posterior.log_density
+    halves = evaluate_halves(posterior.values, points, names, for_bridges, bent=True, num_proposals=number, known=known)
     estimates = [plain_bridge(halves, symmetric=True), plain_bridge(halves, symmetric=False)]
-    gradients = 0 if posterior.scores is None else c * n
+    densities, gradients = 2 * sum(len(half.log_ratio) for half in halves), 0
+    if posterior.scores is not None:
+        gradients += c * n
     if posterior.scores is not None and not isinstance(method, PlainMean):
         estimates.append(controlled_bridge(halves, posterior.scores, method))
-        if degree != 0 and all(path_size(half) for half in halves):
-            estimates.append(_path_bridge(halves, posterior.scores, posterior.slopes, degree))
-            gradients += sum(path_size(half) for half in halves)
+        if degree != 0:
+            straight = evaluate_halves(posterior.values, points, names, for_path, symmetric=False, known=known)
+            estimates.append(_path_bridge(straight, posterior.scores, posterior.slopes, degree))
+            densities, gradients = densities + c * n, gradients + c * n
     size |= {"pareto_khat": max(proposal_khat(half) for half in halves)}
-    size |= {"densities": 2 * sum(len(half.log_ratio) for half in halves), "gradients": gradients}
+    size |= {"densities": densities, "gradients": gradients}
     ordered = _best_first([refuse_drift(e, points, names) for e in estimates])
     evidence = _evidence(ordered, _complaints(ordered[0]), size)
     return evidence._replace(diagnostics=half_overlap(halves, evidence.value))
@@ -237,12 +234,8 @@ def _path_bridge(
     found = [_path_half(half, scores[:, half.rows], slopes, degree) for half in halves]
     values, errors = np.array([path.value for path in found]), np.array([path.mcse for path in found])
     degrees = [path.degree for path in found]
-    # The halves share the errors of what they fitted, see `combine`; the quadratic removes those of the moments.
-    covariance = errors[0] * errors[1]
-    if min(degrees) >= QUADRATIC:
-        d = halves[0].draws.shape[-1]
-        bent = np.mean([half.warp.num_fitted for half in halves]) - d * (d + 3) / 2
-        covariance = min(bent / (4 * halves[0].ess * halves[1].ess), covariance)
+    # Without the quadratic the halves share the errors of their fitted moments, see `combine`.
+    together = np.linalg.norm(errors) if min(degrees) >= QUADRATIC else errors.sum()
     reasons = [path.reason for path in found if path.reason]
     info: dict[str, Any] = {
         "halves": values.tolist(),
@@ -254,32 +247,22 @@ def _path_bridge(
     status = Status.CONTROLLED if max(degrees) else Status.PLAIN
     if reasons:
         status, info["reason"] = Status.NOT_CONVERGED, reasons[0]
-    mcse = float(np.sqrt((errors**2).sum() / 4 + covariance / 2))
+    mcse = float(together / len(found))
     return EvidenceEstimate("bridge (controlled path)", float(values.mean()), mcse, status, info)
-
-
-def path_size(half: Half) -> int:
-    """Return how many proposals, and as many draws, the path of a half uses: whole rows of all chains."""
-    c, n, _ = half.draws.shape
-    return c * min(n, (len(half.standard) - c * n) // c)
 
 
 def _path_half(
     half: Half, scores: Float[np.ndarray, "c n d"], slopes: Callable[[np.ndarray], np.ndarray], degree: int | None
 ) -> PooledPath:
-    """Return the pooled path of one half, on as many proposals as draws, in coordinates in which g is standard normal.
+    """Return the pooled path of one half, with as many proposals as draws; log q − log g is shifted to keep its digits.
 
-    log q − log g is shifted to keep its digits.
+    All is in the coordinates in which g is standard normal.
     """
     z, proposals = half.split(half.standard)
     drawn, proposed = half.split(half.log_ratio)
-    number = path_size(half)
-    kept = number // len(z)
-    z, drawn = z[:, :kept], drawn[:, :kept]
-    proposals, proposed = proposals[:number], proposed[:number]
     slope = half.warp.pull(proposals, slopes(half.warp.restore(proposals))).reshape(z.shape)
     both = np.stack([proposals.reshape(z.shape), z], axis=2)
-    at_both = np.stack([slope, pulled_scores(half, scores)[:, :kept]], axis=2)
+    at_both = np.stack([slope, pulled_scores(half, scores)], axis=2)
     log_ratio = np.stack([proposed.reshape(drawn.shape), drawn], axis=2)
     shift = float(np.median(drawn))
     ladder = make_ladder([0.0, 1.0], both, log_ratio - shift, at_both + both, -both)
