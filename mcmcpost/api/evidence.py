@@ -37,6 +37,7 @@ from mcmcpost.io import (
     Scored,
     Target,
     check_agreement,
+    check_slopes,
     gate,
     ladder_to_datatree,
     read_density,
@@ -49,6 +50,13 @@ from mcmcpost.trace import make_trace
 
 if TYPE_CHECKING:
     import xarray
+
+
+OTHER_MODEL = (
+    "the draws are not of this model: its gradients fail the score gate, as those of another model, other data or"
+    " another prior than were sampled would. The number is not its evidence"
+)
+"""What is said of an evidence with the status ``bad_scores``."""
 
 
 class EvidenceWarning(UserWarning):
@@ -251,7 +259,7 @@ def bridge_evidence(
 
     Raises
     ------
-    ScoreError : the density or its gradients are not those of the draws, as of another model or of other data.
+    ScoreError : the density or its gradients are not those that the trace has, as of another model or of other data.
     ValueError : an improper prior; a log density that is NaN, or not finite at a draw; a constant coordinate.
 
     Warns
@@ -298,13 +306,17 @@ def _bridge(
     trace = make_trace(posterior.draws, slopes, posterior.names)
     if not allow_bad_scores:
         check_agreement("bridge_evidence", tree, Scored(trace, posterior.values, {}))
+        if posterior.scores is not None:
+            check_slopes("bridge_evidence", tree, trace)
     other = False
     if posterior.scores is not None:
         gated = GatedTrace(trace, gate(trace, allow_bad_scores, recorded_log_density(tree, trace)))
         other = gated.check.failed and gated.check.pattern not in (*NO_GAIN, "not_converged")
         method = PlainMean() if gated.check.failed and not allow_bad_scores else method
     evidence = estimate_from_posterior(posterior, method, **options)
-    return evidence._replace(status=Status.BAD_SCORES) if other and np.isfinite(evidence.value) else evidence
+    if not (other and np.isfinite(evidence.value)):
+        return evidence
+    return evidence._replace(status=Status.BAD_SCORES, complaints=(OTHER_MODEL, *evidence.complaints))
 
 
 def laplace_evidence(

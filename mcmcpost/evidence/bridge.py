@@ -36,9 +36,8 @@ def log_densities(
     ValueError : it is not a scalar, or NaN or +∞ somewhere. −∞, outside the support, is kept.
     """
     check_scalar(where, logdensity_fn, points.shape[-1])
-    return check_values(
-        where, map_rows(logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True).astype(float), points
-    )
+    found = map_rows(logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True, progress="densities")
+    return check_values(where, found.astype(float), points)
 
 
 def check_values(
