@@ -25,9 +25,10 @@ from scipy.stats import gamma, norm
 
 from benchmarks._replicate import generator
 from benchmarks._table import emit
-from mcmcpost.evidence.bridge import evaluate_halves, plain_bridge
+from mcmcpost.control import PlainMean
+from mcmcpost.evidence import EvidenceEstimate, estimate_from_posterior, evaluate_rows
 
-CHAINS, DRAWS, PROPOSALS = 4, 500, 8
+CHAINS, DRAWS = 4, 500
 BLOCKS, ASSIGNMENTS = 10, 8
 CORRELATIONS = (0.0, 0.9, 0.97)
 NAMES = ("a", "b", "c", "d", "e")
@@ -89,10 +90,10 @@ def _row(method: str, correlation: float, values: np.ndarray) -> dict:
     }
 
 
-def _bridges(draws: np.ndarray, key: jax.Array) -> dict:
-    number = PROPOSALS * CHAINS * DRAWS // 2
-    halves = evaluate_halves(_log_density, draws, NAMES, key, bent=True, num_proposals=number)
-    return {"warp-III": plain_bridge(halves, symmetric=True), "fitted": plain_bridge(halves, symmetric=False)}
+def _bridges(draws: np.ndarray, key: jax.Array) -> dict[str, EvidenceEstimate]:
+    posterior = evaluate_rows(draws, _log_density, np.zeros_like, NAMES, scores=False)
+    found = estimate_from_posterior(posterior, PlainMean(), key=key).estimates
+    return {e.method.removeprefix("bridge (").removesuffix(")"): e for e in found}
 
 
 def _chains(rng: np.random.Generator, correlation: float) -> np.ndarray:

@@ -51,8 +51,7 @@ from benchmarks import _eight_schools
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.evidence import bridge
-from mcmcpost.evidence import bridge_sampling, fit_normal, stepping_stone
-from mcmcpost.evidence.warp import fit_warp
+from mcmcpost.evidence import bridge_sampling, fit_normal, fit_warp, stepping_stone
 from mcmcpost.io import Target, read_ladder, read_target
 
 GROUPS, EACH = 37, 5

@@ -37,6 +37,7 @@ from mcmcpost.evidence.sampling import (
     sample_ladder,
     sample_more_rungs,
 )
+from mcmcpost.evidence.warp import Warp, fit_warp
 
 __all__ = [
     "MAX_PROPOSALS",
@@ -65,6 +66,7 @@ __all__ = [
     "RungMeans",
     "SampledLadder",
     "TemperedTarget",
+    "Warp",
     "adaptive_ladder",
     "bridge_sampling",
     "check_draws",
@@ -83,6 +85,7 @@ __all__ = [
     "evaluate_rows",
     "examine_rungs",
     "fit_normal",
+    "fit_warp",
     "geometric_ladder",
     "gradient_finding",
     "ladder_barrier",
