@@ -78,11 +78,11 @@ def test_the_warp_beats_the_normal_on_a_skewed_posterior(rng, key):
     assert warped.mcse < 0.8 * plain.mcse
 
 
-def calibration(rng, draw, log_density, truth, symmetric):
+def calibration(rng, draw, log_density, truth, symmetric, bent=False):
     """Return the z of replicated bridges; the density is NumPy's, so that nothing is traced."""
     found = [
         plain_bridge(
-            evaluate_halves(log_density, draws, ("x[0]", "x[1]"), jax.random.key(r), symmetric=symmetric),
+            evaluate_halves(log_density, draws, ("x[0]", "x[1]"), jax.random.key(r), symmetric=symmetric, bent=bent),
             symmetric=symmetric,
         )
         for r, draws in enumerate(draw(rng) for _ in range(REPLICATIONS))
@@ -108,6 +108,9 @@ CASES = {
     "AR(.7)": (lambda rng: chain(rng, (4, 250, 2), 0.7), *GAUSSIAN, True),
     "skewed": (
         lambda rng: np.log(rng.gamma(3.0, size=(4, 100, 2))), log_gamma_rows, np.log(4.0), False,
+    ),
+    "skewed, bent": (
+        lambda rng: np.log(rng.gamma(3.0, size=(4, 100, 2))), log_gamma_rows, np.log(4.0), True, True,
     ),
 }  # fmt: skip
 
