@@ -1,4 +1,7 @@
-"""Eight schools, non-centred: the model, exact expectations by quadrature, and many short NUTS runs at once."""
+"""Eight schools, non-centred: the model, exact expectations by quadrature, exact draws, and many short NUTS runs."""
+
+from functools import cache
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +23,18 @@ def model() -> None:
     numpyro.sample("y", dist.Normal(mu + tau * eta, ERRORS).to_event(1), obs=jnp.asarray(EFFECTS))
 
 
-def _quadrature() -> dict[str, float]:
-    """Integrate over log τ: given τ, μ and θ₁ are normal."""
+class Marginal(NamedTuple):
+    """log τ on a fine grid with its posterior weights; given τ, μ is normal with `mean` and `spread`."""
+
+    log_tau: np.ndarray
+    weight: np.ndarray
+    mean: np.ndarray
+    spread: np.ndarray
+
+
+@cache
+def marginal() -> Marginal:
+    """Return the posterior of log τ: given τ, μ and θ are normal, and are integrated out."""
     log_tau = np.linspace(-25.0, 12.0, 40_001)
     tau = np.exp(log_tau)[:, None]
     variance = ERRORS**2 + tau**2
@@ -30,11 +43,28 @@ def _quadrature() -> dict[str, float]:
     fit = -0.5 * ((EFFECTS**2 / variance).sum(1) - mean**2 * precision) - 0.5 * np.log(variance).sum(1)
     log_density = fit - 0.5 * np.log(precision) - np.log1p((tau[:, 0] / 5) ** 2) + log_tau
     weight = np.exp(log_density - log_density.max())
-    weight /= weight.sum()
-    pull = ERRORS[0] ** 2 / variance[:, 0]
+    return Marginal(log_tau, weight / weight.sum(), mean, spread)
+
+
+def exact_draws(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
+    """Return independent draws of η (size, 8), μ and τ (size,): τ by inverse quadrature, then μ given τ, then η."""
+    found = marginal()
+    log_tau = np.interp(rng.random(size), np.cumsum(found.weight), found.log_tau)
+    centre, spread = (np.interp(log_tau, found.log_tau, of) for of in (found.mean, found.spread))
+    mu, tau = centre + spread * rng.standard_normal(size), np.exp(log_tau)[:, None]
+    precision = 1 + tau**2 / ERRORS**2
+    mean = tau / ERRORS**2 * (EFFECTS - mu[:, None]) / precision
+    return {"eta": mean + rng.standard_normal((size, 8)) / np.sqrt(precision), "mu": mu, "tau": tau[:, 0]}
+
+
+def _quadrature() -> dict[str, float]:
+    """Integrate over log τ."""
+    log_tau, weight, mean, spread = marginal()
+    tau = np.exp(log_tau)
+    pull = ERRORS[0] ** 2 / (ERRORS[0] ** 2 + tau**2)
     return {
         "mu": weight @ mean,
-        "tau": weight @ tau[:, 0],
+        "tau": weight @ tau,
         "theta1": weight @ (pull * mean + (1 - pull) * EFFECTS[0]),
         "exp(.1mu)": weight @ np.exp(0.1 * mean + 0.005 * spread**2),
         "1(mu>5)": weight @ norm.sf((5 - mean) / spread),

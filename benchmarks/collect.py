@@ -88,6 +88,7 @@ PAGES = {
             "evidence_hare_lynx",
             "stored_ladders",
             "bridge",
+            "bridge_errors",
             "evidence_peers",
             "reference_ladder",
             "ladder_sampling",

@@ -3,12 +3,14 @@
     python -m benchmarks.evidence.bridge
 
 The draws of each replication are exact and independent (gamma–Poisson; a conjugate regression with unknown variance;
-posteriordb's blr, σ by inverse quadrature and β given σ normal), random halves of posteriordb's 10,000 reference draws
-(eight schools, whose coverage is therefore a count, not a test), or by NUTS (radiata pine; a logistic regression of ten
-coefficients, whose value is by importance sampling from twenty million proposals). ``answer`` is what `bridge_evidence`
-reports; ``warp-III`` and ``normal`` are the method of R's bridgesampling.
+posteriordb's blr, σ by inverse quadrature and β given σ normal; eight schools, τ by inverse quadrature; van der Pol),
+random halves of posteriordb's 10,000 reference draws (``eight_schools_halves``, whose coverage is therefore a count,
+not a test), or by NUTS (radiata pine; a logistic regression of ten coefficients, whose value is by importance sampling
+from twenty million proposals; hare-lynx and its rival, stretches of one long run, whose value is from another run).
+``answer`` is what `bridge_evidence` reports; the others are its estimates, and `benchmarks.evidence.peers` has the
+method of R's bridgesampling.
 
-Targets: rmse of warp-III at most 2.0e-3 (blr) and 5.5e-3 (eight schools); error .001 of the answer on the logistic
+Targets: rmse at most 2.0e-3 (blr, eight schools) and .002 (hare-lynx); error .001 of the answer on the logistic
 regression; coverage of ± two errors between 88 and 99 per cent.
 """
 
@@ -26,7 +28,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import xarray
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, init_to_value
 from scipy.special import gammaln
 
 import mcmcpost as mp
@@ -34,9 +36,10 @@ from benchmarks import _eight_schools
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.control import posteriordb
-from models import radiata_pine
+from benchmarks.evidence import _van_der_pol as exact
+from models import lotka_volterra, radiata_pine, van_der_pol
 
-ESTIMATES = ("bridge (warp-III)", "bridge (normal)", "bridge (controlled)", "bridge (controlled path)")
+ESTIMATES = ("bridge (warp-III)", "bridge (fitted)", "bridge (controlled)", "bridge (controlled path)")
 
 
 class Posterior(NamedTuple):
@@ -176,7 +179,16 @@ def _blr(shared: Path, _replications: int) -> Posterior:
     return Posterior(posteriordb._blr_model, {"design": design, "outcome": outcome}, -194.9675885389, trace)
 
 
-def _schools(shared: Path, _replications: int) -> Posterior:
+def _schools(_shared: Path, _replications: int) -> Posterior:
+    def trace(r: int) -> xarray.DataTree:
+        drawn = _eight_schools.exact_draws(generator("eight_schools", r), 4_000)
+        return _tree(**{name: array.reshape(4, 1000, *array.shape[1:]) for name, array in drawn.items()})
+
+    return Posterior(_eight_schools.model, {}, -31.3113473523, trace)
+
+
+def _schools_halves(shared: Path, _replications: int) -> Posterior:
+    """Random halves of one sample of 10,000 draws, so that their errors are not independent."""
     tree = posteriordb.CASES["eight_schools"](shared / "data" / "posteriordb")[0]
     stats = tree["sample_stats"].to_dataset()
 
@@ -228,8 +240,7 @@ def _by_nuts(model: Callable[..., Any], kwargs: dict[str, Any], replications: in
         progress_bar=False,
     )
     mcmc.run(jax.random.key(1), **kwargs)
-    samples = {name: np.asarray(array) for name, array in mcmc.get_samples(group_by_chain=True).items()}
-    latent = {name: array for name, array in samples.items() if name in mcmc.last_state.z}
+    latent = _latent(mcmc)
 
     def trace(r: int) -> xarray.DataTree:
         return _tree(**{name: array[4 * r : 4 * r + 4] for name, array in latent.items()})
@@ -237,13 +248,59 @@ def _by_nuts(model: Callable[..., Any], kwargs: dict[str, Any], replications: in
     return Posterior(model, kwargs, truth, trace)
 
 
+def _latent(mcmc: MCMC) -> dict[str, np.ndarray]:
+    samples = mcmc.get_samples(group_by_chain=True)
+    return {name: np.asarray(array) for name, array in samples.items() if name in mcmc.last_state.z}
+
+
+def _van_der_pol(_shared: Path, _replications: int) -> Posterior:
+    def trace(r: int) -> xarray.DataTree:
+        rng = generator("van_der_pol posterior", r)
+        drawn = np.interp(rng.random(4_000), exact.distribution(1.0), exact.grid().points)
+        return _tree(log_theta=drawn.reshape(4, 1000))
+
+    return Posterior(van_der_pol.model, van_der_pol.data(), exact.LOG_EVIDENCE, trace)
+
+
+def _hare_lynx(replications: int, *, limited: bool) -> Posterior:
+    """Cut one long run of four chains into stretches of 1,000 draws; the value is from another run as long."""
+    kwargs, start = lotka_volterra.data(limited=limited), lotka_volterra.init(limited=limited)
+
+    def run(seed: int) -> dict[str, np.ndarray]:
+        mcmc = MCMC(
+            NUTS(lotka_volterra.model, dense_mass=True, init_strategy=init_to_value(values=start)),
+            num_warmup=1_000,
+            num_samples=1_000 * replications,
+            num_chains=4,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(jax.random.key(seed), **kwargs)
+        return _latent(mcmc)
+
+    long, other = run(2), run(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = mp.bridge_evidence(_tree(**other), lotka_volterra.model, key=jax.random.key(4), **kwargs)
+    print(f"hare-lynx, limited={limited}: {found.value:.6f} ± {found.error:.2g}", file=sys.stderr, flush=True)
+
+    def trace(r: int) -> xarray.DataTree:
+        return _tree(**{name: array[:, 1_000 * r : 1_000 * (r + 1)] for name, array in long.items()})
+
+    return Posterior(lotka_volterra.model, kwargs, found.value, trace)
+
+
 POSTERIORS: dict[str, Callable[[Path, int], Posterior]] = {
     "gamma_poisson": _gamma_poisson,
     "regression": _regression,
     "blr": _blr,
     "eight_schools": _schools,
+    "eight_schools_halves": _schools_halves,
     "radiata_pine": _radiata,
     "logistic": _logistic,
+    "van_der_pol": _van_der_pol,
+    "hare_lynx": lambda _shared, replications: _hare_lynx(replications, limited=False),
+    "hare_lynx_limited": lambda _shared, replications: _hare_lynx(replications, limited=True),
 }
 
 

@@ -14,6 +14,7 @@ from mcmcpost.api.question import NO_GAIN, GatedTrace, resolve_method
 from mcmcpost.control import HIGHEST_DEGREE, AbstractControlVariate, PlainMean
 from mcmcpost.evidence import (
     MAX_PROPOSALS,
+    MIN_PROPOSALS,
     Evidence,
     EvidenceComparison,
     EvidenceEstimate,
@@ -36,6 +37,7 @@ from mcmcpost.io import (
     Scored,
     Target,
     check_agreement,
+    check_slopes,
     gate,
     ladder_to_datatree,
     read_density,
@@ -48,6 +50,13 @@ from mcmcpost.trace import make_trace
 
 if TYPE_CHECKING:
     import xarray
+
+
+OTHER_MODEL = (
+    "the draws are not of this model: its gradients fail the score gate, as those of another model, other data or"
+    " another prior than were sampled would. The number is not its evidence"
+)
+"""What is said of an evidence with the status ``bad_scores``."""
 
 
 class EvidenceWarning(UserWarning):
@@ -215,16 +224,18 @@ def bridge_evidence(
     key: jax.Array,
     method: str | AbstractControlVariate = "auto",
     degree: int | None = None,
+    num_proposals: int | None = None,
     allow_bad_scores: bool = False,
     **kwargs: Any,
 ) -> Evidence:
     """Estimate the log evidence from posterior draws alone, in seconds, by bridge sampling with control variates.
 
-    A normal fitted to the earlier half of each chain is the bridge for the later half, and conversely. The warp-III and
-    the normal bridge, the latter with control variates, and the controlled path from the normal to the posterior share
+    A density fitted to the earlier half of each chain is the bridge for the later half, and conversely: a normal, bent
+    where the draws are skew or where the mean or scale of a coordinate depends on another. The warp-III and the fitted
+    bridge, the latter with control variates, and the controlled path from the fitted density to the posterior share
     draws and densities; the value is that of the smallest honest error, and the others are beside it. It works well
-    where the posterior is not far from a normal, or symmetric; the effective draws in the overlap tell.
-    docs/methods/bridge.md; see `mcmcpost.evidence.estimate_from_posterior`.
+    where the posterior has one mode; the effective draws in the overlap tell. docs/methods/bridge.md; see
+    `mcmcpost.evidence.estimate_from_posterior`.
 
     Parameters
     ----------
@@ -237,16 +248,18 @@ def bridge_evidence(
     method : control variate of the bridge, a name in `METHODS` or an object. ``"plain"`` needs no gradient, and gives
         the two plain bridges alone.
     degree : of the polynomials of the controlled path; chosen by its honest error by default. Zero leaves the path out.
+    num_proposals : draws of the fitted density for each half of the draws, each with two evaluations of the log
+        density; by default eight for each draw, at most 20,000 or as many as draws. Fewer where the density is dear.
     allow_bad_scores : go on although the model is not the density of the draws.
 
     Returns
     -------
     Evidence : value and mcse in nats, status, every method in `estimates`; `to_dataframe()`, `to_datatree()`. `info`
-        has ``participants`` and ``pareto_khat``.
+        has ``participants``, ``pareto_khat``, and how many ``densities`` and ``gradients`` were evaluated.
 
     Raises
     ------
-    ScoreError : the density or its gradients are not those of the draws, as of another model or of other data.
+    ScoreError : the density or its gradients are not those that the trace has, as of another model or of other data.
     ValueError : an improper prior; a log density that is NaN, or not finite at a draw; a constant coordinate.
 
     Warns
@@ -258,10 +271,20 @@ def bridge_evidence(
     where = "bridge_evidence"
     choice = resolve_method(method)
     check_count(where, "degree", degree, "Zero leaves the path out.", least=0, most=HIGHEST_DEGREE, optional=True)
+    check_count(
+        where,
+        "num_proposals",
+        num_proposals,
+        "Leave it out.",
+        least=MIN_PROPOSALS,
+        most=MAX_PROPOSALS,
+        optional=True,
+    )
     check_flags(where, allow_bad_scores=allow_bad_scores)
     check_key(where, key)
     target = read_density(where, tree, model, args, kwargs, logdensity_fn)
-    evidence = in_float64(_bridge)(tree, target, choice, key, degree, allow_bad_scores)
+    options = {"key": key, "degree": degree, "num_proposals": num_proposals}
+    evidence = in_float64(_bridge)(tree, target, choice, allow_bad_scores, options)
     for text in (*evidence.complaints, *disagreements(evidence)):
         warn(f"{where}: {text}", EvidenceWarning)
     return evidence
@@ -271,9 +294,8 @@ def _bridge(
     tree: "xarray.DataTree",
     target: Target | RowDensity,
     method: AbstractControlVariate,
-    key: jax.Array,
-    degree: int | None,
     allow_bad_scores: bool,
+    options: dict[str, Any],
 ) -> Evidence:
     scores = not isinstance(method, PlainMean)
     if isinstance(target, RowDensity):
@@ -284,13 +306,17 @@ def _bridge(
     trace = make_trace(posterior.draws, slopes, posterior.names)
     if not allow_bad_scores:
         check_agreement("bridge_evidence", tree, Scored(trace, posterior.values, {}))
+        if posterior.scores is not None:
+            check_slopes("bridge_evidence", tree, trace)
     other = False
     if posterior.scores is not None:
         gated = GatedTrace(trace, gate(trace, allow_bad_scores, recorded_log_density(tree, trace)))
         other = gated.check.failed and gated.check.pattern not in (*NO_GAIN, "not_converged")
         method = PlainMean() if gated.check.failed and not allow_bad_scores else method
-    evidence = estimate_from_posterior(posterior, method, key=key, degree=degree)
-    return evidence._replace(status=Status.BAD_SCORES) if other and np.isfinite(evidence.value) else evidence
+    evidence = estimate_from_posterior(posterior, method, **options)
+    if not (other and np.isfinite(evidence.value)):
+        return evidence
+    return evidence._replace(status=Status.BAD_SCORES, complaints=(OTHER_MODEL, *evidence.complaints))
 
 
 def laplace_evidence(

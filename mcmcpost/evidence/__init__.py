@@ -1,7 +1,7 @@
 """Model evidence: from posterior draws by bridges, from power posteriors by integration, and how models compare."""
 
 from mcmcpost.evidence.barrier import Barrier, PathDiagnostics, ladder_barrier
-from mcmcpost.evidence.bridge import MAX_PROPOSALS, BridgeOverlap, bridge_sampling, check_draws
+from mcmcpost.evidence.bridge import MAX_PROPOSALS, MIN_PROPOSALS, BridgeOverlap, bridge_sampling, check_draws
 from mcmcpost.evidence.compare import EvidenceComparison, compare_models, disagreements
 from mcmcpost.evidence.ladder import (
     MAX_RUNGS,
@@ -37,10 +37,12 @@ from mcmcpost.evidence.sampling import (
     sample_ladder,
     sample_more_rungs,
 )
+from mcmcpost.evidence.warp import Warp, fit_warp
 
 __all__ = [
     "MAX_PROPOSALS",
     "MAX_RUNGS",
+    "MIN_PROPOSALS",
     "PATHS",
     "PATH_POWER",
     "REFERENCE_POWER",
@@ -64,6 +66,7 @@ __all__ = [
     "RungMeans",
     "SampledLadder",
     "TemperedTarget",
+    "Warp",
     "adaptive_ladder",
     "bridge_sampling",
     "check_draws",
@@ -82,6 +85,7 @@ __all__ = [
     "evaluate_rows",
     "examine_rungs",
     "fit_normal",
+    "fit_warp",
     "geometric_ladder",
     "gradient_finding",
     "ladder_barrier",

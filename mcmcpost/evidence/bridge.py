@@ -1,4 +1,4 @@
-"""Bridge sampling: the log evidence from posterior draws and a normal fitted to other draws of the same trace."""
+"""Bridge sampling: the log evidence from posterior draws and a density fitted to other draws of the same trace."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,8 @@ from mcmcpost._core.mcse import mcse_mean, pareto_khat
 from mcmcpost._core.status import Status
 from mcmcpost.control import AbstractControlVariate, PlainMean, estimate_expectations
 from mcmcpost.evidence.ladder import EvidenceEstimate
-from mcmcpost.evidence.normal import Normal, fit_normal
+from mcmcpost.evidence.normal import fit_normal
+from mcmcpost.evidence.warp import Warp, as_warp, fit_warp
 from mcmcpost.scores import check_scalar, disagreeing, effective_size
 from mcmcpost.trace import make_trace
 
@@ -35,9 +36,8 @@ def log_densities(
     ValueError : it is not a scalar, or NaN or +∞ somewhere. −∞, outside the support, is kept.
     """
     check_scalar(where, logdensity_fn, points.shape[-1])
-    return check_values(
-        where, map_rows(logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True).astype(float), points
-    )
+    found = map_rows(logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True, progress="densities")
+    return check_values(where, found.astype(float), points)
 
 
 def check_values(
@@ -63,22 +63,22 @@ DRIFT_LEVEL = 1e-4
 
 WHERE = "bridge_sampling"
 
-MAX_PROPOSALS = 10_000_000
+MIN_PROPOSALS, MAX_PROPOSALS = 100, 10_000_000
 
 
 class Half(NamedTuple):
-    """Half of the draws, a normal fitted to the other half, and how their densities compare at both.
+    """Half of the draws, a map fitted to the other half, and how their densities compare at both.
 
-    draws : (c, n, d). rows : which of each chain they are. normal : the proposal g.
+    draws : (c, n, d). rows : which of each chain they are. warp : of the proposal g, standard normals to draws of g.
     standard : (cn + m, d) the draws, then m draws of g, in the coordinates in which g is standard normal.
-    log_ratio : (cn + m,) log q − log g there. mirrored : (cn + m,) the same for the density averaged over x and its
-        mirror image 2μ − x (warp-III); None where it was not asked for.
+    log_ratio : (cn + m,) log q − log g there. mirrored : (cn + m,) the same for the density averaged over z and its
+        mirror image −z in these coordinates (warp-III); None where it was not asked for.
     ess : median effective sample size of the draws over the coordinates, at least one.
     """
 
     draws: Float[np.ndarray, "c n d"]
     rows: slice
-    normal: Normal
+    warp: Warp
     standard: Float[np.ndarray, " r d"]
     log_ratio: Float[np.ndarray, " r"]
     mirrored: Float[np.ndarray, " r"] | None
@@ -91,7 +91,7 @@ class Half(NamedTuple):
 
 
 class BridgeOverlap(NamedTuple):
-    """log q − log g − log Z, q/Z the posterior and g the normal fitted to the other half, for each half of the draws.
+    """log q − log g − log Z, q/Z the posterior and g the density fitted to the other half, for each half of the draws.
 
     Where both densities are alike it is near zero, at the draws as at the proposals.
 
@@ -103,7 +103,7 @@ class BridgeOverlap(NamedTuple):
 
 
 def half_overlap(halves: list[Half], log_z: float) -> BridgeOverlap:
-    """Return how posterior and fitted normal overlap in each half, given log Z."""
+    """Return how posterior and fitted density overlap in each half, given log Z."""
     parts = [half.split(half.log_ratio) for half in halves]
     return BridgeOverlap(
         tuple(drawn.reshape(-1) - log_z for drawn, _ in parts), tuple(proposed - log_z for _, proposed in parts)
@@ -190,12 +190,14 @@ def evaluate_halves(
     names: tuple[str, ...],
     key: jax.Array,
     *,
+    bent: bool = False,
     symmetric: bool = True,
     num_proposals: int | None = None,
     known: Float[np.ndarray, "c n"] | None = None,
 ) -> list[Half]:
-    """Fit a normal to each half of the chains and evaluate `density`, (r, d) → (r,) log q, for the other half.
+    """Fit a proposal to each half of the chains and evaluate `density`, (r, d) → (r,) log q, for the other half.
 
+    bent : fit a `Warp`; otherwise a normal. num_proposals : for each half; by default as many as draws in it.
     known : log q at all the draws, where it has been computed before.
     """
     _, n, d = points.shape
@@ -203,27 +205,29 @@ def evaluate_halves(
     earlier, later = slice(None, half), slice(half, None)
     found = []
     for (fit, use), k in zip(((earlier, later), (later, earlier)), jax.random.split(key), strict=True):
-        drawn = points[:, use].reshape(-1, d)
-        normal = fit_normal(WHERE, points[:, fit].reshape(-1, d), names)
+        drawn, fitted = points[:, use].reshape(-1, d), points[:, fit].reshape(-1, d)
+        if bent:
+            warp = fit_warp(WHERE, fitted, names, median_ess(points[:, fit]))
+        else:
+            warp = as_warp(fit_normal(WHERE, fitted, names))
         proposed = np.asarray(jax.random.normal(k, (num_proposals or len(drawn), d), float))
-        standard = np.concatenate([normal.standardise(drawn), proposed])
+        standard = np.concatenate([warp.standardise(drawn), proposed])
         at_draws = density(drawn) if known is None else known[:, use].reshape(-1)
         check_inside(at_draws)
-        values = np.concatenate([at_draws, density(normal.restore(proposed))])
-        base = normal.log_density(standard)
+        values = np.concatenate([at_draws, density(warp.restore(proposed))])
+        ratio = values - warp.log_density(standard)
         mirrored = None
         if symmetric:
-            mirrored = np.logaddexp(values, density(normal.restore(-standard))) - np.log(2.0) - base
-        found.append(Half(points[:, use], use, normal, standard, values - base, mirrored, median_ess(points[:, use])))
+            image = density(warp.restore(-standard)) - warp.log_density(-standard)
+            mirrored = np.logaddexp(ratio, image) - np.log(2.0)
+        found.append(Half(points[:, use], use, warp, standard, ratio, mirrored, median_ess(points[:, use])))
     return found
 
 
 def plain_bridge(halves: list[Half], *, symmetric: bool) -> EvidenceEstimate:
     """Return the average of the bridges of both halves, to the symmetrised density or to the density itself."""
-    d = halves[0].draws.shape[-1]
-    found = [_solve(half, symmetric) for half in halves]
-    combined = combine(found, d * (d + 1) // 2 + (0 if symmetric else d))
-    return combined._replace(method=f"bridge ({'warp-III' if symmetric else 'normal'})")
+    name = "warp-III" if symmetric else "fitted"
+    return combine([_solve(half, symmetric) for half in halves], halves)._replace(method=f"bridge ({name})")
 
 
 def controlled_bridge(
@@ -238,9 +242,8 @@ def controlled_bridge(
     ----------
     scores : ∇ log q at all the draws.
     """
-    d = halves[0].draws.shape[-1]
     found = [_control(half, _solve(half, symmetric=False), scores[:, half.rows], method) for half in halves]
-    return combine(found, d * (d + 1) // 2 + d)._replace(method="bridge (controlled)")
+    return combine(found, halves)._replace(method="bridge (controlled)")
 
 
 def _solve(half: Half, symmetric: bool) -> Bridge:
@@ -260,7 +263,7 @@ def _control(half: Half, bridge: Bridge, scores: Float[np.ndarray, "c n d"], met
     g = g.reshape(shape)
     found = [
         estimate_expectations(make_trace(x, s), ("term",), f.reshape(*x.shape[:2], 1), method)
-        for x, s, f in ((z, scores @ half.normal.lower, drawn), (g, -g, proposed))
+        for x, s, f in ((z, pulled_scores(half, scores), drawn), (g, -g, proposed))
     ]
     means = np.array([float(e.mean[0]) for e in found])
     if not (means > 0).all():
@@ -274,6 +277,13 @@ def _control(half: Half, bridge: Bridge, scores: Float[np.ndarray, "c n d"], met
     )
 
 
+def pulled_scores(half: Half, scores: Float[np.ndarray, "c n d"]) -> Float[np.ndarray, "c n d"]:
+    """Return the scores of the posterior at the draws of a half in the coordinates in which g is standard normal."""
+    z, _ = half.split(half.standard)
+    d = z.shape[-1]
+    return half.warp.pull(z.reshape(-1, d), scores.reshape(-1, d)).reshape(z.shape)
+
+
 def refuse_drift(
     estimate: EvidenceEstimate, points: Float[np.ndarray, "c n d"], names: tuple[str, ...]
 ) -> EvidenceEstimate:
@@ -285,17 +295,19 @@ def refuse_drift(
     return estimate._replace(status=Status.NOT_CONVERGED, info=estimate.info | {"reason": reason})
 
 
-def combine(found: list[Bridge], num_fitted: int) -> EvidenceEstimate:
+def combine(found: list[Bridge], halves: list[Half]) -> EvidenceEstimate:
     """Average the two halves.
 
-    They share no draw and no proposal, yet near a normal posterior their errors are not independent: to first order in
-    the error of the fit, half A fitted and half B bridged err by s₁·T̄ₐᵀ(Var T)⁻¹T̄_b, T̄ the errors of the fitted
-    moments, and so do B fitted and A bridged. Its variance, s₁²·num_fitted/(ess_a·ess_b), is the covariance, which is
-    at most the product of the errors. Quadratic control variates remove what the moments err by. Others leave a part
-    that is not known, so that the bound stands for all.
+    They share no draw and no proposal, yet near a posterior that the fitted family contains their errors are not
+    independent: to first order in the error of the fit, half A fitted and half B bridged err by s₁·T̄ₐᵀ(Var T)⁻¹T̄_b, T̄
+    the errors of the likelihood equations of the fit, for a normal its moments, and so do B fitted and A bridged. Its
+    variance, s₁²·p/(ess_a·ess_b) with p fitted parameters, is the covariance, which is at most the product of the
+    errors. Quadratic control variates remove what the moments err by. Others leave a part that is not known, so that
+    the bound stands for all.
     """
     values, errors = np.array([b.value for b in found]), np.array([b.mcse for b in found])
     a, b = found
+    num_fitted = float(np.mean([half.warp.num_fitted for half in halves]))
     covariance = min(a.share * b.share * num_fitted / (a.ess * b.ess), a.drawn_error * b.drawn_error)
     variance = (errors**2).sum() / 4 + covariance / 2
     fewest = min(b.participants for b in found)

@@ -49,9 +49,10 @@ class Evidence(NamedTuple):
     pooled : the continuous path; None where it was not asked for.
     info : JSON-able facts. ``halves`` and ``halves_mcse``: the value from the earlier and the later half of each chain.
         Of a ladder also ``reference`` (``prior``, or ``fitted normal``), ``barrier`` Λ, ``advised_rungs`` and, with
-        replica exchange, ``round_trips``; of a trace ``participants`` and ``pareto_khat``.
+        replica exchange, ``round_trips``; of a trace ``participants``, ``pareto_khat``, and how many ``densities`` and
+        ``gradients`` were evaluated.
     diagnostics : of a ladder, for the rungs in `used`, barrier, rejection and swap rates and where the error comes
-        from; of a trace the overlap of posterior and fitted normal. None where it is unknown.
+        from; of a trace the overlap of posterior and fitted density. None where it is unknown.
     """
 
     value: float

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from scipy import special
+from tqdm import tqdm
 
+from mcmcpost._core.devices import no_bar
 from mcmcpost.evidence.ladder import PATH_POWER
 from mcmcpost.evidence.mbar import log_mixture, solve_free_energies
 from mcmcpost.kernels import SquaredExponential
@@ -197,7 +199,8 @@ def fit_path(
     members = [rows[rows < len(values)] for rows in pooled.members]
     mean, ratio, ess = np.empty((len(temperatures), g)), np.empty((len(temperatures), g)), np.empty(len(temperatures))
     integral, crossfit, deleted, influence = np.zeros(g), np.zeros(g), np.zeros((b, g)), np.zeros((len(values), g))
-    for k, (t, step) in enumerate(zip(temperatures, quadrature, strict=True)):
+    nodes = tqdm(temperatures, desc="path", disable=no_bar(True), leave=False)
+    for k, (t, step) in enumerate(zip(nodes, quadrature, strict=True)):
         weights = _weights(t, pooled, mixtures)
         basis = _basis_at(t, pooled, weights, family)
         with blas_threads(len(basis.offset)):

@@ -1,4 +1,4 @@
-"""The log evidence from posterior draws alone: bridges to a fitted normal, plain and controlled, and one answer."""
+"""The log evidence from posterior draws alone: bridges to a fitted density, plain and controlled, and one answer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +26,7 @@ from mcmcpost.evidence.bridge import (
     no_bridge,
     plain_bridge,
     proposal_khat,
+    pulled_scores,
     refuse_drift,
     too_few,
 )
@@ -33,6 +34,12 @@ from mcmcpost.evidence.ladder import EvidenceEstimate, make_ladder
 from mcmcpost.evidence.log_evidence import Evidence, halves_complaint
 from mcmcpost.evidence.pooled import PooledPath, path_error, pooled_path
 from mcmcpost.scores import value_and_score
+
+PROPOSALS_PER_DRAW, MOST_PROPOSALS = 8, 20_000
+"""Proposals for each draw of a half, by default, and how many there are at most unless the half has more draws.
+
+A proposal costs one evaluation of the density, and a draw of a trace many gradients.
+"""
 
 NUM_NODES = 4
 """Nodes of the path from a fitted normal, which is short and nowhere steep."""
@@ -109,40 +116,62 @@ def evaluate_rows(
 
 
 def estimate_from_posterior(
-    posterior: PosteriorDraws, method: AbstractControlVariate, *, key: jax.Array, degree: int | None = None
+    posterior: PosteriorDraws,
+    method: AbstractControlVariate,
+    *,
+    key: jax.Array,
+    degree: int | None = None,
+    num_proposals: int | None = None,
 ) -> Evidence:
-    """Estimate log ∫q by every bridge between the draws and a normal fitted to half of them.
+    """Estimate log ∫q by every bridge between the draws and a density fitted to half of them.
 
-    The estimates are, from simple to rich: ``bridge (warp-III)`` and ``bridge (normal)``; with scores also
-    ``bridge (controlled)``, both means of the normal bridge with control variates, and ``bridge (controlled path)``,
-    thermodynamic integration from the normal to the posterior with control variates on the path. A richer one is the
-    answer if its error is smaller by `NEED`; the others are cross-checks. All share draws, proposals and densities.
+    The density is that of a `Warp`, a normal that is bent where the draws say so. In the coordinates in which it is
+    standard normal the estimates are, from simple to rich: ``bridge (warp-III)``, to the posterior averaged with its
+    mirror image, and ``bridge (fitted)``, to the posterior itself; with scores also ``bridge (controlled)``, both means
+    of the latter with control variates. ``bridge (controlled path)`` is thermodynamic integration from the normal to
+    the posterior with control variates on the path: from a normal, log q − log g is nearly a polynomial. A richer one
+    is the answer if its error is smaller by `NEED`; the others are cross-checks. All share the draws.
 
     Parameters
     ----------
     method : control variate of the two means of the bridge; the plain mean for plain estimates alone.
     degree : of the polynomials on the path; by default chosen by the honest error, up to three. Zero: no path.
+    num_proposals : draws of the fitted density for each half; by default `PROPOSALS_PER_DRAW` for each draw of it.
 
     Returns
     -------
-    Evidence : without rungs; `info` has the effective draws in the overlap (``participants``) and the Pareto
-        k̂ of importance sampling from the normal (``pareto_khat``), which says how far the posterior is from it.
+    Evidence : without rungs; `info` has the effective draws in the overlap (``participants``), the Pareto k̂ of
+        importance sampling from the fitted density (``pareto_khat``), which says how far the posterior is from it, and
+        how many ``densities`` and ``gradients`` were evaluated.
     """
     points, names = posterior.draws, posterior.names
     c, n, _ = points.shape
     size = {"num_chains": c, "num_draws": n}
     if too_few(points):
         return _evidence([no_bridge(points)], (), size)
-    halves = evaluate_halves(posterior.values, points, names, key, known=posterior.log_density)
+    for_bridges, for_path = jax.random.split(key)
+    number = num_proposals or _number_of_proposals(c * (n // 2))
+    known = posterior.log_density
+    halves = evaluate_halves(posterior.values, points, names, for_bridges, bent=True, num_proposals=number, known=known)
     estimates = [plain_bridge(halves, symmetric=True), plain_bridge(halves, symmetric=False)]
+    densities, gradients = 2 * sum(len(half.log_ratio) for half in halves), 0
+    if posterior.scores is not None:
+        gradients += c * n
     if posterior.scores is not None and not isinstance(method, PlainMean):
         estimates.append(controlled_bridge(halves, posterior.scores, method))
         if degree != 0:
-            estimates.append(_path_bridge(halves, posterior.scores, posterior.slopes, degree))
-    khat = max(proposal_khat(half) for half in halves)
+            straight = evaluate_halves(posterior.values, points, names, for_path, symmetric=False, known=known)
+            estimates.append(_path_bridge(straight, posterior.scores, posterior.slopes, degree))
+            densities, gradients = densities + c * n, gradients + c * n
+    size |= {"pareto_khat": max(proposal_khat(half) for half in halves)}
+    size |= {"densities": densities, "gradients": gradients}
     ordered = _best_first([refuse_drift(e, points, names) for e in estimates])
-    evidence = _evidence(ordered, _complaints(ordered[0]), size | {"pareto_khat": khat})
+    evidence = _evidence(ordered, _complaints(ordered[0]), size)
     return evidence._replace(diagnostics=half_overlap(halves, evidence.value))
+
+
+def _number_of_proposals(num_draws: int) -> int:
+    return min(PROPOSALS_PER_DRAW * num_draws, max(num_draws, MOST_PROPOSALS))
 
 
 def _best_first(estimates: list[EvidenceEstimate]) -> list[EvidenceEstimate]:
@@ -164,8 +193,8 @@ def _complaints(best: EvidenceEstimate) -> tuple[str, ...]:
     texts += halves_complaint(best.info)
     if MIN_PARTICIPANTS <= best.info["participants"] < FEW_PARTICIPANTS:
         texts.append(
-            f"{best.info['participants']:.3g} effective draws lie where the posterior and the fitted normal overlap,"
-            " and the error is rough. A ladder of power posteriors needs no fitted normal"
+            f"{best.info['participants']:.3g} effective draws lie where the posterior and the fitted density overlap,"
+            " and the error is rough. A ladder of power posteriors needs no fitted density"
         )
     return tuple(texts)
 
@@ -225,17 +254,18 @@ def _path_bridge(
 def _path_half(
     half: Half, scores: Float[np.ndarray, "c n d"], slopes: Callable[[np.ndarray], np.ndarray], degree: int | None
 ) -> PooledPath:
-    """Return the pooled path of one half; log q − log g is shifted to keep its digits."""
-    drawn, proposed = half.split(half.log_ratio)
+    """Return the pooled path of one half, with as many proposals as draws; log q − log g is shifted to keep its digits.
+
+    All is in the coordinates in which g is standard normal.
+    """
     z, proposals = half.split(half.standard)
-    points = half.normal.restore(proposals)
-    both = np.stack([points.reshape(z.shape), half.draws], axis=2)
-    slope = np.stack([slopes(points).reshape(z.shape), scores], axis=2)
-    standard = np.stack([proposals.reshape(z.shape), z], axis=2)
-    base = np.linalg.solve(half.normal.lower.T, -standard.reshape(-1, z.shape[-1]).T).T.reshape(both.shape)
+    drawn, proposed = half.split(half.log_ratio)
+    slope = half.warp.pull(proposals, slopes(half.warp.restore(proposals))).reshape(z.shape)
+    both = np.stack([proposals.reshape(z.shape), z], axis=2)
+    at_both = np.stack([slope, pulled_scores(half, scores)], axis=2)
     log_ratio = np.stack([proposed.reshape(drawn.shape), drawn], axis=2)
     shift = float(np.median(drawn))
-    ladder = make_ladder([0.0, 1.0], both, log_ratio - shift, slope - base, base)
+    ladder = make_ladder([0.0, 1.0], both, log_ratio - shift, at_both + both, -both)
     path = pooled_path(ladder, degree=degree, num_nodes=NUM_NODES, power=1.0)
     if degree:
         # A degree that was asked for was not chosen by its error, so what it changed is no part of that.

@@ -12,7 +12,7 @@ from mcmcpost._core.large_arrays import in_blocks
 from mcmcpost._core.mcse import GOOD_KHAT, rank_rhat
 from mcmcpost._core.warn import warn
 from mcmcpost._core.weights import Weights
-from mcmcpost.io.convention import GROUP, read_trace, read_weights
+from mcmcpost.io.convention import DRAWS, GROUP, SCORES, read_trace, read_weights
 from mcmcpost.io.join import starts_of
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores
 from mcmcpost.trace import StoredTrace, Trace
@@ -197,6 +197,7 @@ RECORDED = ("lp", "logp")
 _COMPARED = 200
 
 _SHARE = 0.01
+_SAME_DRAWS = 1e-6
 
 _ROUNDING = 100.0
 
@@ -250,7 +251,7 @@ def check_agreement(where: str, tree: "xarray.DataTree", scored: Scored) -> None
 
     The two may differ by a constant. At up to 200 draws the range of the difference must stay below a hundredth of the
     recorded standard deviation, or of one, beyond rounding in the recorded precision. Draws at which the density is not
-    finite have scores that are not, and are left to the gate.
+    finite have scores that are not, and are left to the gate. See `check_slopes` for the gradients.
 
     Parameters
     ----------
@@ -264,6 +265,46 @@ def check_agreement(where: str, tree: "xarray.DataTree", scored: Scored) -> None
     """
     for name, recorded in recorded_log_densities(tree, scored.trace):
         _compare(where, name, recorded, scored)
+
+
+def check_slopes(where: str, tree: "xarray.DataTree", trace: Trace) -> None:
+    """Refuse scores other than those that the trace has, by more than a hundredth of their size.
+
+    Parameters
+    ----------
+    where : the public function that the error message names.
+    tree : the trace. Without scores, or where its draws are in other coordinates, nothing is tested.
+    trace : its draws, in the same order, with the scores of a model.
+
+    Raises
+    ------
+    ScoreError : they differ, as those of another model, other data or another prior.
+    """
+    stats = tree.children.get(GROUP)
+    if stats is None or not {DRAWS, SCORES} <= set(stats.data_vars):
+        return
+    stored = read_trace(tree, weighted=True)
+    if stored.draws.shape != trace.draws.shape:
+        return
+    if np.abs(stored.draws - trace.draws).max() > _SAME_DRAWS * trace.draws.std():
+        return
+    finding = gradient_difference(np.asarray(stored.scores), trace.scores)
+    if finding > _SHARE:
+        raise ScoreError(
+            fault(
+                where,
+                "a model whose gradients are those that the trace has",
+                f"gradients that differ by {finding:.1%} of their size",
+                "Pass the model, the prior and the data that were sampled. allow_bad_scores=True overrides.",
+            )
+        )
+
+
+def gradient_difference(stored: Float[np.ndarray, "c n d"], model: Float[np.ndarray, "c n d"]) -> float:
+    """Return the root mean square of the difference over that of the model's, of draws where both are finite."""
+    both = np.isfinite(stored).all(axis=-1) & np.isfinite(model).all(axis=-1)
+    size = np.sqrt((model[both] ** 2).sum())
+    return float(np.sqrt(((stored[both] - model[both]) ** 2).sum()) / size) if size > 0 else 0.0
 
 
 def recorded_log_densities(

@@ -259,7 +259,7 @@ def diagnostics_text(evidence: Evidence) -> str:
         parts.append(f"barrier {significant(info['barrier'], 2)}, for which {info['advised_rungs']} rungs are advised")
         parts += [f"{info['round_trips']} round trips"] if "round_trips" in info else []
     if "participants" in info:
-        parts.append(f"{info['participants']:.0f} effective draws overlap with the fitted normal")
+        parts.append(f"{info['participants']:.0f} effective draws overlap with the fitted density")
     if "halves" in info:
         pairs = zip(info["halves"], info["halves_mcse"], strict=True)
         parts.append("halves " + " and ".join(f"{digits_of(v, e)} ± {significant(e, 2)}" for v, e in pairs))

@@ -182,7 +182,7 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
 
 
 def evidence_drawings(evidence: Evidence) -> list[Drawing]:
-    """Return the path of thermodynamic integration and its barrier; of a trace, the overlap with the fitted normals."""
+    """Return the path of thermodynamic integration and its barrier; of a trace, the overlap with the fitted density."""
 
     def figure(name: str, title: str, text: str, show: str = "mean") -> Drawing:
         size = (WIDTH, 3.6)
@@ -190,10 +190,10 @@ def evidence_drawings(evidence: Evidence) -> list[Drawing]:
 
     if isinstance(evidence.diagnostics, BridgeOverlap):
         text = (
-            "Log posterior density minus that of the normal fitted to the other half of the draws, shifted by the log"
-            " evidence: at the draws, and at draws of the normal. The bridge needs that they overlap."
+            "Log posterior density minus that of the density fitted to the other half of the draws, shifted by the log"
+            " evidence: at the draws, and at draws of the fitted density. The bridge needs that they overlap."
         )
-        return [figure("overlap", "Overlap of posterior and fitted normal", text)]
+        return [figure("overlap", "Overlap of posterior and fitted density", text)]
     drawings = []
     if len(evidence.temperatures):
         text = (

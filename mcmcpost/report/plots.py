@@ -371,13 +371,13 @@ def _draw_overlap(canvas: Canvas, found: BridgeOverlap) -> None:
     edges = np.linspace(low, max(high, low + 1e-9), NUM_BINS + 1)
     for sets, color, label in (
         (found.at_draws, CONTROLLED, "draws of the posterior"),
-        (found.at_proposals, PLAIN, "draws of the fitted normal"),
+        (found.at_proposals, PLAIN, "draws of the fitted density"),
     ):
         for half, (values, style) in enumerate(zip(sets, (SOLID, DASHED), strict=True)):
             density = np.histogram(np.clip(values, low, high), edges)[0] / (len(values) * np.diff(edges))
             name = f"{label}, {('later', 'earlier')[half]} half"
             canvas.line(np.repeat(edges, 2), np.pad(np.repeat(density, 2), 1), color, label=name, style=style)
-    canvas.x_axis("log posterior density − log density of the fitted normal")
+    canvas.x_axis("log posterior density − log fitted density")
     canvas.y_axis("density")
     canvas.legend()
 

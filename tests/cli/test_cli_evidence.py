@@ -93,9 +93,64 @@ def test_a_trace_without_its_model_says_what_to_do(run, trace, ladder):
     assert refused(run("evidence", path, "--model", model, "--model", model, "--model", model), "one for all")
     assert refused(run("evidence", stored, "--model", model), "Leave --model out")
     assert refused(run("evidence", stored, "--ladder"), "Leave --ladder out")
-    done = run("evidence", path, "--model", model, "--option", "y=9.0", "--method", "zv2")
+
+
+OTHERS = {
+    "another prior": (CONJUGATE.replace("dist.Normal(0.0, 1.0)", "dist.Normal(0.0, 2.0)"), "gradients that differ by"),
+    "other data": (CONJUGATE.replace("y=1.0", "y=1.05"), "gradients that differ by"),
+    "another site": (CONJUGATE.replace('"x"', '"theta"'), "expected the latent sites of the model, theta"),
+    "another shape": (
+        CONJUGATE.replace("dist.Normal(0.0, 1.0)", "dist.Normal(0.0, 1.0).expand([2])"),
+        "shape (chain, draw, 2), got (4, 250)",
+    ),
+    "an improper prior": (
+        CONJUGATE.replace("dist.Normal(0.0, 1.0)", "dist.ImproperUniform(dist.constraints.real, (), ())"),
+        "improper prior has no evidence",
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_trace_with_a_model_that_was_not_sampled_is_refused(run, trace, tmp_path, other):
+    text, words = OTHERS[other]
+    (tmp_path / "other.py").write_text(text)
+    assert refused(run("evidence", trace[0], "--model", tmp_path / "other.py", "--method", "zv2"), words)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_trace_without_gradients_is_told_that_the_model_is_another(run, trace, tmp_path):
+    path, model = trace
+    tree = mcmcpost.load_tree(path)
+    mcmcpost.save_tree(type(tree).from_dict({"posterior": tree["posterior"].to_dataset()}), tmp_path / "bare.nc")
+    done = run("evidence", tmp_path / "bare.nc", "--model", model, "--option", "y=9.0", "--method", "zv2")
+    assert done.code == 0
     assert "bad_scores" in done.out
-    assert "Score gate" in done.err
+    assert "the draws are not of this model" in done.err
+
+
+TWO_MODES = CONJUGATE.replace("dist.Normal(0.0, 1.0)", "dist.Normal(0.0, 10.0)").replace("(x, 0.5)", "(abs(x), 0.5)")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("stuck", "head", "said"),
+    [(False, "plain", ""), (True, "not_converged", "the chains, or their halves, disagree on x")],
+)
+def test_two_modes_are_bridged_where_chains_visit_both(run, tmp_path, rng, stuck, head, said):
+    model = tmp_path / "modes.py"
+    model.write_text(TWO_MODES.replace("y=1.0", "y=8.0"))
+    precision = 4.01
+    size = 32 / precision + rng.normal(size=(4, 250, 1)) / np.sqrt(precision)
+    draws = size * (np.array([1, 1, -1, -1])[:, None, None] if stuck else rng.choice([-1, 1], size=size.shape))
+    scores = np.sign(draws) * (32 - precision * np.abs(draws))
+    mcmcpost.save_tree(mcmcpost.from_arrays(draws, scores, names=["x"], allow_bad_scores=True), tmp_path / "modes.nc")
+    done = run("evidence", tmp_path / "modes.nc", "--model", model, "--method", "zv2", "--json")
+    assert done.code == 0
+    assert said in done.err
+    found = json.loads(done.out)["evidence"][0]
+    assert found["status"] == head
+    truth = np.log(2.0) + norm.logpdf(8.0, 0.0, np.sqrt(100.25))
+    assert abs(found["log_evidence"] - truth) < 4.5 * found["mcse"] + 0.01
 
 
 @pytest.mark.slow

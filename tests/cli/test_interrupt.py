@@ -124,7 +124,14 @@ def in_terminal(cwd, program, *arguments, interrupted_after=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.5, 2.5])
-@pytest.mark.parametrize("command", [["reduce", "trace.nc", "-o", "out.nc"], ["sample", "model.py", "-o", "out.nc"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["reduce", "trace.nc", "-o", "out.nc"],
+        ["sample", "model.py", "-o", "out.nc"],
+        ["evidence", "model.py", "-o", "out.nc"],
+    ],
+)
 def test_ctrl_c_in_a_terminal(tmp_path, monkeypatch, command, delay):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # nothing compiled yet: both take more than that
     folder = tmp_path / "cwd"

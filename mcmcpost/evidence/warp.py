@@ -1,0 +1,311 @@
+"""The map from a standard normal that is fitted to draws: a normal, bent where the draws say that it must be."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.optimize import minimize
+
+from mcmcpost.evidence.normal import Normal, fit_normal
+
+REACH = 3.0
+"""Bound on the logarithm of the factor by which a scale may change with the coordinates before it."""
+
+ROUNDS = 3
+"""How often terms are looked for, each time in what those before have left."""
+
+STEPS = 10
+"""Steps of Fisher scoring for the coefficients of one coordinate."""
+
+DRAWS_PER_TERM = 20.0
+
+EXTRA = 4.0
+"""What twice the log likelihood must gain for a term, beside the allowance for the number of terms looked at."""
+
+SHAPES = ((-3.0, 3.0), (-0.9, 0.9))
+"""Bounds on the skewness and on the logarithm of the tail weight of a coordinate."""
+
+
+class Warp(NamedTuple):
+    """An invertible map z ↦ x, under which standard normal z have a density in closed form.
+
+    x in the order of the map is mean + lower w, and w_k = a_k + b_k sinh((asinh z_k + ε_k)/δ_k), sinh–arcsinh normal,
+    moved and scaled by the coordinates before it: w_k ← F·shift_k + exp(R tanh(F·scale_k/R)) w_k, with F the features
+    z_i, z_i² − 1 and z_i z_j, i < j < k. Without features and with ε = 0, δ = 1 it is the normal itself.
+
+    normal : mean and lower triangular factor of the coordinates in `order`.
+    order : (d,) which coordinate comes k-th.
+    features : (q, 2) the pairs (i, j), i ≤ j, of each feature; (i, d) is z_i itself.
+    shift, scale : (d, q) coefficients, zero unless both coordinates of the feature come before.
+    shape : (4, d) a, b, ε and δ.
+
+    Source: Jones and Pewsey (2009, doi:10.1093/biomet/asp053) for the margins, Rosenblatt (1952,
+    doi:10.1214/aoms/1177729394) for triangular maps, Meng and Schilling (2002, doi:10.1198/106186002457) for warps.
+    """
+
+    normal: Normal
+    order: Int[np.ndarray, " d"]
+    features: Int[np.ndarray, "q 2"]
+    shift: Float[np.ndarray, "d q"]
+    scale: Float[np.ndarray, "d q"]
+    shape: Float[np.ndarray, "4 d"]
+
+    @property
+    def num_fitted(self) -> int:
+        """The number of parameters that were fitted."""
+        d = len(self.order)
+        bent = int(((self.shape[2] != 0) | (self.shape[3] != 1)).sum())
+        return d * (d + 3) // 2 + int(np.count_nonzero(self.shift) + np.count_nonzero(self.scale)) + 2 * bent
+
+    def restore(self, standard: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        """Return x of z."""
+        features = _features(standard, self.features)
+        moved = features @ self.shift.T + np.exp(self._log_scale(features)) * _stretch(standard, self.shape)
+        points = np.empty_like(moved)
+        points[:, self.order] = self.normal.restore(moved)
+        return points
+
+    def standardise(self, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        """Return z of x, one coordinate after the other."""
+        moved = self.normal.standardise(points[:, self.order])
+        standard = np.zeros_like(moved)
+        for k in range(len(self.order)):
+            used = np.flatnonzero((self.shift[k] != 0) | (self.scale[k] != 0))
+            features = _features(standard, self.features[used])
+            rest = moved[:, k] - features @ self.shift[k, used]
+            standard[:, k] = _unstretch(rest / np.exp(_bounded(features @ self.scale[k, used])), self.shape[:, k])
+        return standard
+
+    def log_density(self, standard: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+        """Return the log density of x at x = x(z)."""
+        scales = self._log_scale(_features(standard, self.features))
+        return self.normal.log_density(standard) - (scales + np.log(_slope(standard, self.shape))).sum(axis=1)
+
+    def pull(self, standard: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        """Return the score with respect to z, log-Jacobian included, of a density whose score at x(z) is `scores`."""
+        z, (_, _, epsilon, delta) = standard, self.shape
+        features = _features(z, self.features)
+        logs = self._log_scale(features)
+        at_moved = scores[:, self.order] @ self.normal.lower
+        stretched = at_moved * np.exp(logs)
+        by_scale = (stretched * _stretch(z, self.shape) + 1.0) * (1.0 - (logs / REACH) ** 2)
+        by_feature = at_moved @ self.shift + by_scale @ self.scale
+        root = np.sqrt(1.0 + z**2)
+        pulled = stretched * _slope(z, self.shape) + np.tanh((np.arcsinh(z) + epsilon) / delta) / (delta * root)
+        pulled -= z / root**2
+        d = len(self.order)
+        for column, (i, j) in zip(by_feature.T, self.features, strict=True):
+            pulled[:, i] += column * (z[:, j] if j < d else 1.0)
+            if j < d:
+                pulled[:, j] += column * z[:, i]
+        return pulled
+
+    def _log_scale(self, features: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "n d"]:
+        return _bounded(features @ self.scale.T)
+
+
+def as_warp(normal: Normal) -> Warp:
+    """Return a normal as a map that bends nothing."""
+    d = len(normal.mean)
+    none = np.zeros((d, 0))
+    return Warp(normal, np.arange(d), np.zeros((0, 2), int), none, none, _straight(d))
+
+
+def fit_warp(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, ...], ess: float) -> Warp:
+    """Fit a map to the points: the normal, and beyond it the terms that their number makes significant.
+
+    In the order in which the coordinates explain each other best, the mean and the log scale of each are regressed on
+    features of those before it, by maximum likelihood, and the margin of what is left is made sinh–arcsinh normal. A
+    term is taken if twice the log likelihood of `ess` independent draws gains more than 2 log(terms looked at) + 4.
+
+    Parameters
+    ----------
+    ess : how many independent draws the points are worth.
+
+    Raises
+    ------
+    ValueError : a coordinate is constant or a combination of those before it; the message names it.
+    """
+    n, d = points.shape
+    share = min(ess / n, 1.0)
+    limit = (2.0 * np.log(max(d**3, 1)) + EXTRA) / share
+    fit_normal(where, points, names)  # which names a constant coordinate in the order that was given
+    order = _order(points, limit)
+    normal = fit_normal(where, points[:, order], tuple(names[i] for i in order))
+    moved, standard = normal.standardise(points[:, order]), np.zeros((n, d))
+    found: list[_Terms] = []
+    shape = _straight(d)
+    for k in range(d):
+        terms, rest = _regress(moved[:, k], standard[:, :k], limit, max(int(ess / DRAWS_PER_TERM), 0))
+        shape[:, k] = _fit_margin(rest, (2.0 * np.log(d) + 2 * EXTRA) / share)
+        standard[:, k] = _unstretch(rest, shape[:, k])
+        found.append(terms)
+    pairs = sorted({pair for terms in found for pair in (*terms.shift, *terms.scale)})
+    shift, scale = (
+        np.array([[getattr(terms, kind).get(pair, 0.0) for pair in pairs] for terms in found]).reshape(d, len(pairs))
+        for kind in ("shift", "scale")
+    )
+    features = np.array([(i, d if j < 0 else j) for i, j in pairs], int).reshape(-1, 2)
+    return Warp(normal, order, features, shift, scale, shape)
+
+
+def _straight(d: int) -> Float[np.ndarray, "4 d"]:
+    return np.tile([[0.0], [1.0], [0.0], [1.0]], (1, d))
+
+
+def _bounded(values: np.ndarray) -> np.ndarray:
+    return REACH * np.tanh(values / REACH)
+
+
+def _stretch(z: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    a, b, epsilon, delta = shape
+    return a + b * np.sinh((np.arcsinh(z) + epsilon) / delta)
+
+
+def _slope(z: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    _, b, epsilon, delta = shape
+    return b * np.cosh((np.arcsinh(z) + epsilon) / delta) / (delta * np.sqrt(1.0 + z**2))
+
+
+def _unstretch(w: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    a, b, epsilon, delta = shape
+    return np.sinh(delta * np.arcsinh((w - a) / b) - epsilon)
+
+
+def _features(z: Float[np.ndarray, "n d"], pairs: Int[np.ndarray, "q 2"]) -> Float[np.ndarray, "n q"]:
+    one = np.concatenate([z, np.ones((len(z), 1))], axis=1)
+    return one[:, pairs[:, 0]] * one[:, pairs[:, 1]] - (pairs[:, 0] == pairs[:, 1])
+
+
+def _order(points: Float[np.ndarray, "n d"], limit: float) -> Int[np.ndarray, " d"]:
+    """Return the coordinates, those first that explain the mean or scale of others better than these explain theirs.
+
+    What i explains of j is what twice the log likelihood of j gains, per point, by a quadratic mean and a log scale in
+    i, to second order; less than `limit` counts for nothing, and coordinates that explain nothing keep their order.
+    """
+    n, d = points.shape
+    u = (points - points.mean(axis=0)) / points.std(axis=0)
+    gain = np.zeros((d, d))
+    for i in range(d):
+        others = np.delete(np.arange(d), i)
+        line = u[:, i]
+        square = line**2 - 1.0
+        square = square - (square @ line / n) * line
+        square /= square.std()
+        rest = _unit(u[:, others] - line[:, None] * (line @ u[:, others] / n))
+        bend = square @ rest / n
+        left = _unit(rest - square[:, None] * bend) ** 2 - 1.0
+        explained = -np.log1p(-np.minimum(bend**2, 1 - 1e-12))
+        explained += ((line @ left / n) ** 2 + (square @ left / n) ** 2) / 2.0
+        gain[i, others] = np.where(n * explained > limit, explained, 0.0)
+    ahead = gain - gain.T
+    order: list[int] = []
+    rest_of = list(range(d))
+    while rest_of:
+        first = rest_of[int(np.argmax(ahead[np.ix_(rest_of, rest_of)].sum(axis=1)))]
+        order.append(first)
+        rest_of.remove(first)
+    return np.array(order)
+
+
+def _unit(values: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+    centred = values - values.mean(axis=0)
+    spread = centred.std(axis=0)
+    return centred / np.where(spread > 0, spread, 1.0)
+
+
+class _Terms(NamedTuple):
+    """Coefficients of one coordinate, from pairs (i, j) to numbers; j = −1 for z_i itself."""
+
+    shift: dict[tuple[int, int], float]
+    scale: dict[tuple[int, int], float]
+
+
+def _regress(
+    w: Float[np.ndarray, " n"], before: Float[np.ndarray, "n k"], limit: float, most: int
+) -> tuple[_Terms, Float[np.ndarray, " n"]]:
+    """Return the terms of the mean and of the log scale of w, at most `most` each, and (w − mean)/scale."""
+    shift: list[tuple[int, int]] = []
+    scale: list[tuple[int, int]] = []
+    fitted = _Terms({}, {})
+    rest = w
+    for _ in range(ROUNDS if before.shape[1] else 0):
+        unit = _unit(rest[:, None])[:, 0]
+        new_shift = _significant(unit, before, limit, shift, most)
+        new_scale = _significant(unit**2 - 1.0, before, limit, scale, most)
+        if not new_shift and not new_scale:
+            break
+        shift, scale = shift + new_shift, scale + new_scale
+        fitted, rest = _likeliest(w, before, shift, scale)
+    return fitted, rest
+
+
+def _significant(
+    series: Float[np.ndarray, " n"],
+    before: Float[np.ndarray, "n k"],
+    limit: float,
+    known: list[tuple[int, int]],
+    most: int,
+) -> list[tuple[int, int]]:
+    """Return the features that correlate with a series of mean zero by t² above `limit`, the strongest first."""
+    k = before.shape[1]
+    one = np.concatenate([before, np.ones((len(series), 1))], axis=1)
+    product = one.T @ (series[:, None] * one)
+    square = (one**2).T @ ((series**2)[:, None] * one**2)
+    same = np.arange(k)
+    product[same, same] -= product[k, k]
+    square[same, same] += square[k, k] - 2 * square[same, k]
+    t = product**2 / np.maximum(square, np.finfo(float).tiny)
+    found = [(-t[i, j], i, j if j < k else -1) for i, j in zip(*np.nonzero(np.triu(t > limit)), strict=True) if i < k]
+    chosen = [(int(i), int(j)) for _, i, j in sorted(found)]
+    return [pair for pair in chosen if pair not in known][: max(most - len(known), 0)]
+
+
+def _likeliest(
+    w: Float[np.ndarray, " n"],
+    before: Float[np.ndarray, "n k"],
+    shift: list[tuple[int, int]],
+    scale: list[tuple[int, int]],
+) -> tuple[_Terms, Float[np.ndarray, " n"]]:
+    """Return the coefficients of largest normal likelihood, by Fisher scoring, and what is left."""
+    k = before.shape[1]
+
+    def design(pairs: list[tuple[int, int]]) -> np.ndarray:
+        indices = np.array([(i, k if j < 0 else j) for i, j in pairs], int).reshape(-1, 2)
+        return np.concatenate([_features(before, indices), np.ones((len(w), 1))], axis=1)
+
+    of_shift, of_scale = design(shift), design(scale)
+    level = np.zeros(of_scale.shape[1])
+    level[-1] = np.log(w.std())
+    information = of_scale.T @ of_scale
+    for _ in range(STEPS):
+        inverse = np.exp(-level[-1] - _bounded(of_scale[:, :-1] @ level[:-1]))
+        mean = np.linalg.lstsq(of_shift * inverse[:, None], w * inverse, rcond=None)[0]
+        unit = (w - of_shift @ mean) * inverse
+        step = np.linalg.lstsq(information, of_scale.T @ (unit**2 - 1.0) / 2.0, rcond=None)[0]
+        level = level + step / max(1.0, np.abs(of_scale @ step).max())
+    # The scale without features, and the mean, belong to the margin.
+    rest = (w - of_shift[:, :-1] @ mean[:-1]) / np.exp(_bounded(of_scale[:, :-1] @ level[:-1]))
+    found = (dict(zip(pairs, map(float, c[:-1]), strict=True)) for pairs, c in ((shift, mean), (scale, level)))
+    return _Terms(*found), rest
+
+
+def _fit_margin(series: Float[np.ndarray, " n"], limit: float) -> Float[np.ndarray, " 4"]:
+    """Return a, b, ε and δ of a series: a normal unless a sinh–arcsinh one gains more than `limit`."""
+    mean, spread = series.mean(), series.std()
+    plain = np.array([mean, spread, 0.0, 1.0])
+    unit = (series - mean) / spread
+    skewness, kurtosis = (unit**3).mean(), (unit**4).mean() - 3.0
+    if len(series) * (skewness**2 / 6 + kurtosis**2 / 24) <= limit:
+        return plain
+
+    def loss(theta: np.ndarray) -> float:
+        shape = np.array([theta[0], np.exp(theta[1]), theta[2], np.exp(theta[3])])
+        z = _unstretch(unit, shape)
+        return float(0.5 * (z**2).mean() + np.log(_slope(z, shape)).mean())
+
+    found = minimize(loss, np.zeros(4), method="L-BFGS-B", bounds=((-9.0, 9.0), (-9.0, 9.0), *SHAPES))
+    if not 2 * len(series) * (0.5 - found.fun) > limit:
+        return plain
+    a, b, epsilon, delta = found.x
+    return np.array([mean + spread * a, spread * np.exp(b), epsilon, np.exp(delta)])
