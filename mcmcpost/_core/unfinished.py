@@ -1,5 +1,6 @@
 """Files and folders that are written under a temporary name, so that a crash leaves no half-written one."""
 
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -7,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _UNFINISHED: set[Path] = set()
+
+_ATTEMPTS = 100
 
 _LENGTH = 50
 """Characters of a name that its temporary one keeps: file names end at 255 bytes."""
@@ -29,9 +32,15 @@ def written_beside(place: Path, name: str | None = None) -> Iterator[Path]:
 
 
 def remove_unfinished() -> None:
-    """Remove what is being written in any thread, before the process ends without unwinding them."""
+    """Remove what is being written in any thread, before the process ends without unwinding them.
+
+    A thread that still writes makes a folder anew, so that it is removed until it is gone.
+    """
     for temporary in tuple(_UNFINISHED):
-        _remove(temporary)
+        for _ in range(_ATTEMPTS):
+            _remove(temporary)
+            if not os.path.lexists(temporary):
+                break
 
 
 def _remove(place: Path) -> None:
