@@ -2,12 +2,16 @@
 
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _UNFINISHED: set[Path] = set()
+
+_RENAMING = threading.Lock()
+"""Held while something gets its final name, and from the removal to the end of the process."""
 
 _ATTEMPTS = 100
 
@@ -31,11 +35,19 @@ def written_beside(place: Path, name: str | None = None) -> Iterator[Path]:
         _UNFINISHED.discard(temporary)
 
 
+def rename_finished(temporary: Path, place: Path) -> None:
+    """Give what was written under `temporary` its final name; while the process is ending it waits for that."""
+    with _RENAMING:
+        temporary.rename(place)
+
+
 def remove_unfinished() -> None:
     """Remove what is being written in any thread, before the process ends without unwinding them.
 
-    A thread that still writes makes a folder anew, so that it is removed until it is gone.
+    A thread that still writes makes a folder anew, so that it is removed until it is gone; and it cannot give what is
+    being removed its final name any more.
     """
+    _RENAMING.acquire()
     for temporary in tuple(_UNFINISHED):
         for _ in range(_ATTEMPTS):
             _remove(temporary)

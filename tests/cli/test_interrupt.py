@@ -73,6 +73,8 @@ def test_a_folder_that_is_still_written_to_is_removed_until_it_is_gone(tmp_path,
         monkeypatch.setattr(shutil, "rmtree", interfered)
         unfinished.remove_unfinished()
         assert not folder.exists()
+        assert unfinished._RENAMING.locked()  # so that no other thread gives it its final name
+        unfinished._RENAMING.release()
     assert len(calls) == 4
 
 
