@@ -35,11 +35,11 @@ def ended_by_signals() -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(descriptor)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         outer.close()
         watch.join()
         inner.close()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _watch(inner: socket.socket) -> None:
@@ -50,11 +50,11 @@ def _watch(inner: socket.socket) -> None:
 
 def _leave(number: int) -> None:
     try:
-        remove_unfinished()
         # The main thread may hold the locks of Python's streams; what else writes there must not follow the last line.
         last = f"{CLEAR_LINE if os.isatty(2) else ''}mcmcpost: interrupted\n"
         terminal = os.dup(2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         os.write(terminal, last.encode())
+        remove_unfinished()
     finally:
         os._exit(128 + number)

@@ -14,7 +14,7 @@ from mcmcpost._core.devices import is_first_process
 from mcmcpost._core.errors import InputError, InputTypeError, MissingPackageError, fault
 from mcmcpost._core.large_arrays import SCRATCH, in_blocks, is_large, scratch_folder, zeros
 from mcmcpost._core.stored import slices_of
-from mcmcpost._core.unfinished import written_beside
+from mcmcpost._core.unfinished import rename_finished, written_beside
 from mcmcpost.io.convention import DRAWS, GROUP, SCORES, check_tree_type
 from mcmcpost.io.join import join_chains
 from mcmcpost.io.tables import read_csv
@@ -157,7 +157,7 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
             expected, cure = "values and attributes that a file can have", "Leave out what is no number and no text."
             raise InputTypeError("save_tree", expected, str(error), cure) from error
         _refuse_existing(place)
-        temporary.rename(place)
+        rename_finished(temporary, place)
     return place
 
 

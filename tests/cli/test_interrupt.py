@@ -2,6 +2,7 @@
 
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import mcmcpost as mp
+from mcmcpost._core import unfinished
 
 WAITING = """
 import signal, sys, threading
@@ -54,6 +56,26 @@ def test_a_signal_ends_it_and_removes_what_is_half_written(tmp_path, number):
         assert process.wait() == 128 + number
         assert process.stderr.read() == "mcmcpost: interrupted\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_still_written_to_is_removed_until_it_is_gone(tmp_path, monkeypatch):
+    rmtree, calls = shutil.rmtree, []
+
+    def interfered(place, **options):
+        rmtree(place, **options)
+        calls.append(place)
+        if len(calls) < 4:  # another thread writes its next chunk
+            place.mkdir()
+            (place / "c").write_text("chunk")
+
+    with unfinished.written_beside(tmp_path / "trace.zarr") as folder:
+        folder.mkdir()
+        monkeypatch.setattr(shutil, "rmtree", interfered)
+        unfinished.remove_unfinished()
+        assert not folder.exists()
+        assert unfinished._RENAMING.locked()  # so that no other thread gives it its final name
+        unfinished._RENAMING.release()
+    assert len(calls) == 4
 
 
 CHATTERING = """
