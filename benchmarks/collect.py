@@ -90,6 +90,7 @@ PAGES = {
             "bridge",
             "bridge_errors",
             "evidence_peers",
+            "evidence_peers_exact",
             "reference_ladder",
             "ladder_sampling",
         ),
