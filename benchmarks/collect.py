@@ -91,6 +91,8 @@ PAGES = {
             "bridge_errors",
             "evidence_peers",
             "evidence_peers_exact",
+            "evidence_peers_hare_lynx",
+            "evidence_peers_ladder",
             "reference_ladder",
             "ladder_sampling",
         ),
