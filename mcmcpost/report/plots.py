@@ -257,10 +257,10 @@ SHOWN = ("mean", "barrier")
 
 
 def plot_evidence_path(evidence: Evidence, ax: Any = None, *, show: str = "mean", backend: str | None = None) -> Any:
-    """Plot the path that the log evidence is integrated along; of a posterior trace, the overlap with its normals.
+    """Plot the path that the log evidence is integrated along; of a posterior trace, its overlap with what was fitted.
 
     A ladder from the prior has the axis t^(1/5), on which its path is smooth, and one from a reference √t; the area
-    under the curve is not the log evidence. For a trace, histograms of log p − log q, p the posterior and q the normal
+    under the curve is not the log evidence. For a trace, histograms of log p − log q, p the posterior and q the density
     fitted to the other half of its draws, at the draws of each half and at draws of q: a bridge needs that they
     overlap.
 
@@ -281,7 +281,7 @@ def plot_evidence_path(evidence: Evidence, ax: Any = None, *, show: str = "mean"
     Raises
     ------
     ValueError : the barrier is asked for of a trace, or of a ladder without two usable rungs; a trace had too few draws
-        for a normal.
+        for a fit.
     """
     where = "plot_evidence_path"
     check_kind(where, "evidence", evidence, Evidence, "Pass what log_evidence or bridge_evidence returned.")
