@@ -169,6 +169,7 @@ PAGES = {
             "lazy_traces",
             "lazy_traces_8",
             "lazy_traces_40",
+            "lazy_traces_auto",
             "large_trace",
             "large_trace_auto",
             "large_trace_half_gb",
