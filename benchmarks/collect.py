@@ -173,6 +173,7 @@ PAGES = {
             "lazy_traces",
             "lazy_traces_8",
             "lazy_traces_40",
+            "lazy_traces_auto",
             "large_trace",
             "large_trace_auto",
             "large_trace_half_gb",
@@ -180,10 +181,10 @@ PAGES = {
         ),
     ),
     "scale": Page(
-        "Several processes, and large problems",
-        "Do several processes of `jax.distributed` give the numbers of one, what do they save, and what would larger "
-        "problems cost than any that is run here?",
-        ("scale_processes", "projections"),
+        "Several processes, short chains, large problems",
+        "Do several processes of `jax.distributed` give the numbers of one, what do they save, what do many short "
+        "chains cost, and what would larger problems than any that is run here?",
+        ("scale_processes", "short_chains", "projections"),
     ),
 }
 ABOUT = """Every measured table has a page: what was asked, the table, what it means, and the command that makes it.
