@@ -5,8 +5,9 @@ from mcmcpost.control.derived import KINDS, Smooth, estimate_derived, estimate_s
 from mcmcpost.control.errors import SAFETY, tail_inflation
 from mcmcpost.control.estimate import Estimate, estimate_expectations
 from mcmcpost.control.folds import Subsets
-from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact
+from mcmcpost.control.functional import ControlFunctional, SemiExact
 from mcmcpost.control.joint_estimate import JointEstimate, TaskInput, estimate_jointly
+from mcmcpost.control.kernel_choice import REML, GridREML
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean, Refits
 from mcmcpost.control.pooling import contradicting, pool, stored_estimate

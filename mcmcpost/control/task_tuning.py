@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from mcmcpost._core.arguments import check_count, check_kind, check_number, check_numbers
 from mcmcpost._core.errors import InputError
-from mcmcpost.control.functional import DEFAULT_NUGGET
+from mcmcpost.control.kernel_choice import DEFAULT_NUGGET
 from mcmcpost.control.problem import JointProblem
 from mcmcpost.control.task_families import task_sizes
 from mcmcpost.hyper import maximise_task_likelihood

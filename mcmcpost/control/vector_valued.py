@@ -12,13 +12,11 @@ from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.control.errors import judged_variance
 from mcmcpost.control.folds import Subsets
-from mcmcpost.control.functional import (
+from mcmcpost.control.functional import DENSE_LIMIT, ControlFunctional, SemiExact
+from mcmcpost.control.kernel_choice import (
     DEFAULT_NUGGET,
-    DENSE_LIMIT,
     MIN_ITERATIVE_NUGGET,
-    ControlFunctional,
     GridREML,
-    SemiExact,
     kernel_parameters,
     tune,
 )

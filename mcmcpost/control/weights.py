@@ -16,7 +16,8 @@ from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_units, units_of
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
-from mcmcpost.control.functional import REML, ControlFunctional, GridREML, SemiExact, choose_solver, tune
+from mcmcpost.control.functional import ControlFunctional, SemiExact, choose_solver
+from mcmcpost.control.kernel_choice import REML, GridREML, tune
 from mcmcpost.control.kernel_systems import mean_diagonal, normalised_gram, solve_iterative
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.problem import Problem, check_cross_fitting, make_problem
