@@ -160,8 +160,9 @@ def test_ctrl_c_in_a_terminal(tmp_path, monkeypatch, command, delay):
     folder.mkdir()
     draws = np.random.default_rng(0).normal(size=(4, 500, 3))
     mp.save_tree(mp.from_arrays(draws, -draws), folder / "trace.nc")
-    model = 'import numpyro\nfrom numpyro.distributions import Normal\ndef model(): numpyro.sample("x", Normal())\n'
-    (folder / "model.py").write_text(model + "def data(): return {}\n")
+    model = "import numpyro\nfrom numpyro.distributions import Normal\n"
+    model += "def model(y): numpyro.sample('y', Normal(numpyro.sample('x', Normal())), obs=y)\n"
+    (folder / "model.py").write_text(model + "def data(): return {'y': 0.3}\n")
     code, output = in_terminal(folder, PROGRAM, *command, interrupted_after=delay)
     assert (code, output[-22:]) == (130, b"mcmcpost: interrupted\n")
     assert not (folder / "out.nc").exists()
