@@ -24,6 +24,7 @@ from mcmcpost.control import (
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.method import no_control
 from mcmcpost.control.problem import draw_folds, standard_coordinates
+from mcmcpost.kernels import SquaredExponential
 from mcmcpost.scores import check_scores
 from mcmcpost.trace import Trace, make_trace
 
@@ -261,7 +262,7 @@ def test_a_residual_at_rounding_is_not_exact_while_the_constant_is_in_doubt(rng)
     trace = gaussian_trace(rng, (4, 60, 1))
     values = np.exp(0.3 * trace.draws)
     for nugget in (1e-12, 1e-9, 1e-6):
-        result = estimate(trace, values, SemiExact(2, mcmcpost.control.functional.SquaredExponential(3.0), nugget))
+        result = estimate(trace, values, SemiExact(2, SquaredExponential(3.0), nugget))
         assert abs(result.mean[0] - np.exp(0.045)) < 4.5 * result.mcse[0]
 
 
