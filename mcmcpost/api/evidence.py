@@ -232,9 +232,9 @@ def bridge_evidence(
 
     A density fitted to the earlier half of each chain is the bridge for the later half, and conversely: a normal, bent
     where the draws are skew or where the mean or scale of a coordinate depends on another. The warp-III and the fitted
-    bridge, the latter with control variates, and the controlled path from the fitted density to the posterior share
-    draws and densities; the value is that of the smallest honest error, and the others are beside it. It works well
-    where the posterior has one mode; the effective draws in the overlap tell. docs/methods/bridge.md; see
+    bridge, the latter with control variates, and the controlled path from the normal to the posterior share the draws;
+    the value is that of the smallest honest error, and the others are beside it. It works well where the posterior has
+    one mode; the effective draws in the overlap tell. docs/methods/bridge.md; see
     `mcmcpost.evidence.estimate_from_posterior`.
 
     Parameters

@@ -25,7 +25,7 @@ from mcmcpost.control.method import (
 )
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.screened import Screened
-from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN, ZeroVariance
+from mcmcpost.control.zero_variance import MIN_TRAIN, ZeroVariance, has_enough
 from mcmcpost.linsolve import Cholesky
 from mcmcpost.stein import num_polynomial_features
 
@@ -48,9 +48,8 @@ SHARED = 10.0
 NEED = 1.05
 """A richer method must lower the cross-fitted residual variance by this factor, or the simpler one is kept."""
 
-
-NEARER = 3.0
-"""How many times nearer to the truth than to the semi-exact estimate that of the kernel alone is believed to be."""
+PART_OF_DISTANCE = 1 / 3
+"""The error of the kernel alone is at least this part of the distance of its estimate from the semi-exact one."""
 
 
 class Auto(AbstractControlVariate):
@@ -121,7 +120,7 @@ class Auto(AbstractControlVariate):
             say_step(method.label)
             if isinstance(method, SemiExact) and is_compared(problem, method):
                 semi, alone = crossfit_both(problem, method)
-                apart = np.abs(semi.mean - alone.mean) / NEARER
+                apart = PART_OF_DISTANCE * np.abs(semi.mean - alone.mean)
                 yield method, semi
                 yield ControlFunctional(), alone._replace(doubt=np.fmax(alone.doubt, apart))
             else:
@@ -176,8 +175,7 @@ def work_of(method: AbstractControlVariate, problem: Problem) -> Work:
 
 
 def _fits(d: int, degree: int, train: int) -> bool:
-    features = num_polynomial_features(d, degree)
-    return features <= MAX_FEATURES and train >= DRAWS_PER_FEATURE * (features + 1)
+    return num_polynomial_features(d, degree) <= MAX_FEATURES and has_enough(degree, d, train)
 
 
 def _ratio(plain: Float[np.ndarray, " p"], variance: Float[np.ndarray, " p"]) -> list[float]:

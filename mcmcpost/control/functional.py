@@ -41,10 +41,10 @@ from mcmcpost.control.method import (
     no_control,
 )
 from mcmcpost.control.problem import Problem
-from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
+from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN, has_enough
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
-from mcmcpost.stein import SteinTile, num_polynomial_features
+from mcmcpost.stein import SteinTile
 
 REAL_RIDGE = 1.0
 """The grid's largest nugget, tried where a fit gains nothing."""
@@ -97,7 +97,7 @@ class ControlFunctional(AbstractControlVariate):
         return "ControlFunctional()"
 
     def crossfit(self, problem: Problem) -> ControlFit:
-        degree = max((b for b in (1, 2) if has_enough(problem, b)), default=0)
+        degree = max((b for b in (1, 2) if has_enough(b, problem.draws.shape[1], problem.folds.num_train)), default=0)
         if degree and is_compared(problem, self):
             return crossfit_both(problem, SemiExact(degree, **self.__dict__))[1]
         return _crossfit(problem, self, 0)
@@ -133,15 +133,10 @@ class SemiExact(AbstractControlVariate):
         return f"SemiExact(degree={self.degree})"
 
     def crossfit(self, problem: Problem) -> ControlFit:
-        if has_enough(problem, self.degree) and is_compared(problem, self):
+        enough = has_enough(self.degree, problem.draws.shape[1], problem.folds.num_train)
+        if enough and is_compared(problem, self):
             return crossfit_both(problem, self)[0]
         return _crossfit(problem, self, self.degree)
-
-
-def has_enough(problem: Problem, degree: int) -> bool:
-    """Return whether there are three training states for each unpenalised polynomial, the constant included."""
-    size = num_polynomial_features(problem.draws.shape[1], degree) + 1
-    return problem.folds.num_train >= max(MIN_TRAIN, DRAWS_PER_FEATURE * size)
 
 
 def is_compared(problem: Problem, choice: ControlFunctional | SemiExact) -> bool:

@@ -27,6 +27,7 @@ from mcmcpost.control.least_squares import (
 )
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, Refits, no_control
 from mcmcpost.control.problem import Problem
+from mcmcpost.stein import num_polynomial_features
 
 DRAWS_PER_FEATURE = 3.0
 """Training states per feature below which a fit without a penalty is made only if it is asked for."""
@@ -39,6 +40,12 @@ MIN_GIVEN = 3
 
 GAP_DEGREE = 4
 """Degree from which the error includes the distance of the mean from those of the two degrees below."""
+
+
+def has_enough(degree: int, num_coordinates: int, num_train: int) -> bool:
+    """Return whether there are three training draws for each feature of a degree, the constant included, and ten."""
+    size = num_polynomial_features(num_coordinates, degree) + 1
+    return num_train >= max(MIN_TRAIN, DRAWS_PER_FEATURE * size)
 
 
 class ZeroVariance(AbstractControlVariate):

@@ -221,7 +221,8 @@ def _read(path: Path) -> _File:
     settings = dict(re.findall(r"^#\s*(\w+) = (.*?)(?: \(Default\))?\s*$", text, flags=re.MULTILINE))
     if "lp__" not in table:
         raise InputError(_WHERE, f"a column lp__ in {path}", ", ".join(map(str, table.columns[:8])), "Give CmdStan's.")
-    cut = not text.endswith("\n")  # the last number may have lost digits
+    last = text.rsplit("\n", 1)[-1]
+    cut = bool(last) and not last.startswith("#")  # the last number may have lost digits
     if cut or table.isna().to_numpy().any() or any(values.dtype.kind not in "fi" for _, values in table.items()):
         raise InputError(
             _WHERE,

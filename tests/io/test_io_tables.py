@@ -162,6 +162,12 @@ def test_saved_warmup_is_left_out(tmp_path):
     np.testing.assert_array_equal(trace.draws, read_trace(mp.from_cmdstan(DIAGNOSTICS)).draws[:1])
 
 
+def test_a_file_may_end_in_a_comment_without_a_line_break(tmp_path):
+    assert DIAGNOSTICS[0].read_text().rstrip().splitlines()[-1].startswith("#")
+    trace = read_trace(mp.from_cmdstan(edited(tmp_path, str.rstrip)))
+    np.testing.assert_array_equal(trace.draws, read_trace(mp.from_cmdstan(DIAGNOSTICS[0])).draws)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
