@@ -4,7 +4,8 @@
 
 A table comes from the JSON of the run that printed it. Its question and its meaning are written by hand, in
 ``results/notes.json`` under the name of that file. The pages are ``docs/results/*.md``; ``RESULTS.md`` is an index of
-them.
+them. Figures in these texts, in README.md and in the other pages of ``docs`` are taken from the tables, too; see
+``benchmarks/_figures.py``.
 """
 
 import json
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks._figures import fill, renew
 from benchmarks._table import RESULTS, aligned, settings_line
 
 ROOT = RESULTS.parents[1]
@@ -200,7 +202,7 @@ WRITTEN = "The pages are written by `python -m benchmarks.collect` from the JSON
 
 
 def pages() -> dict[Path, str]:
-    """Return the text of every generated file."""
+    """Return the text of every file that is generated or has figures in it."""
     notes = json.loads((RESULTS / "notes.json").read_text())
     records = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json") if path.stem != "notes"}
     named = [name for page in PAGES.values() for name in page.tables]
@@ -209,11 +211,16 @@ def pages() -> dict[Path, str]:
             "collect: expected every JSON file on one page and with a note, got the differences "
             f"{sorted({*named} ^ {*records} | {*notes} ^ {*records})}. Name it in PAGES and in results/notes.json."
         )
+    rows = {name: record["rows"] for name, record in records.items()}
+    notes = {name: {key: fill(text, name, rows) for key, text in note.items()} for name, note in notes.items()}
     found = {PAGES_FOLDER / "index.md": _index(notes), RESULTS.parent / "RESULTS.md": _short_index()}
     for stem, page in PAGES.items():
         sections = [_section(name, records[name], notes[name]) for name in page.tables]
         found[PAGES_FOLDER / f"{stem}.md"] = "\n".join([f"# {page.title}\n\n{page.about}\n", *sections])
-    return found
+    written = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = {path: path.read_text() for path in written if path.parent != PAGES_FOLDER}
+    with_figures = {path: text for path, text in texts.items() if "<!--=" in text or "<!-- figures" in text}
+    return found | {path: renew(str(path.relative_to(ROOT)), text, rows) for path, text in with_figures.items()}
 
 
 def _section(name: str, record: Mapping[str, Any], note: Mapping[str, str]) -> str:
