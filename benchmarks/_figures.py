@@ -3,7 +3,7 @@
 A figure is a column and the row that it is taken from, as the table prints them::
 
     mean z²; target = banana; method = auto
-    max(mean z²; method != zv3)                          # or min, or median: of all rows that are left
+    max(mean z²; method != zv3)                          # or min, median, rms: of all rows that are left
     rmse; method = auto over method = plain as .2f       # a ratio; what is not said again is as before
     memory; trace = 8 GB over 1000                       # or the ratio to a number
     large_trace: memory; run = reduce                    # of a table other than the text's own
@@ -22,12 +22,12 @@ followed by a name, ``7<!--=hare_lynx-->``, and the names are explained in one c
 import math
 import re
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from benchmarks._table import shown
 
-STATISTICS = {"min": min, "max": max, "median": median}
+STATISTICS = {"min": min, "max": max, "median": median, "rms": lambda numbers: math.sqrt(fmean(x**2 for x in numbers))}
 PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 NAMED = re.compile(r"(−?\d(?:[\d,.]*\d)?(?:e-?\d+)?)?<!--=(.*?)-->")
 EXPLAINED = re.compile(r"<!-- figures\n(.*?)-->", re.DOTALL)

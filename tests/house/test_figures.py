@@ -31,6 +31,7 @@ ROWS = {
         ("max(s)", "1.5"),
         ("min(s; d = 2)", "3e-6"),
         ("median(s)", "0.03"),
+        ("rms(cold / this; method = auto or zv2, all; d = 10 or 2; met != no) as .2f", "247.82"),
         ("max(s; d = 2 or 10; method != auto)", "0.03"),
         ("s; method = auto over method = zv2, all; d = 10 as .0f", "50"),
         ("cold / this; d = 10 over s as .0f", "233"),
