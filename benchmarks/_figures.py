@@ -8,8 +8,9 @@ A figure is a column and the row that it is taken from, as the table prints them
     memory; trace = 8 GB over 1000                       # or the ratio to a number
     large_trace: memory; run = reduce                    # of a table other than the text's own
 
-A row is chosen by the values of its columns; ``=`` may list several, ``a or b``. The format is Python's, ``.2g`` where
-none is given, except that a number from 0.00001 to a million has no exponent, and that 2e-06 is written as 2e-6.
+A row is chosen by the values of its columns; ``=`` may list several, ``a or b``. The format is Python's, two digits
+(``#.2g``) where none is given, except that a number from 0.00001 to a million has no exponent, and that 2e-06 is
+written as 2e-6.
 
 In ``results/notes.json`` a figure stands in braces where its number belongs. In a page of Markdown the number is
 followed by a name, ``7<!--=hare_lynx-->``, and the names are explained in one comment at the end of the page::
@@ -78,7 +79,7 @@ def number(figure: str, table: str, rows: Mapping[str, Sequence[Mapping[str, Any
         if rest:
             below = rest[0].strip()
             value /= float(below) if re.fullmatch(r"[\d.e-]+", below) else _value(_parsed(below, above), rows)
-        return _formatted(value, form.strip() or ".2g")
+        return _formatted(value, form.strip() or "#.2g")
     except (LookupError, ValueError, ZeroDivisionError) as error:
         raise ValueError(f"{where}: `{figure}`: {error}") from error
 
@@ -120,7 +121,7 @@ def _value(figure: Figure, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> f
 def _formatted(value: float, form: str) -> str:
     if not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {value}")
-    text = format(abs(value), form)
+    text = format(abs(value), form).rstrip(".")
     if "e" in text and form.endswith("g") and 1e-5 <= abs(value) < 1e6:
         text = f"{float(text):,.0f}" if abs(value) >= 1 else f"{float(text):.9f}".rstrip("0")
     return ("−" if value < 0 else "") + re.sub(r"e([+-])0*", lambda found: "e" + found[1].strip("+"), text)
