@@ -21,7 +21,7 @@ PACKAGES = ("jax", "numpyro", "arviz", "numpy", "scipy", "mcmcpost")
 
 
 def emit(name: str, title: str, rows: Sequence[Mapping[str, Any]], *, final: bool = True, **settings: Any) -> None:
-    """Print `rows` as one table and write them to ``results/<name>.json``.
+    """Print `rows` as one table and write them to ``results/<name>.json``, unless the run is a quick one.
 
     Parameters
     ----------
@@ -35,6 +35,8 @@ def emit(name: str, title: str, rows: Sequence[Mapping[str, Any]], *, final: boo
     if final:
         versions = "  ".join(f"{key} {value}" for key, value in on.items())
         print(f"\n{title}", settings_line(settings), aligned(rows), versions, sep="\n", flush=True)
+    if "--quick" in sys.argv:
+        return
     record = {"title": title, "settings": settings, "rows": list(rows), "environment": on, "command": command()}
     record |= {"commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "cpu_seconds": round(_cpu_seconds())}
     RESULTS.mkdir(exist_ok=True)

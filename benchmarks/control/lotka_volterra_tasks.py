@@ -8,12 +8,11 @@ The truth is that of a degree-4 zero variance on 400,000 separate draws. Integra
 vector-valued fit without a ridge is a scalar fit with a shared kernel: the rows say what it adds.
 """
 
-import argparse
-
 import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._replicate import replicate
 from benchmarks._table import emit
 from benchmarks.control._lotka_volterra_pool import TASK_SETS, replications, truth
@@ -34,7 +33,7 @@ JOINT = {"VectorValued()": mp.VectorValued(), "VectorValued(degree=2)": mp.Vecto
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--replications 2")
     parser.add_argument("--replications", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop early, per set")
     args = parser.parse_args()

@@ -8,7 +8,6 @@ rows, 60 coefficients) of 2,000 draws, a share of them on every device. Errors a
 of three calls. This is why `device_mesh` leaves several CPU devices of one process alone.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks._command import Command
 from benchmarks._table import emit
 from mcmcpost.kernels import Matern32
 from mcmcpost.linops import KernelTile, TileOperator, pivoted_cholesky
@@ -27,7 +27,7 @@ RANKS = (300, 600, 1_000, 1_400)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="")
     parser.add_argument("--child", action="store_true")
     if parser.parse_args().child:
         print(json.dumps(errors()))
