@@ -24,9 +24,11 @@ class Command(argparse.ArgumentParser):
     """
 
     def __init__(self, description: str, *, quick: str) -> None:
-        super().__init__(description=description.splitlines()[0])
+        super().__init__(description=description.splitlines()[0], allow_abbrev=False)
         self.quick = quick
-        self.add_argument("--quick", action="store_true", help=f"keep no table: {quick or 'as it is'}")
+        self.add_argument(
+            "--quick", action="store_true", help=f"print a small table and keep none, by {quick or 'a whole run'}"
+        )
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Any:
         """Return the options, those of ``--quick`` last."""
@@ -47,5 +49,6 @@ def needed(path: Path, option: str) -> Path:
 
 
 def add_shared(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says where data are that are not of this repository."""
     place = Path(os.environ.get(SHARED, "../shared"))
     parser.add_argument("--shared", type=Path, default=place, help="has data/posteriordb and data/uci")

@@ -271,6 +271,7 @@ def _index(notes: Mapping[str, Mapping[str, str]]) -> str:
 
 def _short_index() -> str:
     lines = [f"- [{page.title}](../docs/results/{stem}.md): {page.about}" for stem, page in PAGES.items()]
+    lines.append("- [Every run](../docs/results/runs.md): commands, commits and hardware, and how to run them again.")
     return "\n".join(["# Results\n", WRITTEN + "\n", *lines, ""])
 
 
