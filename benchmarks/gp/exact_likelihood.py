@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="a whole fit to nearly noise-free rows")
     args = parser.parse_args()
     if args.threads:
-        rows = [row for busy in (False, True) for row in on_threads(args.sizes, busy)]
+        rows = [found for busy in (False, True) for found in on_threads(args.sizes, busy)]
         emit("exact_likelihood_threads", "LAPACK's inverse on one thread and on several", rows)
     elif args.fit:
         emit("exact_likelihood_fit", "a whole fit to nearly noise-free rows", [whole_fit(n) for n in args.sizes])
