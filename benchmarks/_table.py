@@ -21,7 +21,7 @@ PACKAGES = ("jax", "numpyro", "arviz", "numpy", "scipy", "mcmcpost")
 
 
 def emit(name: str, title: str, rows: Sequence[Mapping[str, Any]], *, final: bool = True, **settings: Any) -> None:
-    """Print `rows` as one table and write them to ``results/<name>.json``.
+    """Print `rows` as one table and write them to ``results/<name>.json``, unless the run is a quick one.
 
     Parameters
     ----------
@@ -35,6 +35,8 @@ def emit(name: str, title: str, rows: Sequence[Mapping[str, Any]], *, final: boo
     if final:
         versions = "  ".join(f"{key} {value}" for key, value in on.items())
         print(f"\n{title}", settings_line(settings), aligned(rows), versions, sep="\n", flush=True)
+    if "--quick" in sys.argv:
+        return
     record = {"title": title, "settings": settings, "rows": list(rows), "environment": on, "command": command()}
     record |= {"commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "cpu_seconds": round(_cpu_seconds())}
     RESULTS.mkdir(exist_ok=True)
@@ -43,7 +45,7 @@ def emit(name: str, title: str, rows: Sequence[Mapping[str, Any]], *, final: boo
 
 def settings_line(settings: Mapping[str, Any]) -> str:
     """Return sizes, replications and targets as one line."""
-    return "  ".join(f"{key}={_text(value)}" for key, value in settings.items())
+    return "  ".join(f"{key}={shown(value)}" for key, value in settings.items())
 
 
 def aligned(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -51,7 +53,7 @@ def aligned(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return "(no rows)"
     columns = list(rows[0])
-    cells = [[_text(row.get(column, "")) for column in columns] for row in rows]
+    cells = [[shown(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(column), *(len(line[j]) for line in cells)) for j, column in enumerate(columns)]
     right = [all(not isinstance(row.get(column, ""), str) for row in rows) for column in columns]
 
@@ -115,7 +117,8 @@ def _lines(path: str) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def _text(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value as a table prints it."""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
     if isinstance(value, float | np.floating):

@@ -4,7 +4,8 @@
 
 A table comes from the JSON of the run that printed it. Its question and its meaning are written by hand, in
 ``results/notes.json`` under the name of that file. The pages are ``docs/results/*.md``; ``RESULTS.md`` is an index of
-them.
+them. Figures in these texts, in README.md and in the other pages of ``docs`` are taken from the tables, too; see
+``benchmarks/_figures.py``.
 """
 
 import json
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks._figures import fill, renew
 from benchmarks._table import RESULTS, aligned, settings_line
 
 ROOT = RESULTS.parents[1]
@@ -196,11 +198,23 @@ is the commit that recorded the table. An error meets its aim when it is below i
 off. In a command, `PYTHON` is an interpreter that has the packages compared with, and `DATA` is a folder with
 `data/posteriordb` and `data/uci`.
 """
+AGAIN = """`python -m benchmarks` lists the subjects, which are the pages of results:
+
+```bash
+python -m benchmarks calibration --quick  # each of its benchmarks once, at a small size; keeps no table
+python -m benchmarks calibration          # every table again, by the commands below
+python -m benchmarks calibration --list   # prints the commands and runs none
+```
+
+A quick run is the same computation at sizes that end within two minutes of one core. Commands with `PYTHON` need
+`--peers`, and those with `DATA` need `--shared`. Where rows of a table are of several runs, its command is that of the
+last.
+"""
 WRITTEN = "The pages are written by `python -m benchmarks.collect` from the JSON of the runs in `benchmarks/results/`."
 
 
 def pages() -> dict[Path, str]:
-    """Return the text of every generated file."""
+    """Return the text of every file that is generated or has figures in it."""
     notes = json.loads((RESULTS / "notes.json").read_text())
     records = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json") if path.stem != "notes"}
     named = [name for page in PAGES.values() for name in page.tables]
@@ -209,11 +223,17 @@ def pages() -> dict[Path, str]:
             "collect: expected every JSON file on one page and with a note, got the differences "
             f"{sorted({*named} ^ {*records} | {*notes} ^ {*records})}. Name it in PAGES and in results/notes.json."
         )
+    rows = {name: record["rows"] for name, record in records.items()}
+    notes = {name: {key: fill(text, name, rows) for key, text in note.items()} for name, note in notes.items()}
     found = {PAGES_FOLDER / "index.md": _index(notes), RESULTS.parent / "RESULTS.md": _short_index()}
+    found[PAGES_FOLDER / "runs.md"] = _runs(records)
     for stem, page in PAGES.items():
         sections = [_section(name, records[name], notes[name]) for name in page.tables]
         found[PAGES_FOLDER / f"{stem}.md"] = "\n".join([f"# {page.title}\n\n{page.about}\n", *sections])
-    return found
+    written = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = {path: path.read_text() for path in written if path.parent != PAGES_FOLDER}
+    with_figures = {path: text for path, text in texts.items() if "<!--=" in text or "<!-- figures" in text}
+    return found | {path: renew(str(path.relative_to(ROOT)), text, rows) for path, text in with_figures.items()}
 
 
 def _section(name: str, record: Mapping[str, Any], note: Mapping[str, str]) -> str:
@@ -228,16 +248,30 @@ def _section(name: str, record: Mapping[str, Any], note: Mapping[str, str]) -> s
     )
 
 
+def _runs(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return one line for each table: how, when and where it was made."""
+    lines = ["| table | command | commit | date | CPU seconds | hardware |", "|---|---|---|---|---|---|"]
+    for stem, page in PAGES.items():
+        for name in page.tables:
+            record, on = records[name], records[name]["environment"]
+            cost = f"{record['cpu_seconds']:,}" if "cpu_seconds" in record else ""
+            hardware = f"{on['cpu']}, cores: {on['cores']}"
+            parts = [f"[{name}]({stem}.md#{name})", f"`{record['command']}`", record["commit"], record["date"]]
+            lines.append("| " + " | ".join([*parts, cost, hardware]) + " |")
+    return "\n".join(["# Every run\n", AGAIN, *lines, ""])
+
+
 def _index(notes: Mapping[str, Mapping[str, str]]) -> str:
-    parts = ["# Results\n", ABOUT, WRITTEN + "\n"]
+    parts = ["# Results\n", ABOUT, WRITTEN + " [Every run](runs.md) has its command.\n"]
     for stem, page in PAGES.items():
         questions = "\n".join(f"- [{notes[name]['question']}]({stem}.md#{name})" for name in page.tables)
         parts.append(f"## [{page.title}]({stem}.md)\n\n{questions}\n")
-    return "\n".join([*parts, "```{toctree}\n:hidden:\n\n" + "\n".join(PAGES) + "\n```\n"])
+    return "\n".join([*parts, "```{toctree}\n:hidden:\n\n" + "\n".join([*PAGES, "runs"]) + "\n```\n"])
 
 
 def _short_index() -> str:
     lines = [f"- [{page.title}](../docs/results/{stem}.md): {page.about}" for stem, page in PAGES.items()]
+    lines.append("- [Every run](../docs/results/runs.md): commands, commits and hardware, and how to run them again.")
     return "\n".join(["# Results\n", WRITTEN + "\n", *lines, ""])
 
 

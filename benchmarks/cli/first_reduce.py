@@ -22,18 +22,21 @@ import numpy as np
 import xarray
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._table import emit
 
 CHAINS, DRAWS, DIMENSION, BEND = 4, 1_000, 8, 0.4
-REPLICATIONS = 3
 PROGRAM = [sys.executable, "-c", "from mcmcpost.cli import main; main()"]
 IMPORTS = [sys.executable, "-c", "import mcmcpost.cli.reduce"]
 
 
 def main() -> None:
+    parser = Command(__doc__, quick="--replications 1")
+    parser.add_argument("--replications", type=int, default=3)
+    replications = parser.parse_args().replications
     products = [f"p{i}{j}=x[{i}] * x[{j}]" for i, j in itertools.combinations(range(DIMENSION), 2)]
     found: dict[str, list[float]] = {"imports": [], "first": [], "second": []}
-    for replication in range(REPLICATIONS):
+    for replication in range(replications):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.nc"
             mp.save_tree(banana(replication), path)
@@ -41,7 +44,7 @@ def main() -> None:
             for name, command in (("imports", IMPORTS), ("first", reduce), ("second", reduce)):
                 found[name].append(cpu_seconds(command, folder))
     rows = [{"run": name, "cpu_seconds": statistics.median(seconds)} for name, seconds in found.items()]
-    emit("first_reduce", "The first reduction of a small trace, and the second", rows, replications=REPLICATIONS)
+    emit("first_reduce", "The first reduction of a small trace, and the second", rows, replications=replications)
 
 
 def banana(seed: int) -> xarray.DataTree:

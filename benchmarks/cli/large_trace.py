@@ -9,7 +9,6 @@ empty compilation cache. Peak memory: ``private``, which only swapping could fre
 pages of temporary files too while nothing else asks for the memory. ``limit`` marks a command that was stopped.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._table import emit
 
 CHAINS = 4
@@ -29,7 +29,7 @@ PROGRAM = [sys.executable, "-c", "from mcmcpost.cli import main; main()"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--draws 5000 --methods zv1")
     parser.add_argument("--draws", type=int, default=25_000, help="per chain")
     parser.add_argument("--dimension", type=int, default=50)
     parser.add_argument("--methods", nargs="+", default=["zv1", "auto"])

@@ -7,12 +7,12 @@ RMSE(auto)/RMSE(plain) over the replications, with the standard error of the pai
 same for `mean_crossfit`. ``refused`` among the statuses is a ScoreError, in whose place the plain mean counts.
 """
 
-import argparse
 from collections.abc import Callable
 
 import jax
 import numpy as np
 
+from benchmarks._command import Command
 from benchmarks._replicate import Runs, Sample, replicate
 from benchmarks._table import emit
 from benchmarks.control._pools import Pool, eight_schools, logistic, lotka_volterra_pool
@@ -28,7 +28,7 @@ TARGET = 1.05
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--replications 5 --targets 'gaussian d=1' 'banana d=2' 'student t3'")
     parser.add_argument("--replications", type=int, default=100)
     parser.add_argument("--targets", nargs="+", choices=[*TARGETS, *POOLS], default=[*TARGETS, *POOLS])
     parser.add_argument("--method", default="auto")

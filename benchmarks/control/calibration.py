@@ -7,7 +7,6 @@ runs of eight schools, non-centred (4 × (200 + 250) draws). The integrands are 
 so residuals are not zero. ``var z`` is mean z², bias included; the band is that of χ²_R/R at level 1e-5, two-sided.
 """
 
-import argparse
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 from scipy.stats import chi2
 
+from benchmarks._command import Command
 from benchmarks._eight_schools import TRUTHS, nuts_replicates
 from benchmarks._replicate import Runs, Sample, generator, replicate
 from benchmarks._table import emit
@@ -60,7 +60,7 @@ CASES: dict[str, Callable[[int], Case]] = {
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--replications 10 --cases 'ar1(.5)'")
     parser.add_argument("--replications", type=int, default=200)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))

@@ -11,7 +11,6 @@ the reported gains, `true` that of the ratios of squared errors, plain over cont
 errors over squared reported ones. Cells of more than 4·10⁶ numbers have one replication.
 """
 
-import argparse
 import json
 import resource
 import subprocess
@@ -25,6 +24,7 @@ import numpy as np
 import scipy.stats
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._table import RESULTS, commit, emit
 
 DIMENSIONS, SIZES = (10, 30, 100, 300, 1_000, 2_000), (400, 4_000, 40_000)
@@ -36,7 +36,7 @@ MOST = 4_000_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--dimensions 10 100 --sizes 400 --replications 1")
     parser.add_argument("--dimensions", type=int, nargs="+", default=list(DIMENSIONS))
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--methods", nargs="+", choices=mp.METHODS, default=["zv1", "auto"])
@@ -49,7 +49,8 @@ def main() -> None:
         print(json.dumps(cell(int(args.cell[0]), int(args.cell[1]), args.cell[2], args.replications)))
         return
     here = commit()
-    kept = json.loads((RESULTS / "dimension_scaling.json").read_text()) if args.keep else {"rows": []}
+    keep = args.keep and not args.quick
+    kept = json.loads((RESULTS / "dimension_scaling.json").read_text()) if keep else {"rows": []}
     rows = {(row["n"], row["d"], row["method"]): {"commit": kept["commit"]} | row for row in kept["rows"]}
     cells = [(d, n, method) for n in args.sizes for d in args.dimensions for method in args.methods]
     for d, n, method in cells:

@@ -13,7 +13,6 @@ error is below half of the plain one: the share of replications that return a co
 cells: the largest root mean square error of what is returned by default, over that of the plain mean.
 """
 
-import argparse
 import functools
 import sys
 import time
@@ -26,6 +25,7 @@ from scipy.integrate import quad
 from scipy.stats import gamma
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.control._pools import Pool, eight_schools, logistic, lotka_volterra_pool
@@ -81,7 +81,7 @@ POOLS: Mapping[str, Callable[[int], Pool]] = {
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--replications 3 --sizes 40 --cases gamma 'gaussian d=3' 'AR(.5)'")
     parser.add_argument("--replications", type=int, default=200)
     everything = [*CASES, *POOLS]
     parser.add_argument("--cases", nargs="+", choices=everything, default=everything)

@@ -7,15 +7,16 @@ Target: `auto` has variance_ratio ≥ 1,000 and gain ≥ 500 on every parameter 
 against posteriordb's reference means, in combined Monte Carlo standard errors. Target: within 4.
 """
 
-import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command, add_shared, needed
 from benchmarks._table import emit
 from benchmarks.control._lotka_volterra_pool import TASK_NAMES, expected_prey
 from benchmarks.control._pools import run_lotka_volterra
@@ -28,16 +29,27 @@ TARGET_RATIO, TARGET_GAIN, TARGET_Z = 1_000, 500, 4
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--tables paper --keys 0 --methods zv2 auto")
     parser.add_argument("--keys", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser.add_argument("--tables", nargs="+", choices=("paper", "stan"), default=["paper", "stan"], help="priors")
+    add_shared(parser)
     args = parser.parse_args()
-    paper, estimates = [], {}
-    for key in args.keys:
-        rows, estimates[key] = _paper(key, args.methods)
-        paper += rows
     sizes = {"chains": NUM_CHAINS, "warmup": NUM_WARMUP, "draws": NUM_DRAWS, "keys": args.keys}
+    if "stan" in args.tables:
+        reference = _reference(args.shared)
+    if "paper" in args.tables:
+        _emit_paper(args.keys, args.methods, sizes)
+    if "stan" in args.tables:
+        stan = [row for key in args.keys for row in _stan(key, reference)]
+        emit("hare_lynx_stan", "Hare–lynx, Stan's priors, against posteriordb's means", stan, **sizes, target=TARGET_Z)
+
+
+def _emit_paper(keys: list[int], methods: list[str], sizes: dict[str, Any]) -> None:
+    paper, estimates = [], {}
+    for key in keys:
+        rows, estimates[key] = _paper(key, methods)
+        paper += rows
     emit(
         "hare_lynx",
         "Hare–lynx, the paper's priors: cross-fitted variance ratio and gain",
@@ -45,10 +57,8 @@ def main() -> None:
         **sizes,
         target=f"auto, parameters: ratio ≥ {TARGET_RATIO}, gain ≥ {TARGET_GAIN}",
     )
-    if len(args.keys) > 1:
+    if len(keys) > 1:
         emit("hare_lynx_keys", "The same, one key against another: |difference|/combined mcse", _between(estimates))
-    stan = [row for key in args.keys for row in _stan(key, args.shared)]
-    emit("hare_lynx_stan", "Hare–lynx, Stan's priors, against posteriordb's means", stan, **sizes, target=TARGET_Z)
 
 
 def _paper(key: int, methods: list[str]) -> tuple[list[dict], dict[tuple[str, str], mp.Estimate]]:
@@ -104,9 +114,13 @@ def _prey(tree) -> tuple[list[str], np.ndarray]:
     return list(TASK_NAMES), expected_prey(draws)
 
 
-def _stan(key: int, shared: Path) -> list[dict]:
+def _reference(shared: Path) -> dict[str, Any]:
     posterior = "hudson_lynx_hare-lotka_volterra"
-    reference = json.loads((shared / f"data/posteriordb/{posterior}/mean_value.{posterior}.json").read_text())
+    folder = needed(shared / "data" / "posteriordb", "--shared")
+    return json.loads((folder / posterior / f"mean_value.{posterior}.json").read_text())
+
+
+def _stan(key: int, reference: dict[str, Any]) -> list[dict]:
     truth, truth_mcse = np.array(reference["mean_value"]), np.array(reference["mcse_mean"])
     tree = mp.from_numpyro(run_lotka_volterra(jax.random.key(key), NUM_CHAINS, NUM_WARMUP, NUM_DRAWS, "stan"))
     found = mp.expectation(tree, ["theta", "z_init", "sigma"], "auto")

@@ -10,7 +10,6 @@ linear and quadratic features, through their kernel, and `ensemble` a peer: see 
 row has the commit that it was made with: --keep leaves those as they are that are not made again.
 """
 
-import argparse
 import json
 import time
 import warnings
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._table import RESULTS, commit, emit
 from benchmarks.control._ensemble import Ensemble
 from benchmarks.control._hierarchical_models import MODELS, pool
@@ -46,13 +46,13 @@ MANY = 300
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--models 'logistic d=50' --methods zv1 screened --replications 1")
     parser.add_argument("--replications", type=int, default=10)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--keep", action="store_true", help="keep the other rows of the table as they are")
     args = parser.parse_args()
-    kept = json.loads((RESULTS / "hierarchical.json").read_text()) if args.keep else {"rows": []}
+    kept = json.loads((RESULTS / "hierarchical.json").read_text()) if args.keep and not args.quick else {"rows": []}
     here = commit()
     rows = {(name, method): [] for name in MODELS for method in METHODS}
     for row in kept["rows"]:

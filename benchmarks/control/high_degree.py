@@ -7,12 +7,12 @@ draws and leaves them beyond, where no residual is. `auto` tries every degree up
 reported error is smallest.
 """
 
-import argparse
 from collections.abc import Callable
 
 import jax
 import numpy as np
 
+from benchmarks._command import Command
 from benchmarks._replicate import generator, replicate
 from benchmarks.control.calibration import calibration_row, emit_calibration
 from mcmcpost import ZeroVariance
@@ -44,7 +44,7 @@ def normal(function: Callable[[np.ndarray], np.ndarray]) -> Callable:
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--replications 5")
     parser.add_argument("--replications", type=int, default=100)
     args = parser.parse_args()
     targets = {"gamma 1/x": (gamma, 1.0)} | {f"normal {k}": (normal(f), truth) for k, (f, truth) in NORMAL.items()}

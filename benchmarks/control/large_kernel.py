@@ -10,7 +10,6 @@ GB and about 165 s.
 compilation, ``warm s`` is a second call. The Gaussian's kernel is tuned by restricted likelihood inside the time.
 """
 
-import argparse
 import json
 import resource
 import subprocess
@@ -21,6 +20,7 @@ import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from mcmcpost.kernels import InverseMultiquadric
@@ -46,7 +46,7 @@ NUGGET = RIDGE / 12.5
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--cases 'bananas 4000 dense weights' 'bananas 4000 cg weights'")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-steps", type=int, default=MAX_STEPS, help="products of conjugate gradients")

@@ -8,15 +8,14 @@ The truth is that of a degree-4 zero variance on 400,000 separate draws. Integra
 vector-valued fit without a ridge is a scalar fit with a shared kernel: the rows say what it adds.
 """
 
-import argparse
-
 import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._replicate import replicate
 from benchmarks._table import emit
-from benchmarks.control._lotka_volterra_pool import TASK_SETS, replications, truth
+from benchmarks.control._lotka_volterra_pool import BLOCK, PIECE_DRAWS, TASK_SETS, replications, truth
 
 TARGETS = {"1913 T=2": 0.005, "1912 T=5": 0.012, "1912 T=10": 0.022, "1914 T=10": 0.007}
 PAPER = {"1913 T=2": 0.404, "1912 T=5": 0.393, "1912 T=10": 0.938, "1914 T=10": 0.792}
@@ -34,18 +33,23 @@ JOINT = {"VectorValued()": mp.VectorValued(), "VectorValued(degree=2)": mp.Vecto
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--sets '1913 T=2' --replications 2 --block-size 2 --pieces 1 --piece-draws 1000")
     parser.add_argument("--replications", type=int, default=100)
+    parser.add_argument("--sets", nargs="+", choices=TASK_SETS, default=list(TASK_SETS), help="of tasks")
+    parser.add_argument("--block-size", type=int, default=BLOCK, help="replications that are sampled at once")
+    parser.add_argument("--pieces", type=int, default=20, help="of the truth, with draws of their own each")
+    parser.add_argument("--piece-draws", type=int, default=PIECE_DRAWS, help="of each of four chains")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop early, per set")
     args = parser.parse_args()
-    exact = truth()
-    pool = replications(args.replications)
+    exact = truth(args.pieces, args.piece_draws)
+    pool = replications(args.replications, block_size=args.block_size)
     draws, scores, values = pool["draws"], pool["scores"], pool["values"]
     rows: list[dict] = []
     everything = replicate(
         "scalar", lambda r: (draws[r], scores[r], values[r]), SCALAR, args.replications, 4 * args.minutes
     )
-    for name, columns in TASK_SETS.items():
+    for name in args.sets:
+        columns = TASK_SETS[name]
         mean = exact.mean[columns]
         joint = replicate(
             name,
@@ -82,7 +86,7 @@ def main() -> None:
         "Expected prey at T times, m = 500 draws thinned by 2; seconds of scalar rows are for all 20 times",
         rows,
         replications=args.replications,
-        summed_truth_error={name: float(exact.summed_error(c)) for name, c in TASK_SETS.items()},
+        summed_truth_error={name: float(exact.summed_error(TASK_SETS[name])) for name in args.sets},
     )
 
 

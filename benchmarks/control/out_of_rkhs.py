@@ -6,11 +6,10 @@
 (docs/mathematics.md section 5); `Estimate.mcse`, from held-out residuals, has to cover the truth.
 """
 
-import argparse
-
 import jax
 import numpy as np
 
+from benchmarks._command import Command
 from benchmarks._replicate import generator, replicate
 from benchmarks.control.calibration import calibration_row, emit_calibration
 
@@ -26,7 +25,7 @@ def sample(replication: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--replications 20")
     parser.add_argument("--replications", type=int, default=200)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop early")

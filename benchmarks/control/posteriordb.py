@@ -7,7 +7,6 @@ Monte Carlo standard errors. An in-sample fit of degree 2 has variance ratios of
 eight schools and 57–136 on lynx–hare; cross-fitted ones should reach 0.9 of the least of these.
 """
 
-import argparse
 import json
 import time
 import zipfile
@@ -22,6 +21,7 @@ import xarray
 
 import mcmcpost as mp
 from benchmarks import _eight_schools
+from benchmarks._command import Command, add_shared, needed
 from benchmarks._table import emit
 from models import lotka_volterra
 
@@ -34,12 +34,12 @@ IN_SAMPLE = {"blr": 1080.0, "eight_schools mu": 102.0, "eight_schools tau": 4.5,
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser = Command(__doc__, quick="--posteriors eight_schools")
+    add_shared(parser)
     parser.add_argument("--posteriors", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     args = parser.parse_args()
-    root = args.shared / "data" / "posteriordb"
+    root = needed(args.shared / "data" / "posteriordb", "--shared")
     rows = [row for name in args.posteriors for row in _rows(name, root, args.methods)]
     emit(
         "posteriordb",

@@ -5,12 +5,11 @@
 The R package ZVCV has 0.0497 (plain), 0.0109 (ZV2), 0.0211 (CF) and 0.0058 (SECF). Target: at most 0.0058.
 """
 
-import argparse
-
 import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._replicate import generator, replicate
 from benchmarks._table import emit
 
@@ -24,7 +23,7 @@ SHAPES = {"1x500": (1, 500), "4x125": (4, 125)}
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--replications 10 --shapes 4x125")
     parser.add_argument("--replications", type=int, default=100)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop early, per shape")

@@ -7,7 +7,6 @@ subprocess per row, so that peak memory is the row's own. ``reported`` is the mo
 dense subset; thinning has none. Target: an error of a quarter of the plain mean's at m = 20,000.
 """
 
-import argparse
 import json
 import resource
 import subprocess
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._table import emit
 from benchmarks.control.large_kernel import NUGGET, bananas
 from mcmcpost.kernels import InverseMultiquadric
@@ -29,7 +29,7 @@ SUBSET = 2_000
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--sizes 4000 --budget 20 --seeds 0")
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 20_000, 100_000])
     parser.add_argument("--methods", nargs="+", default=["weights", "thinning", "subset"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

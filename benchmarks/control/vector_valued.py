@@ -12,7 +12,6 @@ standardisation), one squared exponential with unit lengthscales, B fixed at 5e-
 exactly or trained by Algorithm 1 or 2 at its learning rates.
 """
 
-import argparse
 import sys
 import time
 import warnings
@@ -24,6 +23,7 @@ import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.control._vector_valued_problems import Tasks, borehole, south, step
@@ -251,7 +251,7 @@ def _each_alone(tasks: Tasks) -> mp.JointEstimate:
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--tables borehole --sizes 20 --replications 5")
     parser.add_argument("--replications", type=int, default=100)
     parser.add_argument(
         "--tables", nargs="+", default=["step", "south", "south_quadratic", "unbalanced", "borehole", "paper"]

@@ -9,7 +9,6 @@ present beside the repository, tunes from three starts too and fits once. The au
 two integrands each, all in one system of 6,200 rows. ``shared`` are ten integrands at the same 2,000 draws.
 """
 
-import argparse
 import importlib.util
 import json
 import resource
@@ -22,6 +21,7 @@ import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.control._vector_valued_problems import borehole
@@ -148,7 +148,7 @@ LARGE = {
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--tables borehole --repeats 1")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--one", choices=LARGE, help="run one large case in this process and print a JSON line")
     parser.add_argument("--tables", nargs="+", default=["borehole", "large"])

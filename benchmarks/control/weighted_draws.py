@@ -11,7 +11,6 @@ Targets: mean z² of the controlled means at most 2 on every row; rmse of weight
 resampling.
 """
 
-import argparse
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from scipy.stats import cauchy, norm
 
 import mcmcpost as mp
 from benchmarks import _eight_schools
+from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 
@@ -54,7 +54,7 @@ class Target(NamedTuple):
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--replications 3 --cases 'normal, importance'")
     parser.add_argument("--replications", type=int, default=20)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--name", default="weighted_draws", help="of the JSON file")

@@ -14,7 +14,6 @@ Targets: rmse at most 2.0e-3 (blr, eight schools) and .002 (hare-lynx); error .0
 regression; coverage of ± two errors between 88 and 99 per cent.
 """
 
-import argparse
 import sys
 import time
 import warnings
@@ -33,6 +32,7 @@ from scipy.special import gammaln
 
 import mcmcpost as mp
 from benchmarks import _eight_schools
+from benchmarks._command import Command, add_shared, needed
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.control import posteriordb
@@ -53,8 +53,8 @@ class Posterior(NamedTuple):
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser = Command(__doc__, quick="--posteriors gamma_poisson --replications 3")
+    add_shared(parser)
     parser.add_argument("--posteriors", nargs="+", choices=POSTERIORS, default=list(POSTERIORS))
     parser.add_argument("--replications", type=int, default=20)
     parser.add_argument("--name", default="bridge", help="of the JSON file")
@@ -155,7 +155,7 @@ def _regression(_shared: Path, _replications: int) -> Posterior:
 
 
 def _blr(shared: Path, _replications: int) -> Posterior:
-    data = posteriordb._read(shared / "data" / "posteriordb", "sblrc-blr", "sblrc")
+    data = posteriordb._read(needed(shared / "data" / "posteriordb", "--shared"), "sblrc-blr", "sblrc")
     design, outcome = np.array(data["X"], float), np.array(data["y"], float)
     left, singular, right = np.linalg.svd(design, full_matrices=False)
     fitted = outcome @ left
@@ -189,7 +189,7 @@ def _schools(_shared: Path, _replications: int) -> Posterior:
 
 def _schools_halves(shared: Path, _replications: int) -> Posterior:
     """Random halves of one sample of 10,000 draws, so that their errors are not independent."""
-    tree = posteriordb.CASES["eight_schools"](shared / "data" / "posteriordb")[0]
+    tree = posteriordb.CASES["eight_schools"](needed(shared / "data" / "posteriordb", "--shared"))[0]
     stats = tree["sample_stats"].to_dataset()
 
     def trace(r: int) -> xarray.DataTree:

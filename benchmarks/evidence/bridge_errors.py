@@ -15,7 +15,6 @@ up to the length of a block.
 Targets: mean z² between 0.6 and 1.5.
 """
 
-import argparse
 import sys
 
 import jax
@@ -23,6 +22,7 @@ import numpy as np
 from scipy.special import gammaln
 from scipy.stats import gamma, norm
 
+from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from mcmcpost.control import PlainMean
@@ -49,7 +49,7 @@ def _log_density(x: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--replications 5")
     parser.add_argument("--replications", type=int, default=30)
     args = parser.parse_args()
     rows = []

@@ -9,7 +9,6 @@ bridge sampling; hare-lynx agrees with bridge sampling, its pooled error ten tim
 integration's.
 """
 
-import argparse
 import time
 import warnings
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from numpyro.infer import MCMC, NUTS, init_to_median, init_to_value
 
 import mcmcpost as mp
 from benchmarks import _eight_schools
+from benchmarks._command import Command, add_shared, needed
 from benchmarks._table import emit
 from benchmarks.control import posteriordb
 from benchmarks.evidence._van_der_pol import LOG_EVIDENCE
@@ -54,7 +54,7 @@ def cases(shared: Path) -> dict[str, Callable[[], Case]]:
         return Case(lotka_volterra.model, data, start, 16, np.nan, mp.HamiltonianKernel(num_steps=8))
 
     def blr() -> Case:
-        data = posteriordb._read(shared / "data" / "posteriordb", "sblrc-blr", "sblrc")
+        data = posteriordb._read(needed(shared / "data" / "posteriordb", "--shared"), "sblrc-blr", "sblrc")
         kwargs = {"design": np.array(data["X"], float), "outcome": np.array(data["y"], float)}
         return Case(posteriordb._blr_model, kwargs, None, 16, -194.9675885389)
 
@@ -71,8 +71,8 @@ def cases(shared: Path) -> dict[str, Callable[[], Case]]:
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser = Command(__doc__, quick="--models radiata_x --draws 100")
+    add_shared(parser)
     parser.add_argument("--models", nargs="+", default=None)
     parser.add_argument("--draws", type=int, default=500, help="per chain and rung")
     parser.add_argument("--name", default="evidence_models", help="of the JSON file")

@@ -19,27 +19,29 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import init_to_value
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._table import emit
 from models import van_der_pol
 
 DEPTHS = (6, 8)
-RUNGS, POWER = 31, 5
+POWER = 5
 EXACT_TRAPEZOID = 10.344394
 
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--rungs 5 --warmup 100 --draws 100")
+    parser.add_argument("--rungs", type=int, default=31)
     parser.add_argument("--warmup", type=int, default=200)
     parser.add_argument("--draws", type=int, default=500)
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--key", type=int, default=0)
     args = parser.parse_args()
-    settings = {"rungs": RUNGS, "chains": args.chains, "warmup": args.warmup, "draws": args.draws, "key": args.key}
+    settings = {"rungs": args.rungs, "chains": args.chains, "warmup": args.warmup, "draws": args.draws, "key": args.key}
     runs = {
         "one program, NUTS": lambda: _ladder(args, mp.HamiltonianKernel(max_tree_depth=DEPTHS)),
         "one program, HMC of 4 steps": lambda: _ladder(args, mp.HamiltonianKernel(num_steps=4)),
-        "31 separate runs, NUTS": lambda: _separate(args),
+        f"{args.rungs} separate runs, NUTS": lambda: _separate(args),
     }
     rows: list[dict] = []
     for name, run in runs.items():
@@ -58,7 +60,7 @@ def _ladder(args: argparse.Namespace, kernel: mp.HamiltonianKernel) -> dict:
     tree = mp.sample_power_posteriors(
         van_der_pol.model,
         kwargs=van_der_pol.data(),
-        temperatures=mp.power_ladder(RUNGS, POWER),
+        temperatures=mp.power_ladder(args.rungs, POWER),
         key=jax.random.key(args.key),
         num_warmup=args.warmup,
         num_samples=args.draws,
@@ -85,7 +87,7 @@ def _tempered(temperature: float, observed: np.ndarray) -> None:
 
 def _separate(args: argparse.Namespace) -> dict:
     draws, likelihood, asked, computed = [], [], 0, 0
-    for i, temperature in enumerate(mp.power_ladder(RUNGS, POWER)):
+    for i, temperature in enumerate(mp.power_ladder(args.rungs, POWER)):
         start = {"log_theta": van_der_pol.init()["log_theta"]}
         kernel = NUTS(_tempered, dense_mass=True, max_tree_depth=DEPTHS, init_strategy=init_to_value(values=start))
         mcmc = MCMC(
@@ -110,8 +112,8 @@ def _separate(args: argparse.Namespace) -> dict:
 def _quality(draws: np.ndarray, likelihood: np.ndarray) -> dict:
     import arviz_stats.base as base
 
-    ess = [base.array_stats.ess(draws[..., i], chain_axis=0, draw_axis=1) for i in range(1, RUNGS)]
-    trapezoid = np.trapezoid(likelihood.mean(axis=(0, 1)), mp.power_ladder(RUNGS, POWER))
+    ess = [base.array_stats.ess(draws[..., i], chain_axis=0, draw_axis=1) for i in range(1, draws.shape[-1])]
+    trapezoid = np.trapezoid(likelihood.mean(axis=(0, 1)), mp.power_ladder(draws.shape[-1], POWER))
     return {"min ess": float(np.min(ess)), "trapezoid": float(trapezoid)}
 
 

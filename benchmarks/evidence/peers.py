@@ -27,7 +27,6 @@ Targets: rmse of the answer at most that of every other estimate; mean z² of th
 .002, the logistic regression to .001 and hare-lynx to .002.
 """
 
-import argparse
 import sys
 import time
 import warnings
@@ -48,6 +47,7 @@ from scipy.special import gammaln, logsumexp, ndtri
 
 import mcmcpost as mp
 from benchmarks import _eight_schools
+from benchmarks._command import Command, add_shared
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.evidence import bridge
@@ -85,8 +85,8 @@ class Answer(NamedTuple):
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser = Command(__doc__, quick="--models gamma_poisson --replications 2")
+    add_shared(parser)
     parser.add_argument("--models", nargs="+", choices=POSTERIORS, default=list(PRIORS))
     parser.add_argument("--replications", type=int, default=20)
     parser.add_argument("--ladders", type=int, default=0, help="replications of stepping stone")

@@ -14,12 +14,12 @@ import sys
 import time
 import warnings
 from collections import Counter
-from pathlib import Path
 
 import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command, add_shared
 from benchmarks._table import emit
 from benchmarks.evidence.bridge import POSTERIORS, Posterior
 
@@ -32,8 +32,8 @@ TITLE = "log evidence from a ladder that starts at a normal fitted to the trace"
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser = Command(__doc__, quick="--posteriors gamma_poisson --replications 1")
+    add_shared(parser)
     parser.add_argument("--posteriors", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--replications", type=int, default=10)
     parser.add_argument("--draws", type=int, default=500)

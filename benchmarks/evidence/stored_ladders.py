@@ -7,7 +7,6 @@ the constant −(n/2) log 2π left out of the log likelihood, thirty per cent of
 rejects, scores ten per cent too large.
 """
 
-import argparse
 import warnings
 from typing import Any
 
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.evidence._van_der_pol import LOG_EVIDENCE, exact_ladder
@@ -26,7 +26,7 @@ CHAINS, DRAWS = 4, 50
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    Command(__doc__, quick="").parse_args()
     rows = [
         row(mistake, stored, known) for mistake, stored in ladders().items() for known in ("nothing else", "the model")
     ]

@@ -8,7 +8,6 @@ Targets: mean absolute error of log Z at m = 5, 10, 20, 40 draws per rung: 0.013
 0.0017 / 0.0013 with each rung controlled by itself, 0.0004 / 0.00021 / 0.00013 / 0.00009 pooled and continuous.
 """
 
-import argparse
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.evidence._van_der_pol import LOG_EVIDENCE, exact_ladder, exact_moments
@@ -60,7 +60,7 @@ SMALLEST = {"ZV2": 10, "ZV4": 20, "SECF": 20}
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--replications 5 --sizes 5 10 --methods MC CF")
     parser.add_argument("--replications", type=int, default=100)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))

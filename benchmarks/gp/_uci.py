@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks._command import needed
+
 
 class Split(NamedTuple):
     """X (m, d), y (m,) of the training rows, X_test, y_test of the others."""
@@ -17,7 +19,7 @@ class Split(NamedTuple):
 
 def load(shared: Path, name: str, split: int, rows: int | None = None) -> Split:
     """Return one of ten splits; with `rows`, so many random training rows only."""
-    table = np.loadtxt(shared / "data" / "uci" / f"{name}.csv.gz", delimiter=",")
+    table = np.loadtxt(needed(shared / "data" / "uci" / f"{name}.csv.gz", "--shared"), delimiter=",")
     test = np.loadtxt(shared / "data" / "uci" / f"{name}.mask.csv.gz", delimiter=",")[:, split] > 0
     train = table[~test]
     if rows is not None:

@@ -12,7 +12,6 @@ kernel products, as long as the whole budget. GPyTorch's SGPR and SVGP have i an
 rates (``benchmarks.gp._sparse_peers``); their losses are of one batch where they have batches.
 """
 
-import argparse
 import dataclasses
 import gzip
 import itertools
@@ -31,6 +30,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from scipy.linalg.lapack import dpotrf, dpotri, dpotrs
 from scipy.optimize import minimize
 
+from benchmarks._command import Command, add_shared, needed
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.gp._projected_likelihood import ProjectedLikelihood
@@ -47,8 +47,8 @@ RATES = (0.1, 0.01)
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser = Command(__doc__, quick="--rows 1000 --actions 64 --seconds 10 --methods CaGP-Opt exact")
+    add_shared(parser)
     parser.add_argument("--name", default="computation_aware", help="of the file in results/")
     parser.add_argument("--rows", type=int, default=5_000, help="training rows")
     parser.add_argument("--actions", type=int, default=256)
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _pol(shared: Path, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    with gzip.open(shared / "data" / "uci" / "pol.csv.gz") as file:
+    with gzip.open(needed(shared / "data" / "uci" / "pol.csv.gz", "--shared")) as file:
         table = np.loadtxt(file, delimiter=",")
     table = table[generator("pol subset", seed).permutation(len(table))[: rows + TEST_ROWS]]
     train = table[:rows]

@@ -11,7 +11,6 @@ there are cores. ``--fit`` is a whole fit to 20 columns and a smooth function wi
 `IterativeGP`; its aim is 40 s on two cores.
 """
 
-import argparse
 import multiprocessing
 import os
 import time
@@ -26,6 +25,7 @@ import scipy.linalg
 from jax.scipy.linalg import cho_solve
 from threadpoolctl import threadpool_limits
 
+from benchmarks._command import Command
 from benchmarks._table import emit
 from benchmarks.linops.kernel_product import fastest
 from mcmcpost.gp import IterativeGP
@@ -38,13 +38,13 @@ DIMENSION = 26
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--sizes 500 1000")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 2_000, 4_000])
     parser.add_argument("--threads", action="store_true", help="LAPACK's inverse on one thread and on several")
     parser.add_argument("--fit", action="store_true", help="a whole fit to nearly noise-free rows")
     args = parser.parse_args()
     if args.threads:
-        rows = [row for busy in (False, True) for row in on_threads(args.sizes, busy)]
+        rows = [found for busy in (False, True) for found in on_threads(args.sizes, busy)]
         emit("exact_likelihood_threads", "LAPACK's inverse on one thread and on several", rows)
     elif args.fit:
         emit("exact_likelihood_fit", "a whole fit to nearly noise-free rows", [whole_fit(n) for n in args.sizes])

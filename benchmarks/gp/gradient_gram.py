@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.gp._woodbury import Woodbury
@@ -196,7 +197,7 @@ def figure_four(repeats: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--dimensions 10 100 --points 5 20 --kinds spread --repeats 10 --name _quick")
     parser.add_argument("--dimensions", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--points", type=int, nargs="+", default=[5, 10, 20, 50, 200])
     parser.add_argument("--kinds", nargs="+", choices=["spread", "trajectory"], default=["spread", "trajectory"])

@@ -18,7 +18,6 @@ import argparse
 import resource
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
+from benchmarks._command import Command, add_shared
 from benchmarks._table import emit
 from benchmarks.gp._uci import Split, load
 from mcmcpost.gp import IterativeGP
@@ -58,8 +58,8 @@ PAPER = {"pol": (0.075, 1.27), "elevators": (0.355, -0.39), "bike": (0.033, 2.15
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser = Command(__doc__, quick="--names pol --rows 500 --steps 5 --solvers cg --splits 0")
+    add_shared(parser)
     parser.add_argument("--names", nargs="+", default=list(PAPER))
     parser.add_argument("--epochs", action="store_true", help="solver epochs along the exact trajectory")
     parser.add_argument("--rows", type=int, default=None, help="training rows; 2,000 with --epochs")

@@ -8,7 +8,6 @@ rows, 60 coefficients) of 2,000 draws, a share of them on every device. Errors a
 of three calls. This is why `device_mesh` leaves several CPU devices of one process alone.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,29 +18,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks._command import Command
 from benchmarks._table import emit
 from mcmcpost.kernels import Matern32
 from mcmcpost.linops import KernelTile, TileOperator, pivoted_cholesky
 
-RANKS = (300, 600, 1_000, 1_400)
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--child", action="store_true")
-    if parser.parse_args().child:
-        print(json.dumps(errors()))
+    parser = Command(__doc__, quick="--ranks 1000")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[300, 600, 1_000, 1_400])
+    parser.add_argument("--child", action="store_true", help="what each process runs")
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(errors(args.ranks)))
         return
     rows = []
     for devices in (1, 2):
         environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
         command = [sys.executable, "-m", "benchmarks.linops.device_products", "--child"]
+        command += ["--ranks", *map(str, args.ranks)]
         run = subprocess.run(command, env=environment, text=True, stdout=subprocess.PIPE, check=True)
         rows += [{"devices": devices} | row for row in json.loads(run.stdout.splitlines()[-1])]
     emit("device_products", "relative errors of dense products on several CPU devices", rows)
 
 
-def errors() -> list[dict[str, float | str]]:
+def errors(ranks: list[int]) -> list[dict[str, float | str]]:
     jax.config.update("jax_enable_x64", True)
     mesh = Mesh(np.array(jax.devices()), ("devices",))
     everywhere, shares = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("devices"))
@@ -49,7 +50,7 @@ def errors() -> list[dict[str, float | str]]:
     x = jnp.asarray(rng.normal(size=(4_000, 18)))
     operator = TileOperator(KernelTile(Matern32(8.0)), x, jnp.ones(len(x)), mesh=mesh if mesh.size > 1 else None)
     rows: list[dict[str, float | str]] = []
-    for rank in RANKS:
+    for rank in ranks:
 
         def factor(x: jax.Array, rank: int = rank) -> tuple[jax.Array, jax.Array]:
             L = pivoted_cholesky(TileOperator(operator.tile, x, operator.diagonal()), rank)

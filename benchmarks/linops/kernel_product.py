@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from benchmarks._command import Command
 from benchmarks._table import emit
 from mcmcpost.kernels import InverseMultiquadric, Matern32, Matern52, RationalQuadratic, SquaredExponential
 from mcmcpost.linops import KernelTile, TileOperator
@@ -44,7 +45,7 @@ STEIN = {
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--size 2048")
     parser.add_argument("--size", type=int, default=8_192)
     parser.add_argument("--peers", default=None, help="an interpreter with torch, pykeops and gpytorch")
     parser.add_argument("--devices", action="store_true", help="one device against all of them")

@@ -11,7 +11,6 @@ errors ≤ 0. ``published`` has the prior mean γI in place of the L-BFGS matrix
 lengthscale 0.8 last steps and window 2, was chosen on other starts.
 """
 
-import argparse
 from collections.abc import Callable
 
 import jax
@@ -19,6 +18,7 @@ import numpy as np
 import scipy.optimize
 import scipy.sparse.linalg
 
+from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from mcmcpost.optimize import GPH, GPX, MatrixBased, SolutionBased, minimize, solve_linear
@@ -124,7 +124,7 @@ def linear(systems: list[tuple[np.ndarray, np.ndarray]], tolerance: float) -> li
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--starts 1")
     parser.add_argument("--starts", type=int, default=10)
     args = parser.parse_args()
     starts = [generator("relaxed rosenbrock", r).standard_normal(D) for r in range(args.starts)]

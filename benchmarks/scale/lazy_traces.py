@@ -11,7 +11,6 @@ temporary files too. CPU seconds are those of all processes; on a shared machine
 ``difference`` from the first row of the same trace and method is that of means and errors, relative.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -32,6 +31,7 @@ import numpy as np
 import xarray
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._table import emit
 from benchmarks.cli.large_trace import private_megabytes
 
@@ -40,7 +40,7 @@ DIMS = ("chain", "draw", "unconstrained_parameter")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--gigabytes 0.05 --methods zv1 --schedulers threads")
     parser.add_argument("--gigabytes", type=float, nargs="+", default=[0.5])
     parser.add_argument("--dimension", type=int, default=50)
     parser.add_argument("--methods", nargs="+", default=["zv1"])

@@ -7,7 +7,6 @@ is the wall clock of process 0 and ``cpu s`` the largest CPU time of a process. 
 largest absolute one, relative to the largest number of the result. The aim: rounding.
 """
 
-import argparse
 import os
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from jax.experimental import multihost_utils
 from numpyro.infer import MCMC
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._table import emit
 from mcmcpost.gp import IterativeGP
 from mcmcpost.hyper import Pathwise
@@ -37,7 +37,7 @@ Y = (RNG.uniform(size=500) < 1 / (1 + np.exp(-X[:, 0]))).astype(float)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--processes 1 2 --tasks scores stein_weights")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--one", nargs=4, metavar=("FOLDER", "NUMBER", "RANK", "PORT"), help="what each process runs")

@@ -16,7 +16,6 @@ batch of a ladder. Its 16 chains are too few to fill a GPU, which waits for its 
 default it is taken to be no faster. The network and the reading of the store are not in the seconds.
 """
 
-import argparse
 import time
 from typing import Any
 
@@ -30,6 +29,7 @@ from numpyro.infer import init_to_value
 from numpyro.infer.util import initialize_model
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._table import emit
 from benchmarks.scale.lazy_traces import INTEGRANDS, generated
 from mcmcpost.kernels import InverseMultiquadric
@@ -62,7 +62,7 @@ class TaskSeconds(Callback):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--gigabytes 0.05 0.15")
     parser.add_argument("--gigabytes", type=float, nargs=2, default=[0.25, 0.75], help="of the measured traces")
     parser.add_argument("--workers", type=int, default=100)
     parser.add_argument("--gpu", type=float, default=1.0, help="cores that a GPU is taken to be worth")

@@ -10,7 +10,6 @@ largest, and ``band`` the upper end of its χ² band at level 1e-5. The first co
 left out.
 """
 
-import argparse
 import time
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from scipy.stats import chi2
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._table import emit
 
 DIMENSION, LAG = 5, 0.5
@@ -26,7 +26,7 @@ TRUTH = np.array([0.0, np.exp(1 / 8), np.exp(-0.5 * 1.5**2), 0.0])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--shapes 1000x10 4x2500 --methods zv2 --replications 5")
     parser.add_argument("--shapes", nargs="+", default=["10000x10", "2000x1", "4x25000"])
     parser.add_argument("--methods", nargs="+", default=["plain", "zv2"])
     parser.add_argument("--replications", type=int, default=40)

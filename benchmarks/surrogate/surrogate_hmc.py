@@ -12,7 +12,6 @@ kernel with true gradients only; ``forced, 8 × 100`` has eight directions and a
 ``HMC`` and ``NUTS`` are NumPyro's, with a diagonal mass matrix for the densities and a dense one for the models.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +24,7 @@ from arviz_stats.base import array_stats
 from numpyro.infer import HMC, MCMC, NUTS, init_to_value
 
 import mcmcpost as mp
+from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.surrogate._published import PublishedSurrogate
@@ -214,7 +214,7 @@ def reduced(name: str, method: str, done: Run) -> list[dict[str, Any]]:
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Command(__doc__, quick="--targets banana --methods NUTS surrogate --samples 300")
     parser.add_argument("--targets", nargs="+", choices=PROBLEMS, default=["banana", "ten bananas"])
     parser.add_argument("--methods", nargs="+", default=None, help="all by default; fewer where one will decline")
     parser.add_argument("--name", default="", help="added to the name of the JSON file")

@@ -68,7 +68,7 @@ def test_every_method_page_answers_the_same_questions():
 
 
 def test_results_pages_are_those_of_the_recorded_runs():
-    """``python -m benchmarks.collect`` writes them."""
+    """``python -m benchmarks.collect`` writes them, and the figures of README.md and of the other pages of ``docs``."""
     expected = collect.pages()
     for path, text in expected.items():
         assert path.read_text() == text, path.name
