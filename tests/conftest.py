@@ -10,15 +10,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads spin against X
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # most of the time goes into compiling
 
 import jax
+import jaxtyping
 import numpy as np
 import pytest
 from cli_cases import Done
-from jaxtyping import install_import_hook
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-install_import_hook("mcmcpost", "beartype.beartype")
+jaxtyping.install_import_hook("mcmcpost", "beartype.beartype")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,6 +61,12 @@ def key(seed: int) -> jax.Array:
 @pytest.fixture
 def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave types and shapes unchecked: for hundreds of replications of calls that other tests make with checks."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="module")

@@ -81,6 +81,7 @@ def test_functions_take_arrays_of_the_shape_of_a_draw(tree):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("method", ["plain", "zv3"])
 def test_errors_are_honest_over_replications(rng, method):
     """The coefficient of variation of a lognormal and its correlation with another variable, 100 draws a chain."""

@@ -108,6 +108,7 @@ BAND = chi2.isf(1e-5, REPLICATIONS) / REPLICATIONS
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "methods",
     [(ZeroVariance(2),) * 3, (ZeroVariance(2), PlainMean(), ZeroVariance(1))],

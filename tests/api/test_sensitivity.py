@@ -44,6 +44,7 @@ def test_another_prior_has_its_evidence_and_its_posterior(rng):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 def test_its_errors_are_honest(rng):
     scores = []
     for _ in range(40):

@@ -236,6 +236,7 @@ BAND = chi2.isf(1e-5, REPLICATIONS) / REPLICATIONS
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["plain", "zv2", "zv3_ridge", "cf_given", "semi_exact"])
 def test_errors_are_calibrated_under_autocorrelation(seed, name):
     assert (mean_square_z(seed, METHODS[name]) < BAND).all()

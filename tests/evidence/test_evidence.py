@@ -131,6 +131,7 @@ def test_mbar_agrees_with_pymbar(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 def test_evidence_is_calibrated_and_beats_mbar_on_a_path_that_is_not_polynomial(rng: np.random.Generator) -> None:
     z: dict[str, list[float]] = {}
     gaps = []
