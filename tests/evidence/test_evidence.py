@@ -126,7 +126,7 @@ def test_mbar_agrees_with_pymbar(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(found.values, -theirs["Delta_f"][0], atol=1e-7)
     covariance = asymptotic_covariance(levels, flat, sizes, found.values)
     np.testing.assert_allclose(np.sqrt(np.diagonal(covariance)), theirs["dDelta_f"][0], atol=1e-6)
-    overlap = adjacent_overlap(levels, flat, sizes, found.values)
+    overlap = adjacent_overlap(levels, flat, np.ones_like(flat), sizes, found.values)
     np.testing.assert_allclose(overlap, np.diagonal(peer.compute_overlap()["matrix"], 1), rtol=1e-6)
 
 
