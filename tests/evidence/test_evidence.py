@@ -188,6 +188,23 @@ def test_vector_valued_rungs(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.slow
+def test_a_log_likelihood_below_all_bounds_is_zero_density(rng: np.random.Generator) -> None:
+    """Prior draws may be anywhere; a chain at a positive temperature may not, and its rung is left out."""
+    temperatures, *arrays = short_ladder(rng)[0][:5]
+    values = []
+    for far in (-1e90, -np.inf):
+        arrays[1][0, 0, 0] = far
+        found = mp.log_evidence(mp.ladder_from_arrays(temperatures, *arrays), "plain", degree=1)
+        assert found.info["impossible_prior_draws"] == 1
+        values.append(found.value)
+    assert np.isfinite(values).all()
+    assert values[0] == values[1]
+    arrays[1][1, :, 2] = -9e124
+    with pytest.warns(mp.EvidenceWarning, match="rung t = .* has draws of zero likelihood at a positive temperature"):
+        found = mp.log_evidence(mp.ladder_from_arrays(temperatures, *arrays), "plain", degree=1)
+    assert list(found.used) == [0, 1, 3, 4]
+
+
 def test_impossible_prior_draws(rng: np.random.Generator) -> None:
     # the likelihood is zero below the origin: log Z = log P(x > 0) + log E[exp(-x²/2) | x > 0]
     t = power_ladder(7, 3)
