@@ -163,6 +163,7 @@ def test_control_variates_of_weighted_draws_shrink_an_honest_error(rng):
         by_name = {e.method: e for e in found.estimates}
         controlled = [by_name[name] for name in ("bridge (controlled)", "bridge (controlled path)")]
         z.append([(e.value - 2 * gammaln(SHAPE)) / e.error for e in controlled])
-        gain.append([by_name["bridge (warp-III)"].mcse / e.error for e in controlled])
+        gain.append(by_name["bridge (warp-III)"].mcse / by_name["bridge (controlled path)"].error)
+        assert found.method == "bridge (controlled path)"
     assert (np.square(z).sum(axis=0) < chi2.isf(1e-5, len(z))).all(), z
-    assert (np.median(gain, axis=0) > (1.0, 3.0)).all(), np.median(gain, axis=0)
+    assert np.median(gain) > 20, gain
