@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import pytest
-from ladder_cases import RUNGS, GaussianPath, gaussian_path
+from ladder_cases import RUNGS, GaussianPath, gaussian_path, short_ladder
 from matplotlib import pyplot
 from scipy.stats import chi2
 
@@ -205,6 +205,7 @@ def test_a_log_likelihood_below_all_bounds_is_zero_density(rng: np.random.Genera
     assert list(found.used) == [0, 1, 3, 4]
 
 
+@pytest.mark.slow
 def test_impossible_prior_draws(rng: np.random.Generator) -> None:
     # the likelihood is zero below the origin: log Z = log P(x > 0) + log E[exp(-x²/2) | x > 0]
     t = power_ladder(7, 3)
