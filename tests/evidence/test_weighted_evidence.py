@@ -13,6 +13,7 @@ from mcmcpost._core.weights import Weights
 from mcmcpost.control import PlainMean, ZeroVariance
 from mcmcpost.evidence import estimate_from_posterior
 from mcmcpost.evidence.bridge import evaluate_halves, plain_bridge
+from mcmcpost.evidence.log_evidence import halves_complaint
 from mcmcpost.evidence.posterior import evaluate_rows
 
 SHAPE = 4.0
@@ -124,6 +125,11 @@ def test_the_laplace_approximation_knows_no_weights(rng, key):
     options = {"logdensity_fn": log_density, "key": key, "num_proposals": 2_000}
     found = mp.laplace_evidence(tree_of(x, log_weights), **options)
     assert abs(found.value - 2 * gammaln(SHAPE)) < 4.5 * found.mcse
+
+
+def test_halves_may_differ_by_rounding():
+    assert not halves_complaint({"halves": [3.0, 3.0 + 1e-11], "halves_mcse": [1e-13, 1e-13]})
+    assert halves_complaint({"halves": [3.0, 3.0 + 1e-8], "halves_mcse": [1e-10, 1e-10]})
 
 
 CASES = {
