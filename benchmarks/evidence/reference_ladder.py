@@ -4,7 +4,8 @@
 
 Traces, models and exact values are those of ``benchmarks.evidence.bridge``: four chains of 1,000 draws, or ten of 500
 (eight schools). A normal is fitted to all draws of the trace, the rungs are placed by the barrier, and every rung is
-sampled by NUTS with replica exchange in every iteration: four chains of 500 draws after 500 of warm-up. ``bridge`` is
+sampled by NUTS with replica exchange in every iteration: four chains of 500 draws after 500 of warm-up. Hare-lynx takes
+HMC of eight steps, as on its ladder from the prior (`benchmarks.evidence.evidence_models`). ``bridge`` is
 `bridge_evidence` of the trace alone. Gradients are those of the ladder's chains, warm-up included, and for the bridge
 those at the draws and the proposals; the trace's own are not counted.
 """
@@ -23,7 +24,10 @@ from benchmarks._command import Command, add_shared
 from benchmarks._table import emit
 from benchmarks.evidence.bridge import POSTERIORS, Posterior
 
-NAMES = ("gamma_poisson", "regression", "eight_schools", "logistic")
+NAMES = ("gamma_poisson", "regression", "eight_schools", "logistic", "hare_lynx")
+
+KERNELS = {"hare_lynx": mp.HamiltonianKernel(num_steps=8)}
+"""NUTS elsewhere: in lockstep every chain waits for the longest trajectory, with a solve of the ODE at each step."""
 
 METHODS = ("pooled", "MBAR", "stepping stone")
 
@@ -62,6 +66,7 @@ def _rows(name: str, posterior: Posterior, args: argparse.Namespace) -> list[dic
                 temperatures=args.rungs,
                 key=jax.random.key(r),
                 num_samples=args.draws,
+                kernel=KERNELS.get(name),
                 exchange=1,
             )
             sampled = time.process_time()
@@ -71,9 +76,7 @@ def _rows(name: str, posterior: Posterior, args: argparse.Namespace) -> list[dic
             seconds.append((estimated - start, time.process_time() - estimated, sampled - start))
         by_name = {e.method: (e.value, e.error) for e in evidence.estimates}
         found.append([*(by_name[method] for method in METHODS), (bridge.value, bridge.error)])
-        sizes = trace["posterior"].sizes
-        at_bridge = 2 * sizes["chain"] * sizes["draw"]  # at the draws, and at as many proposals
-        work.append((ladder["sample_stats"].attrs["gradient_evaluations"], at_bridge))
+        work.append((ladder["sample_stats"].attrs["gradient_evaluations"], bridge.info["gradients"]))
         barriers.append(evidence.info["barrier"])
         rungs.append(evidence.info["num_rungs"])
         chosen[evidence.pooled.method.split("(")[0]] += 1

@@ -40,6 +40,13 @@ class Weights(NamedTuple):
         """Kish's effective sample size (Σw)²/Σw²: as many draws of equal weight have the error of a mean."""
         return float(self.values.sum() ** 2 / (self.values**2).sum())
 
+    def select(self, rows: slice) -> "Weights":
+        """Return the weights of some draws of each chain; every k-th of a nested-sampling run has a k-th of its live
+        points."""
+        values = self.values[:, rows]
+        live = None if self.num_live is None else self.num_live[:, rows] / (rows.step or 1)
+        return Weights(values / values.mean(), live, self.khat)
+
     def mean(self, series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
         """Return Σwf/Σw of each series."""
         return np.tensordot(self.values, series, 2) / self.values.size
@@ -69,13 +76,20 @@ class Weights(NamedTuple):
         order is broken so that it is not taken for correlation.
         """
         size = max(int(self.values.size / self.values.max()) // (1 if self.num_live is None else 2), 1)
-        steps = (np.arange(size) + 0.5) / size
-        total = np.cumsum(self.values.reshape(-1))
-        rows = np.unique(np.minimum(np.searchsorted(total, steps * total[-1]), len(total) - 1))
+        rows = np.unique(self._at_even_steps(size))
         if self.num_live is None:
             return rows
         golden = (np.sqrt(5) - 1) / 2
         return rows[np.argsort(np.arange(len(rows)) * golden % 1)]
+
+    def repeated(self) -> Int[np.ndarray, " m"]:
+        """Return as many positions as draws, chains concatenated, each as often as its weight says to within one."""
+        return self._at_even_steps(self.values.size)
+
+    def _at_even_steps(self, size: int) -> Int[np.ndarray, " m"]:
+        total = np.cumsum(self.values.reshape(-1))
+        steps = (np.arange(size) + 0.5) / size
+        return np.minimum(np.searchsorted(total, steps * total[-1]), len(total) - 1)
 
 
 def mean_over_draws(series: Float[np.ndarray, "c n *p"], weights: Weights | None) -> Float[np.ndarray, "*p"]:

@@ -43,6 +43,7 @@ from mcmcpost.io import (
     read_density,
     read_ladder,
     read_target,
+    read_weights,
     recorded_log_density,
 )
 from mcmcpost.scores import ScoreWarning
@@ -239,7 +240,8 @@ def bridge_evidence(
 
     Parameters
     ----------
-    tree : a trace; ``sample_stats.unconstrained_draw`` where it is there, else the latent sites transformed.
+    tree : a trace; ``sample_stats.unconstrained_draw`` where it is there, else the latent sites transformed. Draws with
+        weights, ``sample_stats.log_weight``, have self-normalised means (docs/methods/weighted_draws.md).
     model : a NumPyro program; `args` and `kwargs` are its arguments. Or a ``pymc.Model`` or ``bridgestan.StanModel``,
         which contains its data. Priors must be proper: those of a Stan program are not checked.
     logdensity_fn : instead of a model, the log density of one unconstrained draw, log-Jacobian included. A constant
@@ -255,7 +257,8 @@ def bridge_evidence(
     Returns
     -------
     Evidence : value and mcse in nats, status, every method in `estimates`; `to_dataframe()`, `to_datatree()`. `info`
-        has ``participants``, ``pareto_khat``, and how many ``densities`` and ``gradients`` were evaluated.
+        has ``participants``, ``pareto_khat``, and how many ``densities`` and ``gradients`` were evaluated; of weighted
+        draws also ``weights_ess`` and ``weights_khat``, above 0.7 of which the status is ``heavy_tail``.
 
     Raises
     ------
@@ -266,7 +269,8 @@ def bridge_evidence(
     -----
     ScoreWarning : Stein's identity fails for another reason: plain bridges alone, with status ``bad_scores`` where the
         draws may be of another density.
-    EvidenceWarning : the overlap is poor, chains or halves disagree, or methods differ by more than four joint errors.
+    EvidenceWarning : the overlap is poor, a few weighted draws decide, chains or halves disagree, or methods differ by
+        more than four joint errors.
     """
     where = "bridge_evidence"
     choice = resolve_method(method)
@@ -303,7 +307,9 @@ def _bridge(
     else:
         posterior = evaluate_draws(target.draws, target.logdensity, target.names, scores=scores)
     slopes = np.zeros_like(posterior.draws) if posterior.scores is None else posterior.scores
-    trace = make_trace(posterior.draws, slopes, posterior.names)
+    weights = read_weights("bridge_evidence", tree, posterior.draws.shape[:2])
+    posterior = posterior._replace(weights=weights)
+    trace = make_trace(posterior.draws, slopes, posterior.names)._replace(weights=weights)
     if not allow_bad_scores:
         check_agreement("bridge_evidence", tree, Scored(trace, posterior.values, {}))
         if posterior.scores is not None:
@@ -332,8 +338,8 @@ def laplace_evidence(
     """Estimate the log evidence by importance sampling from the Laplace approximation, to about twenty dimensions.
 
     `tree`, `model`, `args`, `kwargs`, `logdensity_fn` and `key` are those of `bridge_evidence`. The draws only start
-    the search for the mode, so that the estimate is an independent check of theirs (see
-    `mcmcpost.evidence.laplace_importance`).
+    the search for the mode, so that the estimate is an independent check of theirs, and weights of the draws do not
+    matter (see `mcmcpost.evidence.laplace_importance`).
     """
     where = "laplace_evidence"
     check_count(where, "num_proposals", num_proposals, "Use 20,000.", least=2, most=MAX_PROPOSALS)

@@ -15,6 +15,7 @@ from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean, pareto_khat
 from mcmcpost._core.status import Status
+from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws
 from mcmcpost.control import AbstractControlVariate, PlainMean, estimate_expectations
 from mcmcpost.evidence.ladder import EvidenceEstimate
 from mcmcpost.evidence.normal import fit_normal
@@ -63,13 +64,17 @@ DRIFT_LEVEL = 1e-4
 
 WHERE = "bridge_sampling"
 
+LEAST_DRAWS = 8
+"""Draws of a chain: four in each half."""
+
 MIN_PROPOSALS, MAX_PROPOSALS = 100, 10_000_000
 
 
 class Half(NamedTuple):
     """Half of the draws, a map fitted to the other half, and how their densities compare at both.
 
-    draws : (c, n, d). rows : which of each chain they are. warp : of the proposal g, standard normals to draws of g.
+    draws : (c, n, d). rows : which of each chain they are. weights : of these draws, None where they are equal.
+    warp : of the proposal g, standard normals to draws of g.
     standard : (cn + m, d) the draws, then m draws of g, in the coordinates in which g is standard normal.
     log_ratio : (cn + m,) log q − log g there. mirrored : (cn + m,) the same for the density averaged over z and its
         mirror image −z in these coordinates (warp-III); None where it was not asked for.
@@ -78,6 +83,7 @@ class Half(NamedTuple):
 
     draws: Float[np.ndarray, "c n d"]
     rows: slice
+    weights: Weights | None
     warp: Warp
     standard: Float[np.ndarray, " r d"]
     log_ratio: Float[np.ndarray, " r"]
@@ -95,7 +101,8 @@ class BridgeOverlap(NamedTuple):
 
     Where both densities are alike it is near zero, at the draws as at the proposals.
 
-    at_draws : two of (m,) at the draws of each half. at_proposals : two of (m,) at the draws of g.
+    at_draws : two of (m,) at the draws of each half, weighted draws as often as their weight says. at_proposals : two
+        of (m,) at the draws of g.
     """
 
     at_draws: tuple[Float[np.ndarray, " _"], ...]
@@ -104,9 +111,10 @@ class BridgeOverlap(NamedTuple):
 
 def half_overlap(halves: list[Half], log_z: float) -> BridgeOverlap:
     """Return how posterior and fitted density overlap in each half, given log Z."""
-    parts = [half.split(half.log_ratio) for half in halves]
+    parts = [half.split(half.log_ratio[:, None]) for half in halves]
     return BridgeOverlap(
-        tuple(drawn.reshape(-1) - log_z for drawn, _ in parts), tuple(proposed - log_z for _, proposed in parts)
+        tuple(_equal(drawn, half.weights)[:, 0] - log_z for (drawn, _), half in zip(parts, halves, strict=True)),
+        tuple(proposed[:, 0] - log_z for _, proposed in parts),
     )
 
 
@@ -194,25 +202,23 @@ def evaluate_halves(
     symmetric: bool = True,
     num_proposals: int | None = None,
     known: Float[np.ndarray, "c n"] | None = None,
+    weights: Weights | None = None,
 ) -> list[Half]:
     """Fit a proposal to each half of the chains and evaluate `density`, (r, d) → (r,) log q, for the other half.
 
     bent : fit a `Warp`; otherwise a normal. num_proposals : for each half; by default as many as draws in it.
-    known : log q at all the draws, where it has been computed before.
+    known : log q at all the draws, where it has been computed before. weights : of the draws; a proposal is fitted to
+        draws that are repeated as often as their weights say.
     """
-    _, n, d = points.shape
-    half = n // 2
-    earlier, later = slice(None, half), slice(half, None)
+    d = points.shape[-1]
+    one, other = (_part(points, weights, rows) for rows in half_rows(points.shape[1], weights))
     found = []
-    for (fit, use), k in zip(((earlier, later), (later, earlier)), jax.random.split(key), strict=True):
-        drawn, fitted = points[:, use].reshape(-1, d), points[:, fit].reshape(-1, d)
-        if bent:
-            warp = fit_warp(WHERE, fitted, names, median_ess(points[:, fit]))
-        else:
-            warp = as_warp(fit_normal(WHERE, fitted, names))
+    for (fit, use), k in zip(((one, other), (other, one)), jax.random.split(key), strict=True):
+        drawn, fitted = use.draws.reshape(-1, d), _equal(fit.draws, fit.weights)
+        warp = fit_warp(WHERE, fitted, names, fit.ess) if bent else as_warp(fit_normal(WHERE, fitted, names))
         proposed = np.asarray(jax.random.normal(k, (num_proposals or len(drawn), d), float))
         standard = np.concatenate([warp.standardise(drawn), proposed])
-        at_draws = density(drawn) if known is None else known[:, use].reshape(-1)
+        at_draws = density(drawn) if known is None else known[:, use.rows].reshape(-1)
         check_inside(at_draws)
         values = np.concatenate([at_draws, density(warp.restore(proposed))])
         ratio = values - warp.log_density(standard)
@@ -220,8 +226,36 @@ def evaluate_halves(
         if symmetric:
             image = density(warp.restore(-standard)) - warp.log_density(-standard)
             mirrored = np.logaddexp(ratio, image) - np.log(2.0)
-        found.append(Half(points[:, use], use, warp, standard, ratio, mirrored, median_ess(points[:, use])))
+        found.append(Half(use.draws, use.rows, use.weights, warp, standard, ratio, mirrored, use.ess))
     return found
+
+
+class _Part(NamedTuple):
+    """Half of the draws (c, n, d): which of each chain they are, their weights, and how many they are worth."""
+
+    draws: Float[np.ndarray, "c n d"]
+    rows: slice
+    weights: Weights | None
+    ess: float
+
+
+def _part(points: Float[np.ndarray, "c n d"], weights: Weights | None, rows: slice) -> _Part:
+    own = None if weights is None else weights.select(rows)
+    return _Part(points[:, rows], rows, own, median_ess(points[:, rows], own))
+
+
+def half_rows(num_draws: int, weights: Weights | None) -> tuple[slice, slice]:
+    """Return the earlier and the later half of a chain; of a nested-sampling run, whose order is that of the
+    likelihood, every second draw and the others, each a run of half as many live points."""
+    if weights is not None and weights.num_live is not None:
+        return slice(0, None, 2), slice(1, None, 2)
+    return slice(None, num_draws // 2), slice(num_draws // 2, None)
+
+
+def _equal(rows: Float[np.ndarray, "c n k"], weights: Weights | None) -> Float[np.ndarray, "m k"]:
+    """Return the rows of all chains, repeated or left out as their weights say."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    return flat if weights is None else flat[weights.repeated()]
 
 
 def plain_bridge(halves: list[Half], *, symmetric: bool) -> EvidenceEstimate:
@@ -249,7 +283,7 @@ def controlled_bridge(
 def _solve(half: Half, symmetric: bool) -> Bridge:
     ratio = half.mirrored if symmetric else half.log_ratio
     assert ratio is not None
-    return solve_bridge(*half.split(ratio), half.ess)
+    return solve_bridge(*half.split(ratio), half.ess, half.weights)
 
 
 def _control(half: Half, bridge: Bridge, scores: Float[np.ndarray, "c n d"], method: AbstractControlVariate) -> Bridge:
@@ -261,10 +295,11 @@ def _control(half: Half, bridge: Bridge, scores: Float[np.ndarray, "c n d"], met
     z, g = half.split(half.standard)
     shape = z.shape if g.size == z.size else (1, *g.shape)
     g = g.reshape(shape)
-    found = [
-        estimate_expectations(make_trace(x, s), ("term",), f.reshape(*x.shape[:2], 1), method)
-        for x, s, f in ((z, pulled_scores(half, scores), drawn), (g, -g, proposed))
-    ]
+    sides = (
+        (make_trace(z, pulled_scores(half, scores))._replace(weights=half.weights), drawn),
+        (make_trace(g, -g), proposed),
+    )
+    found = [estimate_expectations(t, ("term",), f.reshape(*t.draws.shape[:2], 1), method) for t, f in sides]
     means = np.array([float(e.mean[0]) for e in found])
     if not (means > 0).all():
         return bridge
@@ -285,9 +320,19 @@ def pulled_scores(half: Half, scores: Float[np.ndarray, "c n d"]) -> Float[np.nd
 
 
 def refuse_drift(
-    estimate: EvidenceEstimate, points: Float[np.ndarray, "c n d"], names: tuple[str, ...]
+    estimate: EvidenceEstimate,
+    points: Float[np.ndarray, "c n d"],
+    names: tuple[str, ...],
+    weights: Weights | None = None,
 ) -> EvidenceEstimate:
-    """Return the estimate as not converged where chains, or their halves, disagree on a coordinate."""
+    """Return the estimate as not converged where chains, or their halves, disagree on a coordinate.
+
+    Of weighted draws those that are nearly a sample of equal weights are tested, as one chain.
+    """
+    if weights is not None:
+        points = points.reshape(1, -1, points.shape[-1])[:, weights.representative()]
+    if points.shape[1] < LEAST_DRAWS:
+        return estimate
     apart = disagreeing(points, DRIFT_LEVEL)
     if not apart.any():
         return estimate
@@ -338,11 +383,16 @@ def check_draws(where: str, draws: object, names: tuple[str, ...] | None) -> tup
     return points, as_labels(where, names, points.shape[-1])
 
 
-def too_few(points: Float[np.ndarray, "c n d"]) -> bool:
-    """Return whether a half has fewer than four draws of a chain or d + 2 distinct states."""
+def too_few(points: Float[np.ndarray, "c n d"], weights: Weights | None = None) -> bool:
+    """Return whether a half has fewer than four draws of a chain or d + 2 distinct states, or weights worth fewer."""
     n, d = points.shape[1:]
-    parts = points[:, : n // 2], points[:, n // 2 :]
-    return n < 8 or any(len(np.unique(part.reshape(-1, d), axis=0)) < d + 2 for part in parts)
+    if n < LEAST_DRAWS:
+        return True
+    for rows in half_rows(n, weights):
+        own = None if weights is None else weights.select(rows)
+        if len(np.unique(_equal(points[:, rows], own), axis=0)) < d + 2 or (own is not None and own.ess < d + 2):
+            return True
+    return False
 
 
 def check_inside(values: Float[np.ndarray, " n"]) -> None:
@@ -357,9 +407,13 @@ def check_inside(values: Float[np.ndarray, " n"]) -> None:
         )
 
 
-def median_ess(draws: Float[np.ndarray, "c n d"]) -> float:
-    """Return the median over coordinates of the effective sample size, at least one."""
-    return float(max(np.median(effective_size(draws, draws.std(axis=(0, 1), ddof=1))), 1.0))
+def median_ess(draws: Float[np.ndarray, "c n d"], weights: Weights | None = None) -> float:
+    """Return the median over coordinates of the effective sample size, at least one and at most Kish's of the
+    weights."""
+    if weights is None:
+        return float(max(np.median(effective_size(draws, draws.std(axis=(0, 1), ddof=1))), 1.0))
+    sizes = variance_over_draws(draws, weights) / mcse_mean(draws, weights) ** 2
+    return float(max(min(np.median(sizes), weights.ess), 1.0))
 
 
 def proposal_khat(half: Half) -> float:
@@ -377,15 +431,22 @@ def _terms(at_draws: np.ndarray, at_proposals: np.ndarray, ess: float, log_z: fl
     return expit(at_proposals + shift - log_z) / share, expit(log_z - shift - at_draws) / (1.0 - share)
 
 
-def solve_bridge(at_draws: Float[np.ndarray, "c n"], at_proposals: Float[np.ndarray, " m"], ess: float) -> Bridge:
+def solve_bridge(
+    at_draws: Float[np.ndarray, "c n"],
+    at_proposals: Float[np.ndarray, " m"],
+    ess: float,
+    weights: Weights | None = None,
+) -> Bridge:
     """Solve Meng and Wong's fixed point for log Z, and its relative error.
 
     E_g[f₁] = E_p[f₂] with f₁ = p/(s₁p + s₂g), f₂ = g/(s₁p + s₂g), s₁ : s₂ = ess : m. The left side falls and the right
-    one grows with Z, so the root is found by bracketing. Var log Z ≈ Var f₁/(m E²f₁) + mcse²(f₂)/E²f₂.
+    one grows with Z, so the root is found by bracketing. Var log Z ≈ Var f₁/(m E²f₁) + mcse²(f₂)/E²f₂. The identity
+    holds for every s₁ and every Z in f₁ and f₂, so that neither adds to the error.
 
     Parameters
     ----------
     at_draws, at_proposals : log q − log g. −∞ at a proposal weighs nothing.
+    weights : of the draws; E_p is then the weighted mean, with its error.
     """
     share = ess / (ess + len(at_proposals))
     finite = at_proposals[np.isfinite(at_proposals)]
@@ -394,7 +455,7 @@ def solve_bridge(at_draws: Float[np.ndarray, "c n"], at_proposals: Float[np.ndar
 
     def gap(log_z: float) -> float:
         proposed, drawn = _terms(at_draws, at_proposals, ess, log_z)
-        return float(drawn.mean() - proposed.mean())
+        return _mean(drawn, weights) - float(proposed.mean())
 
     reach = abs(np.log(ess / len(at_proposals))) + 50.0
     low, high = min(at_draws.min(), finite.min()) - reach, max(at_draws.max(), finite.max()) + reach
@@ -403,9 +464,14 @@ def solve_bridge(at_draws: Float[np.ndarray, "c n"], at_proposals: Float[np.ndar
     if not (proposed.any() and drawn.any()):
         return Bridge(np.nan, np.nan, np.nan, share, 0.0, ess)
     proposed_error = proposed.std() / (np.sqrt(len(proposed)) * proposed.mean())
-    drawn_error = float(mcse_mean(drawn) / drawn.mean())
-    participants = min(_kish(proposed), _kish(drawn) * ess / drawn.size)
+    drawn_error = float(mcse_mean(drawn[..., None], weights)[0]) / _mean(drawn, weights)
+    shares = np.ones(drawn.shape) if weights is None else weights.values
+    participants = min(_kish(proposed), _kish(shares * drawn) * min(ess / _kish(shares), 1.0))
     return Bridge(float(value), float(np.hypot(proposed_error, drawn_error)), drawn_error, share, participants, ess)
+
+
+def _mean(series: Float[np.ndarray, "c n"], weights: Weights | None) -> float:
+    return float(mean_over_draws(series[..., None], weights)[0])
 
 
 def _kish(weights: np.ndarray) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.interpolate import PchipInterpolator
 
-from mcmcpost._core.arguments import as_float64, as_labels, as_real, check_count, check_number, check_size
+from mcmcpost._core.arguments import HUGE, as_float64, as_labels, as_real, check_count, check_number, check_size
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.evidence.normal import Normal
@@ -176,7 +176,11 @@ def make_ladder(
     reference: Normal | None = None,
     exchange: Exchange | None = None,
 ) -> Ladder:
-    """Return a `Ladder` after checking shapes; values that are not finite stay, rungs are judged later."""
+    """Return a `Ladder` after checking shapes; values that are not finite stay, rungs are judged later.
+
+    A log likelihood below −1e75 becomes −∞, which it is to rounding at every temperature but zero: prior draws may be
+    anywhere.
+    """
     where = "Ladder"
     levels = check_temperatures(where, temperatures)
     points = as_float64(where, "draws", draws, "chain, draw, temperature, d")
@@ -193,6 +197,7 @@ def make_ladder(
             where, f"draws (chain, draw, {len(levels)}, d)", points.shape, "One rung for each temperature."
         )
     check_size(where, "draws", points)
+    values = np.where(values < -HUGE, -np.inf, values)
     check_size(where, "log_likelihood", values)
     for name, array, shape in (
         ("log_likelihood", values, points.shape[:3]),

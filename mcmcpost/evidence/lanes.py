@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.arguments import check_count, check_flags, check_kind, check_number
+from mcmcpost._core.arguments import HUGE, check_count, check_flags, check_kind, check_number
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.evidence.ladder import TemperedTarget
@@ -62,9 +62,13 @@ def check_kernel(where: str, kernel: HamiltonianKernel) -> None:
 
 
 def potential(target: TemperedTarget, draw: Array, temperature: Array) -> Float[Array, ""]:
-    """Return −log p(x) − tℓ(x), infinite where either is not finite."""
+    """Return −log p(x) − tℓ(x), infinite where either is not finite, and above `HUGE`.
+
+    The gradient of a larger one gives a momentum whose kinetic energy overflows. With a dense mass matrix that may be
+    to −∞: then the trajectory ends where the density is zero to rounding, and the chain stays there.
+    """
     value = target.log_prior(draw) + temperature * target.log_likelihood(draw)
-    return jnp.where(jnp.isfinite(value), -value, jnp.inf)
+    return jnp.where(jnp.isfinite(value) & (value > -HUGE), -value, jnp.inf)
 
 
 def make_kernel(target: TemperedTarget, kernel: HamiltonianKernel, num_warmup: int) -> KernelFunctions:

@@ -31,6 +31,9 @@ PATHS = ("auto", "pooled", "rungs")
 AGREEMENT = 4.0
 """Joint standard errors by which the two halves of the draws may differ."""
 
+ROUNDING = 1e-10
+"""Part of the value, or of one nat, by which they may differ beside that: an exact path has errors of rounding."""
+
 
 class Evidence(NamedTuple):
     """A log evidence with both error terms, other estimates on the same draws, and the path that was integrated.
@@ -337,7 +340,7 @@ def _halves(best: EvidenceEstimate, influence: Float[np.ndarray, "c n"]) -> dict
 def halves_complaint(info: dict[str, Any]) -> tuple[str, ...]:
     """Return a sentence where the halves of the draws differ by more than `AGREEMENT` joint errors."""
     values, errors = (np.array(info.get(key, [np.nan, np.nan])) for key in ("halves", "halves_mcse"))
-    if not abs(values[0] - values[1]) > AGREEMENT * np.hypot(*errors):
+    if not abs(values[0] - values[1]) > AGREEMENT * np.hypot(*errors) + ROUNDING * max(1.0, abs(values[0])):
         return ()
     text = " and ".join(f"{v:.6g} ± {e:.2g}" for v, e in zip(values, errors, strict=True))
     return (f"the halves of the chains give {text}, further apart than their errors allow",)

@@ -131,17 +131,18 @@ def asymptotic_covariance(
 def adjacent_overlap(
     temperatures: Float[Array, " t"],
     log_likelihood: Float[Array, " n"],
+    counts: Float[Array, " n"],
     sizes: Float[Array, " t"],
     values: Float[Array, " t"],
 ) -> Float[Array, " t-1"]:
     """Return, for neighbouring rungs, the probability that a draw of one is attributed to the other.
 
-    O_{j,j+1} = m_{j+1} Σ_n W_nj W_n,j+1; 0.5 between two equal rungs alone, near zero without overlap (Klimovich,
-    Shirts and Mobley, 2015, doi:10.1007/s10822-015-9840-9, who ask for 0.03).
+    O_{j,j+1} = m_{j+1} Σ_n c_n W_nj W_n,j+1, c_n how many draws each counts for; 0.5 between two equal rungs alone,
+    near zero without overlap (Klimovich, Shirts and Mobley, 2015, doi:10.1007/s10822-015-9840-9, who ask for 0.03).
     """
     energies = tempered(temperatures, log_likelihood)
     weights = _mixture_weights(energies, sizes, values)
-    return sizes[1:] * jnp.sum(weights[1:] * weights[:-1], axis=1)
+    return sizes[1:] * jnp.sum(counts[None, :] * weights[1:] * weights[:-1], axis=1)
 
 
 def _log_denominator(

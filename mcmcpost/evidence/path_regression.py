@@ -43,6 +43,7 @@ class PooledDraws(NamedTuple):
     blocks : (n,) the jackknife block of each draw: contiguous in its chain, all rungs together.
     members : (k, l) the draws of each block, filled up with n.
     rungs : (n,) the rung of each draw.
+    counts : (n,) how many draws each counts for: one, unless the draws of its rung have weights.
     """
 
     points: Float[np.ndarray, "n d"]
@@ -52,6 +53,7 @@ class PooledDraws(NamedTuple):
     blocks: Int[np.ndarray, " n"]
     members: Int[np.ndarray, "k l"]
     rungs: Int[np.ndarray, " n"]
+    counts: Float[np.ndarray, " n"]
 
 
 class Mixtures(NamedTuple):
@@ -116,7 +118,7 @@ def solve_mixtures(
 ) -> Mixtures:
     """Solve MBAR on all draws and again without each block."""
     values, mixtures, steps, converged = _solve_each(
-        temperatures, pooled.log_likelihood, pooled.blocks, pooled.rungs, start, num_blocks=num_blocks
+        temperatures, pooled.log_likelihood, pooled.blocks, pooled.rungs, pooled.counts, start, num_blocks=num_blocks
     )
     return Mixtures(np.asarray(values), np.asarray(mixtures), int(steps.sum()), bool(converged.all()))
 
@@ -127,6 +129,7 @@ def _solve_each(
     log_likelihood: Float[Array, " n"],
     blocks: Int[Array, " n"],
     rungs: Int[Array, " n"],
+    counted: Float[Array, " n"],
     start: Float[Array, " t"],
     *,
     num_blocks: int,
@@ -134,7 +137,7 @@ def _solve_each(
     rung_of = jax.nn.one_hot(rungs, len(temperatures), dtype=start.dtype)
 
     def solve(guess: Array, left_out: Array) -> tuple[Array, tuple[Array, Array, Array, Array]]:
-        counts = (blocks != left_out).astype(start.dtype)
+        counts = jnp.where(blocks != left_out, counted, 0.0)
         sizes = counts @ rung_of
         found = solve_free_energies(temperatures, log_likelihood, counts, sizes, guess)
         mixture = log_mixture(temperatures, log_likelihood, sizes, found.values)
@@ -187,13 +190,14 @@ def fit_path(
 ) -> PathFit:
     """Fit the weighted control variates of `family` at each temperature on all draws and without each block.
 
-    At t the draws weigh w_n ∝ exp(tℓ_n)/Σ_j m_j exp(t_jℓ_n − f_j) and the regression of ℓ on Stein features with the
-    score t∇ℓ + ∇log p has the intercept μ(t) (docs/mathematics.md section 3). Every deletion has its own f_j, weights
-    and coefficients; what it changes in the weights of the other draws is projected on a few principal components (see
-    `_weight_changes`), so that a few Gram matrices serve all deletions. The features of lower degrees come first, so
-    their fits are leading blocks of one Gram matrix. A semi-exact level adds a squared exponential Stein kernel at J
-    landmarks, drawn systematically by the weights, with a ridge. Polynomials and kernel are in coordinates standardised
-    at each temperature. Memory is O(n(q + J + blocks)). By LAPACK: compiling it took longer than most ladders do.
+    At t the draws weigh w_n ∝ c_n exp(tℓ_n)/Σ_j m_j exp(t_jℓ_n − f_j), c_n how many each counts for, and the regression
+    of ℓ on Stein features with the score t∇ℓ + ∇log p has the intercept μ(t) (docs/mathematics.md section 3). Every
+    deletion has its own f_j, weights and coefficients; what it changes in the weights of the other draws is projected
+    on a few principal components (see `_weight_changes`), so that a few Gram matrices serve all deletions. The features
+    of lower degrees come first, so their fits are leading blocks of one Gram matrix. A semi-exact level adds a squared
+    exponential Stein kernel at J landmarks, drawn systematically by the weights, with a ridge. Polynomials and kernel
+    are in coordinates standardised at each temperature. Memory is O(n(q + J + blocks)). By LAPACK: compiling it took
+    longer than most ladders do.
     """
     values, d, g, b = _finite(pooled), pooled.points.shape[1], family.num_levels, len(pooled.members)
     members = [rows[rows < len(values)] for rows in pooled.members]
@@ -281,7 +285,8 @@ def _finite(pooled: PooledDraws) -> Float[np.ndarray, " n"]:
 def _weights(temperature: float, pooled: PooledDraws, mixtures: Mixtures) -> Float[np.ndarray, " n"]:
     """Return the normalised weights of all draws at a positive temperature."""
     known = np.isfinite(pooled.log_likelihood)
-    return special.softmax(np.where(known, temperature * _finite(pooled) - mixtures.log_densities[0], -np.inf))
+    logs = np.log(pooled.counts) + temperature * _finite(pooled) - mixtures.log_densities[0]
+    return special.softmax(np.where(known, logs, -np.inf))
 
 
 def _weight_changes(

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from mcmcpost._core.mcse import mcse_mean
+from mcmcpost._core.weights import Weights
 from mcmcpost.control import (
     MAX_DEGREE,
     NEED,
@@ -81,11 +82,25 @@ class PooledPath(NamedTuple):
     info: dict[str, Any]
 
 
-def pool(ladder: Ladder) -> tuple[PooledDraws, int]:
-    """Return all draws in one row each, and the number of jackknife blocks: contiguous in a chain, rungs together."""
+class LastRung(NamedTuple):
+    """Weights of the draws of the last rung of a ladder, and how many draws they are worth."""
+
+    weights: Weights
+    ess: float
+
+
+def pool(ladder: Ladder, last: LastRung | None = None) -> tuple[PooledDraws, int]:
+    """Return all draws in one row each, and the number of jackknife blocks: contiguous in a chain, rungs together.
+
+    The order of a nested-sampling run is that of the likelihood: its blocks are draws at equal distances.
+    """
     c, n, t = ladder.log_likelihood.shape
     per_chain = min(max(NUM_BLOCKS // c, 1), n)
-    block = np.arange(n) * per_chain // n
+    nested = last is not None and last.weights.num_live is not None
+    block = np.arange(n) % per_chain if nested else np.arange(n) * per_chain // n
+    counts = np.ones((c, n, t))
+    if last is not None:
+        counts[:, :, -1] = last.weights.values * last.ess / (c * n)
     blocks = np.broadcast_to((np.arange(c)[:, None] * per_chain + block)[:, :, None], (c, n, t))
     known = np.isfinite(ladder.log_likelihood)[..., None]
     slopes = [
@@ -100,6 +115,7 @@ def pool(ladder: Ladder) -> tuple[PooledDraws, int]:
         blocks=blocks.reshape(-1),
         members=_members(blocks.reshape(-1), c * per_chain),
         rungs=np.broadcast_to(np.arange(t), (c, n, t)).reshape(-1),
+        counts=counts.reshape(-1),
     ), c * per_chain
 
 
@@ -118,6 +134,7 @@ def pooled_path(
     num_nodes: int | None = None,
     power: float | None = None,
     controlled: bool = True,
+    last: LastRung | None = None,
 ) -> PooledPath:
     """Integrate the controlled mean log likelihood over the whole path, every draw serving every temperature.
 
@@ -131,15 +148,17 @@ def pooled_path(
     num_nodes : number of Gauss–Legendre nodes; by default 24, and eight from a reference. power : they are placed in
         t^(1/power), by default that of the ladder; one for a path that is nowhere steep.
     controlled : whether scores may be used.
+    last : weights of the draws of the last rung, where they are not equal.
     """
     levels = np.asarray(ladder.temperatures)
-    pooled, num_blocks = pool(ladder)
-    c, n, t = ladder.log_likelihood.shape
+    pooled, num_blocks = pool(ladder, last)
+    t = len(levels)
     # Not from the trapezoid: the mean log likelihood of the prior may be -1e10, or infinite.
     start = np.concatenate([[0.0], np.cumsum(stepping_stones(ladder))])
     mixtures = solve_mixtures(levels, pooled, start, num_blocks=num_blocks)
-    sizes = np.full(t, float(c * n))
-    overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, sizes, mixtures.free_energies[0]))
+    sizes = np.bincount(pooled.rungs, pooled.counts, minlength=t)
+    energies = mixtures.free_energies[0]
+    overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, pooled.counts, sizes, energies))
 
     number = num_nodes or (NUM_NODES if ladder.reference is None else REFERENCE_NODES)
     power = power or ladder.power
@@ -148,7 +167,7 @@ def pooled_path(
     d = ladder.draws.shape[-1]
     family = _family(d, len(pooled.points), smallest, degree) if controlled else Family(0)
     fit = fit_path(nodes, weights, pooled, mixtures, family=family)
-    chosen, error, tried = _choose_level(ladder, fit, family, degree)
+    chosen, error, tried = _choose_level(ladder, fit, family, degree, last)
     of_degree, _, label = _level(family, chosen)
     alone = Family(of_degree) if chosen <= family.degree else family._replace(degree=of_degree)
     again = path_integral(*path_quadrature(2 * number, power), pooled, mixtures, family=alone)
@@ -178,13 +197,13 @@ class _Choice(NamedTuple):
     tried: dict[str, dict[str, float]]
 
 
-def _choose_level(ladder: Ladder, fit: PathFit, family: Family, degree: int | None) -> _Choice:
+def _choose_level(ladder: Ladder, fit: PathFit, family: Family, degree: int | None, last: LastRung | None) -> _Choice:
     """Compare the levels by error; a `degree` that was asked for is taken where its error is finite."""
-    errors = [path_error(ladder, fit, 0)]
+    errors = [path_error(ladder, fit, 0, last)]
     chosen, error, tried = 0, errors[0], {}
     for level in range(1, family.num_levels):
         _, before, label = _level(family, level)
-        errors.append(path_error(ladder, fit, level))
+        errors.append(path_error(ladder, fit, level, last))
         # The last change, times the ratio by which errors still shrink, estimates the next one. The penalties of the
         # kernel are no such series: the whole change counts.
         series = level <= family.degree and errors[before] > 0
@@ -223,19 +242,27 @@ def _highest_degree(d: int, smallest_ess: float) -> int:
     return sum(smallest_ess >= ESS_PER_FEATURE * (num_polynomial_features(d, degree) + 1) for degree in degrees)
 
 
-def path_error(ladder: Ladder, fit: PathFit, level: int) -> float:
+def path_error(ladder: Ladder, fit: PathFit, level: int, last: LastRung | None = None) -> float:
     """Return √(max(1.1·jackknife², held-out²)·√(m/3P)·(1 + 3/P) + (integral − held-out integral)²), as `total_error`.
 
     The held-out error is that of the series of influences, rungs added up draw by draw, so that it sees
     autocorrelation and rungs that moved together. P are the draws that participate in that series without controls.
+    Weighted draws have the influence of their weighted mean, see `Weights.influence`.
     """
     c, n, _ = ladder.log_likelihood.shape
-    influence = _influence(ladder, fit, [0, level]).sum(axis=2)
+    parts = _influence(ladder, fit, [0, level])
+    if last is not None:
+        weights = last.weights.values[..., None]
+        parts = np.stack([*np.moveaxis(parts, 2, 0)[:-1], last.weights.influence(parts[:, :, -1] / weights)], axis=2)
+    influence = parts.sum(axis=2)
     deleted = fit.deleted[:, level]
     b = len(deleted)
     jackknife = (b - 1) / b * ((deleted - deleted.mean()) ** 2).sum()
     held_out = mcse_mean(influence[..., 1]) ** 2
-    inflation = tail_inflation(participants(influence[..., 0].reshape(-1, 1)), float(c * n))[0]
+    if last is not None:
+        held_out = np.fmax(held_out, influence[..., 1].var() / (c * n))
+    total = c * n if last is None else last.weights.ess
+    inflation = tail_inflation(participants(influence[..., 0].reshape(-1, 1)), float(total))[0]
     gap = float(fit.integral[level] - fit.crossfit[level])
     return float(np.sqrt(np.fmax(SAFETY * jackknife, held_out) * inflation + gap**2)) if b > 1 else np.nan
 

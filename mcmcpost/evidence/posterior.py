@@ -10,7 +10,9 @@ from jaxtyping import Array, Float
 
 from mcmcpost._core.arguments import check_function
 from mcmcpost._core.devices import map_rows
+from mcmcpost._core.mcse import GOOD_KHAT
 from mcmcpost._core.status import Status
+from mcmcpost._core.weights import Weights
 from mcmcpost.control import NEED, AbstractControlVariate, PlainMean
 from mcmcpost.evidence.bridge import (
     MIN_PARTICIPANTS,
@@ -32,7 +34,7 @@ from mcmcpost.evidence.bridge import (
 )
 from mcmcpost.evidence.ladder import EvidenceEstimate, make_ladder
 from mcmcpost.evidence.log_evidence import Evidence, halves_complaint
-from mcmcpost.evidence.pooled import PooledPath, path_error, pooled_path
+from mcmcpost.evidence.pooled import LastRung, PooledPath, path_error, pooled_path
 from mcmcpost.scores import value_and_score
 
 PROPOSALS_PER_DRAW, MOST_PROPOSALS = 8, 20_000
@@ -57,6 +59,7 @@ class PosteriorDraws(NamedTuple):
     draws : (c, n, d) on the unconstrained space. names : d labels.
     log_density : (c, n) log q. scores : (c, n, d) ∇ log q, for control variates; None for plain estimates alone.
     values, slopes : log q (m,) and ∇ log q (m, d) at any points (m, d), log-Jacobian included.
+    weights : of the draws, None where they are equal.
     """
 
     draws: Float[np.ndarray, "c n d"]
@@ -65,6 +68,7 @@ class PosteriorDraws(NamedTuple):
     scores: Float[np.ndarray, "c n d"] | None
     values: Callable[[Float[np.ndarray, "m d"]], Float[np.ndarray, " m"]]
     slopes: Callable[[Float[np.ndarray, "m d"]], Float[np.ndarray, "m d"]]
+    weights: Weights | None = None
 
 
 def evaluate_draws(
@@ -125,6 +129,8 @@ def estimate_from_posterior(
 ) -> Evidence:
     """Estimate log ∫q by every bridge between the draws and a density fitted to half of them.
 
+    Weighted draws are bridged with their weights, by self-normalised means.
+
     The density is that of a `Warp`, a normal that is bent where the draws say so. In the coordinates in which it is
     standard normal the estimates are, from simple to rich: ``bridge (warp-III)``, to the posterior averaged with its
     mirror image, and ``bridge (fitted)``, to the posterior itself; with scores also ``bridge (controlled)``, both means
@@ -144,15 +150,19 @@ def estimate_from_posterior(
         importance sampling from the fitted density (``pareto_khat``), which says how far the posterior is from it, and
         how many ``densities`` and ``gradients`` were evaluated.
     """
-    points, names = posterior.draws, posterior.names
+    points, names, weights = posterior.draws, posterior.names, posterior.weights
     c, n, _ = points.shape
-    size = {"num_chains": c, "num_draws": n}
-    if too_few(points):
+    size: dict[str, Any] = {"num_chains": c, "num_draws": n}
+    if weights is not None:
+        size |= {"weights_ess": weights.ess, "weights_khat": weights.khat}
+    if too_few(points, weights):
         return _evidence([no_bridge(points)], (), size)
     for_bridges, for_path = jax.random.split(key)
     number = num_proposals or _number_of_proposals(c * (n // 2))
-    known = posterior.log_density
-    halves = evaluate_halves(posterior.values, points, names, for_bridges, bent=True, num_proposals=number, known=known)
+    halved = partial(
+        evaluate_halves, posterior.values, points, names, known=posterior.log_density, weights=posterior.weights
+    )
+    halves = halved(for_bridges, bent=True, num_proposals=number)
     estimates = [plain_bridge(halves, symmetric=True), plain_bridge(halves, symmetric=False)]
     densities, gradients = 2 * sum(len(half.log_ratio) for half in halves), 0
     if posterior.scores is not None:
@@ -160,13 +170,16 @@ def estimate_from_posterior(
     if posterior.scores is not None and not isinstance(method, PlainMean):
         estimates.append(controlled_bridge(halves, posterior.scores, method))
         if degree != 0:
-            straight = evaluate_halves(posterior.values, points, names, for_path, symmetric=False, known=known)
+            straight = halved(for_path, symmetric=False)
             estimates.append(_path_bridge(straight, posterior.scores, posterior.slopes, degree))
             densities, gradients = densities + c * n, gradients + c * n
     size |= {"pareto_khat": max(proposal_khat(half) for half in halves)}
     size |= {"densities": densities, "gradients": gradients}
-    ordered = _best_first([refuse_drift(e, points, names) for e in estimates])
-    evidence = _evidence(ordered, _complaints(ordered[0]), size)
+    ordered = _best_first([refuse_drift(e, points, names, weights) for e in estimates])
+    uneven = _uneven(weights)
+    if uneven:
+        ordered = [e if e.status is Status.NOT_CONVERGED else e._replace(status=Status.HEAVY_TAIL) for e in ordered]
+    evidence = _evidence(ordered, uneven + _complaints(ordered[0]), size)
     return evidence._replace(diagnostics=half_overlap(halves, evidence.value))
 
 
@@ -186,6 +199,16 @@ def _best_first(estimates: list[EvidenceEstimate]) -> list[EvidenceEstimate]:
         if sound > sound_best or (sound == sound_best and smaller):
             best = candidate
     return [best, *(e for e in estimates if e is not best)]
+
+
+def _uneven(weights: Weights | None) -> tuple[str, ...]:
+    """Return a sentence where a few draws have most of the weight."""
+    if weights is None or not weights.khat > GOOD_KHAT:
+        return ()
+    return (
+        f"Pareto k-hat {weights.khat:.2g} of the weights is above {GOOD_KHAT}: {weights.ess:.3g} effective draws"
+        " decide, and neither the value nor its error is reliable. Draw from closer to the posterior",
+    )
 
 
 def _complaints(best: EvidenceEstimate) -> tuple[str, ...]:
@@ -266,8 +289,9 @@ def _path_half(
     log_ratio = np.stack([proposed.reshape(drawn.shape), drawn], axis=2)
     shift = float(np.median(drawn))
     ladder = make_ladder([0.0, 1.0], both, log_ratio - shift, at_both + both, -both)
-    path = pooled_path(ladder, degree=degree, num_nodes=NUM_NODES, power=1.0)
+    last = None if half.weights is None else LastRung(half.weights, half.ess)
+    path = pooled_path(ladder, degree=degree, num_nodes=NUM_NODES, power=1.0, last=last)
     if degree:
         # A degree that was asked for was not chosen by its error, so what it changed is no part of that.
-        path = path._replace(mcse=path_error(ladder, path.fit, degree))
+        path = path._replace(mcse=path_error(ladder, path.fit, degree, last))
     return path._replace(value=path.value + shift)

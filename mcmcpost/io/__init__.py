@@ -3,7 +3,7 @@
 from mcmcpost.io.arrays import from_arrays
 from mcmcpost.io.attach import Target, attach_scores, read_density, read_target
 from mcmcpost.io.blackjax import from_blackjax
-from mcmcpost.io.convention import read_stored_trace, read_trace
+from mcmcpost.io.convention import read_stored_trace, read_trace, read_weights
 from mcmcpost.io.diagnostics import (
     Convergence,
     ConvergenceWarning,
@@ -69,6 +69,7 @@ __all__ = [
     "read_stored_trace",
     "read_target",
     "read_trace",
+    "read_weights",
     "recorded_log_density",
     "resample",
     "sample_power_posteriors",

@@ -16,7 +16,6 @@ from mcmcpost.io.convention import (
     posterior_as_draws,
     posterior_sites,
     read_weights,
-    refuse_weights,
     stored_draws,
     with_trace,
 )
@@ -54,7 +53,6 @@ def read_target(
     latent sites are transformed.
     """
     check_tree_type(where, tree)
-    refuse_weights(where, tree)
     check_function(where, "model", model, None, "Pass a NumPyro program.", optional=True)
     check_function(where, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True)
     stored = stored_draws(where, tree)
@@ -130,7 +128,6 @@ def read_density(
 ) -> Target | RowDensity:
     """Return draws with a density that keeps its constants: as `read_target`, or of a PyMC or BridgeStan model."""
     check_tree_type(where, tree)
-    refuse_weights(where, tree)
     if logdensity_fn is None:
         rows = _row_density(where, tree, model, args, kwargs, normalised=True)
         if rows is not None:

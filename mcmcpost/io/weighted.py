@@ -81,9 +81,9 @@ def _live_points(where: str, results: Any, size: int) -> Any:
 def resample(tree: "xarray.DataTree", *, key: jax.Array, num_draws: int | None = None) -> "xarray.DataTree":
     """Return a new tree of one chain of draws of equal weight, by systematic resampling of weighted draws.
 
-    It is for what knows no weights, such as `bridge_evidence` and ArviZ. For `expectation` the weighted draws have
-    smaller errors. Copies of a draw are neighbours, so that effective sample sizes see them; a nested-sampling run,
-    whose order is that of the likelihood, is shuffled.
+    It is for what knows no weights, such as ladders, reports and ArviZ. For `expectation` and `bridge_evidence` the
+    weighted draws have smaller errors. Copies of a draw are neighbours, so that effective sample sizes see them; a
+    nested-sampling run, whose order is that of the likelihood, is shuffled.
 
     Parameters
     ----------

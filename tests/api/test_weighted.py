@@ -184,8 +184,9 @@ def test_wrong_scores_of_weighted_draws_are_recognised(rng):
         lambda tree: mp.joint_expectation({"t": (tree, None)}),
         lambda tree: mp.reweight_prior(tree, lambda draw: -draw["a"]),
         lambda tree: mp.hyper_derivatives(tree, lambda draw: draw["a"]),
-        lambda tree: mp.bridge_evidence(tree, logdensity_fn=log_density, key=jax.random.key(0)),
-        lambda tree: mp.laplace_evidence(tree, logdensity_fn=log_density, key=jax.random.key(0)),
+        lambda tree: mp.sample_power_posteriors(
+            log_likelihood=log_density, log_prior=log_density, reference=tree, key=jax.random.key(0)
+        ),
         lambda tree: mp.ladder_from_traces({0.0: tree, 1.0: tree}),
         lambda tree: mp.html_report(tree),
         lambda tree: mp.expectation(tree, method="screened"),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import pytest
-from ladder_cases import RUNGS, GaussianPath, gaussian_path
+from ladder_cases import RUNGS, GaussianPath, gaussian_path, short_ladder
 from matplotlib import pyplot
 from scipy.stats import chi2
 
@@ -126,7 +126,7 @@ def test_mbar_agrees_with_pymbar(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(found.values, -theirs["Delta_f"][0], atol=1e-7)
     covariance = asymptotic_covariance(levels, flat, sizes, found.values)
     np.testing.assert_allclose(np.sqrt(np.diagonal(covariance)), theirs["dDelta_f"][0], atol=1e-6)
-    overlap = adjacent_overlap(levels, flat, sizes, found.values)
+    overlap = adjacent_overlap(levels, flat, np.ones_like(flat), sizes, found.values)
     np.testing.assert_allclose(overlap, np.diagonal(peer.compute_overlap()["matrix"], 1), rtol=1e-6)
 
 
@@ -186,6 +186,24 @@ def test_vector_valued_rungs(rng: np.random.Generator) -> None:
     mu, v = path.log_likelihood_moments(ladder.temperatures)
     assert abs(found.value - corrected_rule(ladder.temperatures).integrate(mu, v)) < 4.5 * found.mcse
     assert found.rungs.joint.shape == (8, 8)
+
+
+@pytest.mark.slow
+def test_a_log_likelihood_below_all_bounds_is_zero_density(rng: np.random.Generator) -> None:
+    """Prior draws may be anywhere; a chain at a positive temperature may not, and its rung is left out."""
+    temperatures, *arrays = short_ladder(rng)[0][:5]
+    values = []
+    for far in (-1e90, -np.inf):
+        arrays[1][0, 0, 0] = far
+        found = mp.log_evidence(mp.ladder_from_arrays(temperatures, *arrays), "plain", degree=1)
+        assert found.info["impossible_prior_draws"] == 1
+        values.append(found.value)
+    assert np.isfinite(values).all()
+    assert values[0] == values[1]
+    arrays[1][1, :, 2] = -9e124
+    with pytest.warns(mp.EvidenceWarning, match="rung t = .* has draws of zero likelihood at a positive temperature"):
+        found = mp.log_evidence(mp.ladder_from_arrays(temperatures, *arrays), "plain", degree=1)
+    assert list(found.used) == [0, 1, 3, 4]
 
 
 @pytest.mark.slow

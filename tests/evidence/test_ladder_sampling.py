@@ -9,8 +9,11 @@ import zlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
+import mcmcpost as mp
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost.evidence import (
     HamiltonianKernel,
@@ -22,6 +25,7 @@ from mcmcpost.evidence import (
     sample_more_rungs,
     sampling as sampling,
 )
+from mcmcpost.evidence.lanes import potential
 
 pytestmark = pytest.mark.usefixtures("rank_promotion")
 
@@ -207,6 +211,43 @@ def test_likelihood_zero_at_prior_draws(bimodal):
     assert np.isnan(ladder.gradient_log_likelihood[failed]).all()
     assert np.isfinite(ladder.gradient_log_likelihood[~failed]).all()
     assert np.isfinite(ladder.gradient_log_prior).all()
+
+
+def steep(x):
+    """Return a log likelihood that overflows nowhere near its draws, but whose slope squared does."""
+    return -jnp.exp(2 * x[0]) * (1 + x[1:] @ x[1:])
+
+
+def test_a_density_that_is_zero_to_rounding_is_zero():
+    """The slope of a larger one gives a kinetic energy that overflows, to −∞ where a fused product comes first."""
+    target = gaussian(3)._replace(log_likelihood=steep)
+    near, far = jnp.array([1.0, 0.5, -0.5]), jnp.array([185.0, 150.0, -120.0])
+    assert np.isfinite(steep(far))
+    np.testing.assert_allclose(potential(target, near, jnp.array(0.5)), -(target.log_prior(near) + 0.5 * steep(near)))
+    assert potential(target, far, jnp.array(1e-3)) == np.inf
+    assert np.isfinite(potential(target, far, jnp.array(0.0)))
+
+
+@pytest.mark.slow
+def test_chains_of_a_heavy_scale_stay_where_the_density_is():
+    """Eight schools under a half-Cauchy scale: with this key a chain ended at a log likelihood of −4.5e101."""
+    effects = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+    errors = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+
+    def schools():
+        eta = numpyro.sample("eta", dist.Normal(0.0, 1.0).expand([8]).to_event(1))
+        mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
+        tau = numpyro.sample("tau", dist.HalfCauchy(5.0))
+        numpyro.sample("y", dist.Normal(mu + tau * eta, errors).to_event(1), obs=effects)
+
+    ladder = mp.sample_power_posteriors(
+        schools, temperatures=power_ladder(16, 5), key=jax.random.key(1), num_warmup=250, num_samples=250
+    )
+    values = ladder["sample_stats"]["log_likelihood_total"].values
+    assert values[:, :, 1:].min() > -1e10
+    found = mp.log_evidence(ladder)
+    assert found.status is mp.Status.CONTROLLED
+    assert abs(found.value + 31.3113) < 4.5 * found.error < 0.05
 
 
 def test_a_start_must_exist(key):
