@@ -1,0 +1,112 @@
+"""Epidemics in six towns: a hierarchical posterior of 20 parameters whose likelihood is one ODE solve.
+
+Susceptible, exposed and infectious fractions of each town (SEIR), time in weeks: s′ = −β_i s i, e′ = β_i s i − σ e,
+i′ = σ e − γ i. A town has its own transmission rate β_i and initial infectious fraction, log-normal about means that
+are inferred, written with standard normals. Incubation, recovery, the reported part of the cases and the dispersion are
+shared. Counts are negative binomial about the cases of each week. The data are simulated once, from a fixed seed.
+All sites are on the real line, so that they are the unconstrained coordinates.
+"""
+
+from typing import Any, NamedTuple
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jaxtyping import Array, Float
+
+from benchmarks._replicate import generator
+
+TOWNS, WEEKS, POPULATION = 6, 16, 20_000
+
+PRIORS = {
+    "log_beta": (np.log(2.0), 0.3),
+    "log_beta_spread": (np.log(0.2), 0.5),
+    "log_start": (np.log(1e-3), 1.0),
+    "log_start_spread": (np.log(0.5), 0.5),
+    "log_sigma": (np.log(1.5), 0.3),
+    "log_gamma": (0.0, 0.3),
+    "logit_reported": (-0.5, 1.0),
+    "log_concentration": (np.log(20.0), 1.0),
+}
+"""Mean and standard deviation of the normal priors of the shared parameters."""
+
+TRUTH = {
+    "log_beta": np.log(1.8),
+    "log_beta_spread": np.log(0.15),
+    "log_start": np.log(2e-3),
+    "log_start_spread": np.log(0.6),
+    "log_sigma": np.log(1.4),
+    "log_gamma": np.log(1.1),
+    "logit_reported": -1.0,
+    "log_concentration": np.log(30.0),
+}
+
+RTOL, ATOL, MAX_STEPS = 1e-6, 1e-9, 256
+
+
+class Rates(NamedTuple):
+    """Per week. beta : of each town. sigma : from exposed to infectious. gamma : of recovery."""
+
+    beta: Float[Array, " towns"]
+    sigma: Float[Array, ""]
+    gamma: Float[Array, ""]
+
+
+def _flow(time: Float[Array, ""], fractions: Float[Array, "3 towns"], rates: Rates) -> Float[Array, "3 towns"]:
+    del time
+    susceptible, exposed, infectious = fractions
+    infected = rates.beta * susceptible * infectious
+    return jnp.stack([-infected, infected - rates.sigma * exposed, rates.sigma * exposed - rates.gamma * infectious])
+
+
+def weekly_cases(rates: Rates, start: Float[Array, " towns"]) -> Float[Array, "weeks towns"]:
+    """Return the fraction of each town that falls ill in each week, NaN where the solve failed."""
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(_flow),
+        diffrax.Tsit5(),
+        t0=0.0,
+        t1=float(WEEKS),
+        dt0=0.1,
+        y0=jnp.stack([1 - 2 * start, start, start]),
+        args=rates,
+        saveat=diffrax.SaveAt(ts=jnp.arange(WEEKS + 1.0)),
+        stepsize_controller=diffrax.PIDController(rtol=RTOL, atol=ATOL),
+        max_steps=MAX_STEPS,
+        throw=False,
+    )
+    solved = solution.result == diffrax.RESULTS.successful
+    not_yet_ill = solution.ys[:, 0] + solution.ys[:, 1]
+    return jnp.where(solved, jnp.maximum(not_yet_ill[:-1] - not_yet_ill[1:], 1e-12), jnp.nan)
+
+
+def cases(shared: dict[str, Any], beta_raw: Any, start_raw: Any) -> Float[Array, "weeks towns"]:
+    """Return the expected reported cases of each week."""
+    beta = jnp.exp(shared["log_beta"] + jnp.exp(shared["log_beta_spread"]) * beta_raw)
+    start = jnp.exp(shared["log_start"] + jnp.exp(shared["log_start_spread"]) * start_raw)
+    rates = Rates(beta, jnp.exp(shared["log_sigma"]), jnp.exp(shared["log_gamma"]))
+    return POPULATION * jax.nn.sigmoid(shared["logit_reported"]) * weekly_cases(rates, jnp.minimum(start, 0.3))
+
+
+def model(counts: Float[np.ndarray, "weeks towns"]) -> None:
+    """Declare the counts of each week and town."""
+    shared = {name: numpyro.sample(name, dist.Normal(*prior)) for name, prior in PRIORS.items()}
+    raw = [numpyro.sample(name, dist.Normal().expand([TOWNS]).to_event(1)) for name in ("beta_raw", "start_raw")]
+    concentration = jnp.exp(shared["log_concentration"])
+    numpyro.sample("counts", dist.NegativeBinomial2(cases(shared, *raw), concentration), obs=jnp.asarray(counts))
+
+
+def data() -> dict[str, object]:
+    """Return the counts, simulated from `TRUTH`."""
+    rng = generator("epidemics", 0)
+    mean = np.asarray(cases(TRUTH, *rng.standard_normal((2, TOWNS))))
+    concentration = np.exp(TRUTH["log_concentration"])
+    return {"counts": rng.poisson(mean * rng.gamma(concentration, 1 / concentration, mean.shape)).astype(float)}
+
+
+def init() -> dict[str, np.ndarray]:
+    """Return the prior means, from where chains start."""
+    shared = {name: np.asarray(mean) for name, (mean, _) in PRIORS.items()}
+    return shared | {"beta_raw": np.zeros(TOWNS), "start_raw": np.zeros(TOWNS)}
