@@ -2,11 +2,12 @@
 
 Susceptible, exposed and infectious fractions of each town (SEIR), time in weeks: s′ = −β_i s i, e′ = β_i s i − σ e,
 i′ = σ e − γ i. A town has its own transmission rate β_i and initial infectious fraction, log-normal about means that
-are inferred, written with standard normals. Incubation, recovery, the reported part of the cases and the dispersion are
-shared. Counts are negative binomial about the cases of each week. The data are simulated once, from a fixed seed.
-All sites are on the real line, so that they are the unconstrained coordinates.
+are inferred. Incubation, recovery, the reported part of the cases and the dispersion are shared. Counts are negative
+binomial about the cases of each week. The data are simulated once, from a fixed seed. All sites are on the real line,
+so that they are the unconstrained coordinates.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import diffrax
@@ -82,31 +83,36 @@ def weekly_cases(rates: Rates, start: Float[Array, " towns"]) -> Float[Array, "w
     return jnp.where(solved, jnp.maximum(not_yet_ill[:-1] - not_yet_ill[1:], 1e-12), jnp.nan)
 
 
-def cases(shared: dict[str, Any], beta_raw: Any, start_raw: Any) -> Float[Array, "weeks towns"]:
+def cases(values: Mapping[str, Any]) -> Float[Array, "weeks towns"]:
     """Return the expected reported cases of each week."""
-    beta = jnp.exp(shared["log_beta"] + jnp.exp(shared["log_beta_spread"]) * beta_raw)
-    start = jnp.exp(shared["log_start"] + jnp.exp(shared["log_start_spread"]) * start_raw)
-    rates = Rates(beta, jnp.exp(shared["log_sigma"]), jnp.exp(shared["log_gamma"]))
-    return POPULATION * jax.nn.sigmoid(shared["logit_reported"]) * weekly_cases(rates, jnp.minimum(start, 0.3))
+    rates = Rates(*(jnp.exp(values[name]) for name in ("log_betas", "log_sigma", "log_gamma")))
+    reported = POPULATION * jax.nn.sigmoid(values["logit_reported"])
+    return reported * weekly_cases(rates, jnp.minimum(jnp.exp(values["log_starts"]), 0.3))
 
 
 def model(counts: Float[np.ndarray, "weeks towns"]) -> None:
     """Declare the counts of each week and town."""
-    shared = {name: numpyro.sample(name, dist.Normal(*prior)) for name, prior in PRIORS.items()}
-    raw = [numpyro.sample(name, dist.Normal().expand([TOWNS]).to_event(1)) for name in ("beta_raw", "start_raw")]
-    concentration = jnp.exp(shared["log_concentration"])
-    numpyro.sample("counts", dist.NegativeBinomial2(cases(shared, *raw), concentration), obs=jnp.asarray(counts))
-
-
-def data() -> dict[str, object]:
-    """Return the counts, simulated from `TRUTH`."""
-    rng = generator("epidemics", 0)
-    mean = np.asarray(cases(TRUTH, *rng.standard_normal((2, TOWNS))))
-    concentration = np.exp(TRUTH["log_concentration"])
-    return {"counts": rng.poisson(mean * rng.gamma(concentration, 1 / concentration, mean.shape)).astype(float)}
+    values = {name: numpyro.sample(name, dist.Normal(*prior)) for name, prior in PRIORS.items()}
+    for name in ("log_beta", "log_start"):
+        town = dist.Normal(values[name], jnp.exp(values[f"{name}_spread"]))
+        values[f"{name}s"] = numpyro.sample(f"{name}s", town.expand([TOWNS]).to_event(1))
+    concentration = jnp.exp(values["log_concentration"])
+    numpyro.sample("counts", dist.NegativeBinomial2(cases(values), concentration), obs=jnp.asarray(counts))
 
 
 def init() -> dict[str, np.ndarray]:
-    """Return the prior means, from where chains start."""
-    shared = {name: np.asarray(mean) for name, (mean, _) in PRIORS.items()}
-    return shared | {"beta_raw": np.zeros(TOWNS), "start_raw": np.zeros(TOWNS)}
+    """Return the values that the data are simulated from, where chains start."""
+    rng = generator("epidemics", 0)
+    towns = {
+        f"{name}s": TRUTH[name] + np.exp(TRUTH[f"{name}_spread"]) * rng.standard_normal(TOWNS)
+        for name in ("log_beta", "log_start")
+    }
+    return {name: np.asarray(value) for name, value in TRUTH.items()} | towns
+
+
+def data() -> dict[str, object]:
+    """Return the simulated counts."""
+    rng = generator("epidemics", 1)
+    mean = np.asarray(cases(init()))
+    concentration = np.exp(TRUTH["log_concentration"])
+    return {"counts": rng.poisson(mean * rng.gamma(concentration, 1 / concentration, mean.shape)).astype(float)}

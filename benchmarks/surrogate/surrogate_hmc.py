@@ -309,8 +309,7 @@ def reduced(name: str, method: str, done: Run) -> list[dict[str, Any]]:
 def wanted(problem: Problem, chosen: list[str] | None, against_peers: bool) -> list[str]:
     """Return the names of the methods to run on a problem."""
     if against_peers:
-        dense = [] if problem.model is not None else ["NUTS, dense"]
-        return ["NUTS", *dense, "HMC", "surrogate", "surrogate, 8 moves", *peers(problem)]
+        return ["NUTS", "HMC, same warm-up", "surrogate", *peers(problem)]
     names = kernels(problem)
     few = {"NUTS", "NUTS, dense", "HMC", "surrogate"}
     usual = [name for name in names if name in few or not (problem.declines or name.startswith("forced"))]
