@@ -17,6 +17,10 @@ GRADIENTS_PER_STEP = 2
 """The default integrator, McLachlan's, evaluates two gradients in each of its steps."""
 
 
+LEAST_TUNING = 2500
+"""BlackJAX tunes on three tenths as many transitions as there are draws, here of at least so many draws."""
+
+
 class AdjustedMCLMC(NamedTuple):
     """The settings of a run; all else is BlackJAX's default.
 
@@ -81,8 +85,8 @@ def run(
 
 
 def _transitions(number: int) -> int:
-    """Return those of tuning, two tenths and again one tenth of the draws, and of the draws themselves."""
-    return number + 3 * int(0.1 * number)
+    """Return those of tuning, two tenths and again one tenth, and of the draws themselves."""
+    return number + 3 * int(0.1 * max(number, LEAST_TUNING))
 
 
 def _sample(logdensity: Callable[[Any], Any], start: Any, key: Array, number: int, length: float) -> Path:
@@ -93,14 +97,14 @@ def _sample(logdensity: Callable[[Any], Any], start: Any, key: Array, number: in
 def sample_chain(
     logdensity: Callable[[Any], Any], start: Float[Array, " d"], key: Array, number: int, length: float
 ) -> Path:
-    """Tune one chain as BlackJAX does for `number` draws, which takes 0.3 times as many transitions, and draw them."""
+    """Tune one chain as BlackJAX does and take `number` draws."""
     init_key, tune_key, sample_key = jax.random.split(key, 3)
     steps = adjusted_mclmc_dynamic.make_random_trajectory_length_fn(True)
     kernel = adjusted_mclmc_dynamic.build_kernel(integration_steps_fn=steps)
     state, tuned, tuning_steps = blackjax.adjusted_mclmc_find_L_and_step_size(
         mclmc_kernel=kernel,
         logdensity_fn=logdensity,
-        num_steps=number,
+        num_steps=max(number, LEAST_TUNING),
         state=adjusted_mclmc_dynamic.init(start, logdensity, init_key),
         rng_key=tune_key,
         target=TARGET_ACCEPTANCE,

@@ -13,9 +13,8 @@ gradients ``for warm-up``, as a long run would. ``HMC, same warm-up`` is the ker
 8 × 100`` has eight directions and a hundred points and is never declined; ``HMC`` and ``NUTS`` are NumPyro's, with a
 diagonal mass matrix for the densities and a dense one for the models, ``long`` with a warm-up of 1,000. ``MCLMC, 2`` is
 BlackJAX's adjusted MCLMC with proposals of two integrator steps on average, four gradients, and ``dense`` its
-preconditioning by the covariance of a first run; it has more draws, as many as cost about the same for all lengths, and
-as BlackJAX advises its tuning has 0.3 times as many transitions. ``epidemics`` is a hierarchical ODE posterior of 20
-parameters. All models have their sites on the real line.
+preconditioning by the covariance of a first run; it has more draws, as many as cost about the same for all lengths.
+``epidemics`` is a hierarchical ODE posterior of 20 parameters. All models have their sites on the real line.
 """
 
 import argparse
