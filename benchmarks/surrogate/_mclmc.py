@@ -33,7 +33,7 @@ class AdjustedMCLMC(NamedTuple):
 
     length: float = 2.0
     dense: bool = False
-    draws_per_step: float = 10.0
+    draws_per_step: float = 5.0
 
 
 class Chains(NamedTuple):

@@ -115,7 +115,7 @@ def peers(problem: Problem) -> dict[str, Method]:
         "NUTS, long": Method(NUTS(**where), LONG_WARMUP),
         other: Method(NUTS(**where | {"dense_mass": problem.model is None}), LONG_WARMUP),
         **{f"MCLMC, {length}": Method(_mclmc.AdjustedMCLMC(length)) for length in (2, 4, 8, 16)},
-        **{f"MCLMC, dense, {length}": Method(_mclmc.AdjustedMCLMC(length, dense=True)) for length in (2, 8)},
+        **{f"MCLMC, dense, {length}": Method(_mclmc.AdjustedMCLMC(length, dense=True)) for length in (2, 4)},
     }
 
 
@@ -308,7 +308,8 @@ def reduced(name: str, method: str, done: Run) -> list[dict[str, Any]]:
 def wanted(problem: Problem, chosen: list[str] | None, against_peers: bool) -> list[str]:
     """Return the names of the methods to run on a problem."""
     if against_peers:
-        return ["NUTS", "HMC, same warm-up", "surrogate", *peers(problem)]
+        fewer = () if problem.model is None else ("NUTS, diagonal, long", "MCLMC, 4", "MCLMC, 8", "MCLMC, 16")
+        return ["NUTS", "surrogate", *(name for name in peers(problem) if name not in fewer)]
     names = kernels(problem)
     few = {"NUTS", "NUTS, dense", "HMC", "surrogate"}
     usual = [name for name in names if name in few or not (problem.declines or name.startswith("forced"))]
@@ -320,7 +321,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", nargs="+", choices=PROBLEMS, default=["banana", "ten bananas"])
     parser.add_argument("--methods", nargs="+", default=None, help="those of this package and NumPyro by default")
-    parser.add_argument("--peers", action="store_true", help="long warm-ups and adjusted MCLMC beside the surrogate")
+    parser.add_argument("--peers", action="store_true", help="with long warm-ups and adjusted MCLMC; fewer on models")
     parser.add_argument("--name", default="", help="added to the name of the JSON file")
     parser.add_argument("--warmup", type=int, default=150)
     parser.add_argument("--samples", type=int, default=2000)
