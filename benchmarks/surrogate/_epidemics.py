@@ -46,7 +46,7 @@ TRUTH = {
 }
 
 STEP = 0.5
-"""Of Tsit5, in weeks: log densities are within 1e-4 of those at a relative tolerance of 1e-6 (by hand)."""
+"""Of Tsit5, in weeks. A test compares with tight tolerances: log likelihoods are right to 0.01 where chains go."""
 
 
 class Rates(NamedTuple):
