@@ -108,10 +108,11 @@ def methods(problem: Problem) -> dict[str, Method]:
 
 
 def peers(problem: Problem) -> dict[str, Method]:
-    """Return what the surrogate is compared with beside the kernels of NumPyro at the same warm-up."""
+    """Return what the surrogate is compared with, beside NumPyro's kernels after the same warm-up as its own."""
     where = _where(problem)
     other = "NUTS, diagonal, long" if problem.potential is None else "NUTS, dense, long"
     return {
+        "surrogate, long": Method(mp.SurrogateHMC(**where, num_steps=STEPS), LONG_WARMUP),
         "NUTS, long": Method(NUTS(**where), LONG_WARMUP),
         other: Method(NUTS(**where | {"dense_mass": problem.model is None}), LONG_WARMUP),
         **{f"MCLMC, {length}": Method(_mclmc.AdjustedMCLMC(length)) for length in (2, 4, 8, 16)},
@@ -308,8 +309,8 @@ def reduced(name: str, method: str, done: Run) -> list[dict[str, Any]]:
 def wanted(problem: Problem, chosen: list[str] | None, against_peers: bool) -> list[str]:
     """Return the names of the methods to run on a problem."""
     if against_peers:
-        fewer = () if problem.model is None else ("NUTS, diagonal, long", "MCLMC, 4", "MCLMC, 8", "MCLMC, 16")
-        return ["NUTS", "surrogate", *(name for name in peers(problem) if name not in fewer)]
+        fewer = ("NUTS, diagonal, long", "MCLMC, 4", "MCLMC, 8", "MCLMC, 16")
+        return ["NUTS", "surrogate", *(name for name in peers(problem) if problem.model is None or name not in fewer)]
     names = kernels(problem)
     few = {"NUTS", "NUTS, dense", "HMC", "surrogate"}
     usual = [name for name in names if name in few or not (problem.declines or name.startswith("forced"))]
