@@ -308,21 +308,24 @@ def reduced(name: str, method: str, done: Run) -> list[dict[str, Any]]:
 
 def wanted(problem: Problem, chosen: list[str] | None, against_peers: bool) -> list[str]:
     """Return the names of the methods to run on a problem."""
+    if chosen:
+        return [name for name in methods(problem) if name in chosen]
     if against_peers:
         fewer = ("NUTS, diagonal, long", "MCLMC, 4", "MCLMC, 8", "MCLMC, 16")
         return ["NUTS", "surrogate", *(name for name in peers(problem) if problem.model is None or name not in fewer)]
     names = kernels(problem)
     few = {"NUTS", "NUTS, dense", "HMC", "surrogate"}
-    usual = [name for name in names if name in few or not (problem.declines or name.startswith("forced"))]
-    return [name for name in methods(problem) if name in chosen] if chosen else usual
+    return [name for name in names if name in few or not (problem.declines or name.startswith("forced"))]
 
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", nargs="+", choices=PROBLEMS, default=["banana", "ten bananas"])
-    parser.add_argument("--methods", nargs="+", default=None, help="those of this package and NumPyro by default")
-    parser.add_argument("--peers", action="store_true", help="with long warm-ups and adjusted MCLMC; fewer on models")
+    parser.add_argument(
+        "--methods", nargs="+", default=None, help="those of this package and NumPyro, or the peers, by default"
+    )
+    parser.add_argument("--peers", action="store_true", help="long warm-ups and adjusted MCLMC, no control variates")
     parser.add_argument("--name", default="", help="added to the name of the JSON file")
     parser.add_argument("--warmup", type=int, default=150)
     parser.add_argument("--samples", type=int, default=2000)
