@@ -20,6 +20,7 @@ from mcmcpost.surrogate.transitions import (
     advance,
     check_settings,
     fit_history,
+    true_counts,
     with_chains,
     without_chains,
 )
@@ -46,11 +47,14 @@ class SurrogateHMC:
     `surrogate_used` is false, and a warning is logged. Without warm-up it is NUTS with the initial settings, and warns.
 
     Fields collected besides the draws: `diverging`, `accept_prob`, `num_true_gradients`, `num_true_energies`,
-    `num_surrogate_gradients`, `surrogate_used` and `gradient_error`; see `SurrogateState`. There is no `z_grad`:
-    ``mcmcpost.from_numpyro`` computes true scores after sampling. Vectorised chains share one surrogate, fitted to the
-    warm-up of all, and the choice of which transitions use true gradients. ``chain_method=jax.vmap`` is correct, but
-    computes every kind of transition each time: use "vectorized". Run in 64 bits. In several processes of
-    ``jax.distributed`` each runs all chains.
+    `num_surrogate_gradients`, `num_warmup_gradients`, `num_warmup_energies`, `surrogate_used` and `gradient_error`; see
+    `SurrogateState`. The first three counts start at the first draw, whose own cost they include; the last value of a
+    chain is what its sampling cost, and `num_warmup_gradients`, the same at every draw, is what its warm-up cost. There
+    is no `z_grad`: ``mcmcpost.from_numpyro`` computes true scores after sampling.
+
+    Vectorised chains share one surrogate, fitted to the warm-up of all, and the choice of which transitions use true
+    gradients. ``chain_method=jax.vmap`` is correct, but computes every kind of transition each time: use "vectorized".
+    Run in 64 bits. In several processes of ``jax.distributed`` each runs all chains.
 
     Parameters
     ----------
@@ -86,6 +90,8 @@ class SurrogateHMC:
         "num_true_gradients",
         "num_true_energies",
         "num_surrogate_gradients",
+        "num_warmup_gradients",
+        "num_warmup_energies",
         "surrogate_used",
         "gradient_error",
     )
@@ -184,9 +190,11 @@ class SurrogateHMC:
             accept_prob=jnp.zeros(c),
             mean_accept_prob=jnp.zeros(c),
             diverging=jnp.zeros(c, bool),
-            num_true_gradients=ones,
-            num_true_energies=ones,
+            num_true_gradients=zeros,
+            num_true_energies=zeros,
             num_surrogate_gradients=zeros,
+            num_warmup_gradients=ones,
+            num_warmup_energies=ones,
             surrogate_used=jnp.zeros(c, bool),
             gradient_error=jnp.full(c, jnp.nan),
             adapt_state=first.adapt_state,
@@ -221,6 +229,7 @@ class SurrogateHMC:
 
     def refresh(self, state: SurrogateState, model_args: tuple, model_kwargs: Any) -> SurrogateState:
         """Recompute energy and gradient at ``state.z``, one of each per chain; the surrogate stays as it was."""
+        assert self._sample_fn is not None, "`init` comes first"
         single = _is_one_key(state.rng_key)
         batch = with_chains(state) if single else state
         target = self._target(batch.z, model_args, model_kwargs or {})
@@ -228,8 +237,7 @@ class SurrogateHMC:
         new = batch._replace(
             potential_energy=found.energy,
             true_gradient=found.gradient,
-            num_true_gradients=batch.num_true_gradients + 1,
-            num_true_energies=batch.num_true_energies + 1,
+            **true_counts(batch, 1, 1, state.i < self._sample_fn.num_warmup),
         )
         return without_chains(new) if single else new
 

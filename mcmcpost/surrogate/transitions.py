@@ -57,8 +57,11 @@ class SurrogateState(NamedTuple):
     i : iterations done. z : unconstrained sample sites. potential_energy : true, at z.
     true_gradient : flat, of the potential at z where it was evaluated, else NaN; never the surrogate's.
     accept_prob, diverging : of the last transition. mean_accept_prob : of the transitions of this phase.
-    num_true_gradients, num_true_energies, num_surrogate_gradients : of this chain so far, warm-up included. Only
-        energies that an acceptance depends on are counted.
+    num_true_gradients, num_true_energies, num_surrogate_gradients : of this chain since the start of sampling, zero
+        during warm-up. They go on in a later ``MCMC.run`` from the same warm-up. Only energies that an acceptance
+        depends on are counted.
+    num_warmup_gradients, num_warmup_energies : true ones of this chain during warm-up, with those of the first state.
+        They no longer change once sampling has started; a total is the sum of both counts.
     surrogate_used : whether the surrogate passed the test on held-out trajectories; false during warm-up.
     gradient_error : of the surrogate on held-out trajectories, relative; NaN before it was fitted.
     adapt_state : NumPyro's `HMCAdaptState`. rng_key : of the next transition.
@@ -75,6 +78,8 @@ class SurrogateState(NamedTuple):
     num_true_gradients: Any
     num_true_energies: Any
     num_surrogate_gradients: Any
+    num_warmup_gradients: Any
+    num_warmup_energies: Any
     surrogate_used: Any
     gradient_error: Any
     adapt_state: Any
@@ -163,9 +168,8 @@ def advance(program: Program, state: SurrogateState) -> SurrogateState:
         accept_prob=outcome.accept_prob,
         mean_accept_prob=state.mean_accept_prob + (outcome.accept_prob - state.mean_accept_prob) / count,
         diverging=outcome.diverging,
-        num_true_gradients=state.num_true_gradients + outcome.true_gradients,
-        num_true_energies=state.num_true_energies + outcome.true_energies,
         num_surrogate_gradients=state.num_surrogate_gradients + outcome.surrogate_gradients,
+        **true_counts(state, outcome.true_gradients, outcome.true_energies, warm),
         surrogate_used=(error <= most).astype(bool),  # never weakly typed: a progress bar would compile twice
         gradient_error=error,
         adapt_state=adapt,
@@ -173,6 +177,16 @@ def advance(program: Program, state: SurrogateState) -> SurrogateState:
         history=history,
         surrogate=fit.surrogate,
     )
+
+
+def true_counts(state: SurrogateState, gradients: Any, energies: Any, warm: Any) -> dict[str, Any]:
+    """Return the counts of the state with new true gradients and energies, as those of warm-up where `warm`."""
+    return {
+        "num_true_gradients": state.num_true_gradients + jnp.where(warm, 0, gradients),
+        "num_true_energies": state.num_true_energies + jnp.where(warm, 0, energies),
+        "num_warmup_gradients": state.num_warmup_gradients + jnp.where(warm, gradients, 0),
+        "num_warmup_energies": state.num_warmup_energies + jnp.where(warm, energies, 0),
+    }
 
 
 def _transition(

@@ -205,10 +205,66 @@ def test_counts_add_up(sampled):
     assert (np.ptp(steps, axis=0) <= 1).all()
     assert ((steps == 0) == (surrogate > 0)).all()
     assert (np.diff(energies, axis=1) == 1).all()
-    # Warm-up: one gradient to start, then 4.5 ± √5.25 an iteration and no surrogate; the first draw is counted too.
-    assert (np.abs(gradients[:, 0] - 1 - 120 * 4.5) < 4.5 * np.sqrt(120 * 5.25) + 9).all()
-    assert (energies[:, 0] == 1 + 121).all()
+    # They start at the first draw, whose cost they include.
+    assert (gradients[:, 0] <= 9).all()
+    assert (energies[:, 0] == 1).all()
     assert (cheap[:, 0] <= 50).all()
+    # Warm-up: one gradient to start, then 4.5 ± √5.25 an iteration and no surrogate.
+    before = np.asarray(fields["num_warmup_gradients"])
+    assert (np.ptp(before, axis=1) == 0).all()
+    assert (np.abs(before[:, 0] - 1 - 120 * 4.5) < 4.5 * np.sqrt(120 * 5.25)).all()
+    assert (fields["num_warmup_energies"] == 1 + 120).all()
+
+
+COUNTS = [f"num_{name}" for name in ("true_gradients", "true_energies", "warmup_gradients", "warmup_energies")]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:SurrogateHMC. expected a warm-up:UserWarning")
+@pytest.mark.parametrize("num_warmup", [0, 12])
+def test_counts_tell_warm_up_from_sampling(num_warmup):
+    """Through NumPyro's own phases: a collected warm-up, sampling, and sampling again."""
+    kernel = make(TARGETS["banana"], num_steps=4)
+    mcmc = numpyro.infer.MCMC(
+        kernel, num_warmup=num_warmup, num_samples=8, num_chains=2, chain_method="vectorized", progress_bar=False
+    )
+
+    def counts():
+        found = mcmc.get_extra_fields(group_by_chain=True)
+        return [np.asarray(found[name]) for name in COUNTS]
+
+    before = np.ones((2, 2))  # of the first state
+    if num_warmup:
+        mcmc.warmup(jax.random.key(0), init_params=START, collect_warmup=True)
+        true_gradients, true_energies, gradients, energies = counts()
+        assert not true_gradients.any()
+        assert not true_energies.any()
+        assert (np.diff(gradients, axis=1) > 0).all()
+        assert (energies == 1 + np.arange(1, num_warmup + 1)[None]).all()
+        before = np.stack([gradients[:, -1], energies[:, -1]])
+    mcmc.run(jax.random.key(1), init_params=None if num_warmup else START)
+    true_gradients, true_energies, gradients, energies = counts()
+    for after, then in zip((gradients, energies), before, strict=True):
+        np.testing.assert_array_equal(after, then[:, None].repeat(8, 1))
+    assert (true_gradients[:, 0] > 0).all()
+    assert (np.diff(true_gradients, axis=1) > 0).all()
+    assert (true_energies[:, -1] >= 8).all()
+    last = true_gradients[:, -1]
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(jax.random.key(2))
+    true_gradients, _, gradients, _ = counts()
+    assert (true_gradients[:, 0] > last).all()
+    np.testing.assert_array_equal(gradients[:, -1], before[0])
+
+
+@pytest.mark.parametrize("done", [3, 40])
+def test_a_refresh_is_counted_to_its_phase(done):
+    kernel = SurrogateHMC(potential_fn=banana_potential, num_steps=4)
+    state = kernel.init(jax.random.split(jax.random.key(0), 2), 40, START, (), {})._replace(i=jnp.asarray(done))
+    new = kernel.refresh(state, (), {})
+    added = [int(value) for name in COUNTS for value in (getattr(new, name) - getattr(state, name))[:1]]
+    assert added == ([0, 0, 1, 1] if done < 40 else [1, 1, 0, 0])
+    np.testing.assert_allclose(new.potential_energy, [banana_potential(x) for x in START])
 
 
 def test_a_step_keeps_the_types_of_the_state():
@@ -258,7 +314,8 @@ def test_counts_are_of_calls_and_chains_of_one_key_are_the_same():
     for values in (*draws.values(), *fields.values()):
         np.testing.assert_array_equal(values[0], values[1])
     # A true trajectory's energy comes with its gradient; the others, of 4·2 steps and a first gradient, need one alone.
-    assert calls["gradient"] == fields["num_true_gradients"][:, -1].sum()
+    gradients = fields["num_warmup_gradients"] + fields["num_true_gradients"]
+    assert calls["gradient"] == gradients[:, -1].sum()
     assert calls["energy"] == fields["num_surrogate_gradients"][:, -1].sum() / 9
 
 

@@ -113,4 +113,5 @@ def test_without_warm_up_it_is_nuts_and_says_so():
     fields = mcmc.get_extra_fields()
     assert not fields["surrogate_used"].any()
     assert int(fields["num_surrogate_gradients"][-1]) == 0
+    assert (fields["num_warmup_gradients"] == 1).all()  # of the first state
     assert abs(np.asarray(mcmc.get_samples()).var(axis=0)[0] - np.linalg.inv([[2, 0.9], [0.9, 1]])[0, 0]) < 0.3
