@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=everything, default=everything)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
+    parser.add_argument("--name", default="errors", help="of the JSON file")
     args = parser.parse_args()
     rows = []
     for size in args.sizes:
@@ -98,7 +99,9 @@ def main() -> None:
             print(f"{size} draws, {name}: {time.process_time() - start:.0f} s", file=sys.stderr, flush=True)
         rows += [{"draws": size, "method": method} | _row(cells[method]) for method in args.methods]
         title = "Errors and gains, reported and true, on posteriors with known expectations"
-        emit("errors", title, rows, final=size == args.sizes[-1], replications=args.replications, cases=len(args.cases))
+        emit(
+            args.name, title, rows, final=size == args.sizes[-1], replications=args.replications, cases=len(args.cases)
+        )
 
 
 def _cells(name: str, size: int, methods: list[str], replications: int) -> dict[str, list[dict]]:

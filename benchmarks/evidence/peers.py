@@ -2,7 +2,7 @@
 
     python -m benchmarks.evidence.peers --shared DATA
 
-``answer`` is `bridge_evidence` on 4 × 1,000 draws of the posterior (`benchmarks.evidence.bridge` says whose). On the
+``answer`` is `bridge_evidence` on 4 × 1,000 draws of the posterior (`_posteriors` says whose). On the
 same draws stand
 
 - ``warp-III``, the method of R's bridgesampling: a normal fitted to one half, as many proposals as draws, the density
@@ -50,7 +50,7 @@ from benchmarks import _eight_schools
 from benchmarks._command import Command, add_shared
 from benchmarks._replicate import generator
 from benchmarks._table import emit
-from benchmarks.evidence import bridge
+from benchmarks.evidence._posteriors import POSTERIORS as SIMPLE, Posterior, tree_of
 from mcmcpost.evidence import bridge_sampling, fit_normal, fit_warp, stepping_stone
 from mcmcpost.io import Target, read_ladder, read_target
 
@@ -136,7 +136,7 @@ def _row(name: str, truth: float, method: str, answers: list[Answer]) -> dict[st
     }
 
 
-def _from_draws(posterior: bridge.Posterior, tree: xarray.DataTree, r: int) -> dict[str, Answer]:
+def _from_draws(posterior: Posterior, tree: xarray.DataTree, r: int) -> dict[str, Answer]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         start = time.process_time()
@@ -193,7 +193,7 @@ def _cut_normal(fitted: np.ndarray, points: np.ndarray, names: tuple[str, ...]) 
     return np.where(inside, normal.log_density(z) + np.log(2.0), -np.inf)
 
 
-def _stepping_stone(posterior: bridge.Posterior, r: int) -> Answer:
+def _stepping_stone(posterior: Posterior, r: int) -> Answer:
     start = time.process_time()
     ladder = mp.sample_power_posteriors(
         posterior.model,
@@ -221,7 +221,7 @@ def _nested(prior: Prior, rng: np.random.Generator) -> Answer:
     )
 
 
-def _hierarchical(_shared: Path, _replications: int) -> bridge.Posterior:
+def _hierarchical(_shared: Path, _replications: int) -> Posterior:
     """y of 37 groups of five is N(θ, 1), θ = μ + τη with η ~ N(0, 1), μ ~ N(0, 25), log τ ~ N(0, 1): by quadrature."""
     rng = np.random.default_rng(5)
     y = 1.0 + 0.7 * rng.normal(size=(GROUPS, 1)) + rng.normal(size=(GROUPS, EACH))
@@ -254,9 +254,9 @@ def _hierarchical(_shared: Path, _replications: int) -> bridge.Posterior:
         eta = (tau * EACH / sharp)[:, None] * (means - mu[:, None])
         eta += rng.standard_normal((4_000, GROUPS)) / np.sqrt(sharp)[:, None]
         sites = {"eta": eta.reshape(4, 1000, GROUPS), "mu": mu.reshape(4, 1000), "log_tau": log_tau.reshape(4, 1000)}
-        return bridge._tree(**sites)
+        return tree_of(**sites)
 
-    return bridge.Posterior(model, {"y": y}, truth, trace)
+    return Posterior(model, {"y": y}, truth, trace)
 
 
 def _gamma_poisson_prior(kwargs: dict[str, Any]) -> Prior:
@@ -313,7 +313,7 @@ def _logistic_prior(kwargs: dict[str, Any]) -> Prior:
     return Prior(10, lambda u: 2 * ndtri(u), lambda x: float(-np.logaddexp(0.0, -sign * (design @ x)).sum()))
 
 
-POSTERIORS = bridge.POSTERIORS | {"hierarchical": _hierarchical}
+POSTERIORS = SIMPLE | {"hierarchical": _hierarchical}
 
 PRIORS: dict[str, Callable[[dict[str, Any]], Prior]] = {
     "gamma_poisson": _gamma_poisson_prior,

@@ -2,7 +2,7 @@
 
     python -m benchmarks.evidence.reference_ladder
 
-Traces, models and exact values are those of ``benchmarks.evidence.bridge``: four chains of 1,000 draws, or ten of 500
+Traces, models and exact values are those of ``_posteriors``: four chains of 1,000 draws, or ten of 500
 (eight schools). A normal is fitted to all draws of the trace, the rungs are placed by the barrier, and every rung is
 sampled by NUTS with replica exchange in every iteration: four chains of 500 draws after 500 of warm-up. Hare-lynx takes
 HMC of eight steps, as on its ladder from the prior (`benchmarks.evidence.evidence_models`). ``bridge`` is
@@ -22,7 +22,7 @@ import numpy as np
 import mcmcpost as mp
 from benchmarks._command import Command, add_shared
 from benchmarks._table import emit
-from benchmarks.evidence.bridge import POSTERIORS, Posterior
+from benchmarks.evidence._posteriors import POSTERIORS, Posterior
 
 NAMES = ("gamma_poisson", "regression", "eight_schools", "logistic", "hare_lynx")
 

@@ -179,7 +179,7 @@ def make_ladder(
     """Return a `Ladder` after checking shapes; values that are not finite stay, rungs are judged later.
 
     A log likelihood below −1e75 becomes −∞, which it is to rounding at every temperature but zero: prior draws may be
-    anywhere.
+    anywhere. A rung without any other value is refused.
     """
     where = "Ladder"
     levels = check_temperatures(where, temperatures)
@@ -197,8 +197,6 @@ def make_ladder(
             where, f"draws (chain, draw, {len(levels)}, d)", points.shape, "One rung for each temperature."
         )
     check_size(where, "draws", points)
-    values = np.where(values < -HUGE, -np.inf, values)
-    check_size(where, "log_likelihood", values)
     for name, array, shape in (
         ("log_likelihood", values, points.shape[:3]),
         ("gradient_log_likelihood", slopes[0], points.shape),
@@ -206,6 +204,9 @@ def make_ladder(
     ):
         if array.shape != shape:
             raise InputError(where, f"`{name}` of shape {shape}", array.shape, "One value for each draw.")
+    low = values < -HUGE
+    values = np.where(low & ~low.all(axis=(0, 1)), -np.inf, values)
+    check_size(where, "log_likelihood", values)
     labels = as_labels(where, names, points.shape[-1])
     return Ladder(levels, points, values, slopes[0], slopes[1], labels, reference, exchange)
 

@@ -91,11 +91,11 @@ def test_what_is_missing_is_said_in_one_line(tmp_path):
         parser.parse_args(["--peers", "/no/python"])
     with pytest.raises(SystemExit, match=r"data is missing: name its place with --shared$"):
         _command.needed(tmp_path / "data", "--shared")
-    command = "python -m benchmarks.evidence.bridge --shared DATA"
+    command = "python -m benchmarks.evidence.peers --shared DATA"
     with pytest.raises(SystemExit, match=re.escape(f"needs DATA, so give --shared: {command}")):
         runner.filled(command, {"--peers": None, "--shared": None})
     assert runner.filled(command, {"--peers": None, "--shared": tmp_path})[1:] == [
-        *("-m", "benchmarks.evidence.bridge", "--shared", str(tmp_path))
+        *("-m", "benchmarks.evidence.peers", "--shared", str(tmp_path))
     ]
 
 

@@ -1,23 +1,14 @@
-"""The log evidence from posterior draws alone, every estimator on the same draws, against exact values.
-
-    python -m benchmarks.evidence.bridge
+"""Posteriors whose log evidence is known, and traces of them, for the benchmarks of evidence.
 
 The draws of each replication are exact and independent (gamma–Poisson; a conjugate regression with unknown variance;
 posteriordb's blr, σ by inverse quadrature and β given σ normal; eight schools, τ by inverse quadrature; van der Pol),
 random halves of posteriordb's 10,000 reference draws (``eight_schools_halves``, whose coverage is therefore a count,
 not a test), or by NUTS (radiata pine; a logistic regression of ten coefficients, whose value is by importance sampling
 from twenty million proposals; hare-lynx and its rival, stretches of one long run, whose value is from another run).
-``answer`` is what `bridge_evidence` reports; the others are its estimates, and `benchmarks.evidence.peers` has the
-method of R's bridgesampling.
-
-Targets: rmse at most 2.0e-3 (blr, eight schools) and .002 (hare-lynx); error .001 of the answer on the logistic
-regression; coverage of ± two errors between 88 and 99 per cent.
 """
 
 import sys
-import time
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,14 +23,11 @@ from scipy.special import gammaln
 
 import mcmcpost as mp
 from benchmarks import _eight_schools
-from benchmarks._command import Command, add_shared, needed
+from benchmarks._command import needed
 from benchmarks._replicate import generator
-from benchmarks._table import emit
 from benchmarks.control import posteriordb
 from benchmarks.evidence import _van_der_pol as exact
 from models import lotka_volterra, radiata_pine, van_der_pol
-
-ESTIMATES = ("bridge (warp-III)", "bridge (fitted)", "bridge (controlled)", "bridge (controlled path)")
 
 
 class Posterior(NamedTuple):
@@ -51,58 +39,7 @@ class Posterior(NamedTuple):
     trace: Callable[[int], xarray.DataTree]
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    parser = Command(__doc__, quick="--posteriors gamma_poisson --replications 3")
-    add_shared(parser)
-    parser.add_argument("--posteriors", nargs="+", choices=POSTERIORS, default=list(POSTERIORS))
-    parser.add_argument("--replications", type=int, default=20)
-    parser.add_argument("--name", default="bridge", help="of the JSON file")
-    args = parser.parse_args()
-    rows: list[dict] = []
-    for name in args.posteriors:
-        rows += _rows(name, POSTERIORS[name](args.shared, args.replications), args.replications)
-        emit(args.name, _TITLE, rows, final=False)
-    emit(args.name, _TITLE, rows, replications=args.replications)
-
-
-_TITLE = "log evidence from posterior draws alone"
-
-
-def _rows(name: str, posterior: Posterior, replications: int) -> list[dict]:
-    found, seconds, chosen = [], [], Counter()
-    for r in range(replications):
-        tree = posterior.trace(r)
-        start = time.process_time()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            evidence = mp.bridge_evidence(tree, posterior.model, key=jax.random.key(r), **posterior.kwargs)
-        seconds.append(time.process_time() - start)
-        chosen[evidence.method] += 1
-        by_name = {e.method: (e.value, e.error) for e in evidence.estimates}
-        found.append([(evidence.value, evidence.error), *(by_name[method] for method in ESTIMATES)])
-        if r % 5 == 4:
-            print(f"{name}: {r + 1} of {replications}", file=sys.stderr, flush=True)
-    values, errors = np.moveaxis(np.array(found), 2, 0)
-    warp = errors[:, 1]
-    return [
-        {
-            "posterior": name,
-            "estimate": "answer" if j == 0 else method.removeprefix("bridge (").removesuffix(")"),
-            "rmse": np.sqrt(((values[:, j] - posterior.truth) ** 2).mean()),
-            "mean error": errors[:, j].mean(),
-            "gain": np.median((warp / errors[:, j]) ** 2),
-            "mean z²": (((values[:, j] - posterior.truth) / errors[:, j]) ** 2).mean(),
-            "coverage": (np.abs(values[:, j] - posterior.truth) <= 2 * errors[:, j]).mean(),
-            "chosen": "" if j == 0 else str(chosen[method]),
-            "CPU s": np.median(seconds) if j == 0 else "",
-            "first": seconds[0] if j == 0 else "",
-        }
-        for j, method in enumerate(("", *ESTIMATES))
-    ]
-
-
-def _tree(**sites: np.ndarray) -> xarray.DataTree:
+def tree_of(**sites: np.ndarray) -> xarray.DataTree:
     variables = {
         name: (("chain", "draw", *(f"{name}_dim_{i}" for i in range(array.ndim - 2))), array)
         for name, array in sites.items()
@@ -122,7 +59,7 @@ def _gamma_poisson(_shared: Path, _replications: int) -> Posterior:
     truth -= after * np.log(rate + len(counts))
 
     def trace(r: int) -> xarray.DataTree:
-        return _tree(mean=generator("gamma_poisson", r).gamma(after, 1 / (rate + len(counts)), size=(4, 1000)))
+        return tree_of(mean=generator("gamma_poisson", r).gamma(after, 1 / (rate + len(counts)), size=(4, 1000)))
 
     return Posterior(model, {"counts": counts}, float(truth), trace)
 
@@ -149,7 +86,7 @@ def _regression(_shared: Path, _replications: int) -> Posterior:
         rng = generator("regression", r)
         variance = rate / rng.gamma(shape, size=(4, 1000))
         noise = rng.normal(size=(4, 1000, 5)) @ np.linalg.inv(np.linalg.cholesky(precision))
-        return _tree(variance=variance, beta=mean + np.sqrt(variance)[..., None] * noise)
+        return tree_of(variance=variance, beta=mean + np.sqrt(variance)[..., None] * noise)
 
     return Posterior(model, {"design": design, "outcome": outcome}, float(truth), trace)
 
@@ -174,7 +111,7 @@ def _blr(shared: Path, _replications: int) -> Posterior:
         beta = (
             singular * fitted / sigma**2 / precision + rng.standard_normal(precision.shape) / np.sqrt(precision)
         ) @ right
-        return _tree(beta=beta.reshape(10, 500, -1), sigma=sigma.reshape(10, 500))
+        return tree_of(beta=beta.reshape(10, 500, -1), sigma=sigma.reshape(10, 500))
 
     return Posterior(posteriordb._blr_model, {"design": design, "outcome": outcome}, -194.9675885389, trace)
 
@@ -182,7 +119,7 @@ def _blr(shared: Path, _replications: int) -> Posterior:
 def _schools(_shared: Path, _replications: int) -> Posterior:
     def trace(r: int) -> xarray.DataTree:
         drawn = _eight_schools.exact_draws(generator("eight_schools", r), 4_000)
-        return _tree(**{name: array.reshape(4, 1000, *array.shape[1:]) for name, array in drawn.items()})
+        return tree_of(**{name: array.reshape(4, 1000, *array.shape[1:]) for name, array in drawn.items()})
 
     return Posterior(_eight_schools.model, {}, -31.3113473523, trace)
 
@@ -243,7 +180,7 @@ def _by_nuts(model: Callable[..., Any], kwargs: dict[str, Any], replications: in
     latent = _latent(mcmc)
 
     def trace(r: int) -> xarray.DataTree:
-        return _tree(**{name: array[4 * r : 4 * r + 4] for name, array in latent.items()})
+        return tree_of(**{name: array[4 * r : 4 * r + 4] for name, array in latent.items()})
 
     return Posterior(model, kwargs, truth, trace)
 
@@ -257,7 +194,7 @@ def _van_der_pol(_shared: Path, _replications: int) -> Posterior:
     def trace(r: int) -> xarray.DataTree:
         rng = generator("van_der_pol posterior", r)
         drawn = np.interp(rng.random(4_000), exact.distribution(1.0), exact.grid().points)
-        return _tree(log_theta=drawn.reshape(4, 1000))
+        return tree_of(log_theta=drawn.reshape(4, 1000))
 
     return Posterior(van_der_pol.model, van_der_pol.data(), exact.LOG_EVIDENCE, trace)
 
@@ -281,11 +218,11 @@ def _hare_lynx(replications: int, *, limited: bool) -> Posterior:
     long, other = run(2), run(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = mp.bridge_evidence(_tree(**other), lotka_volterra.model, key=jax.random.key(4), **kwargs)
+        found = mp.bridge_evidence(tree_of(**other), lotka_volterra.model, key=jax.random.key(4), **kwargs)
     print(f"hare-lynx, limited={limited}: {found.value:.6f} ± {found.error:.2g}", file=sys.stderr, flush=True)
 
     def trace(r: int) -> xarray.DataTree:
-        return _tree(**{name: array[:, 1_000 * r : 1_000 * (r + 1)] for name, array in long.items()})
+        return tree_of(**{name: array[:, 1_000 * r : 1_000 * (r + 1)] for name, array in long.items()})
 
     return Posterior(lotka_volterra.model, kwargs, found.value, trace)
 
@@ -302,7 +239,3 @@ POSTERIORS: dict[str, Callable[[Path, int], Posterior]] = {
     "hare_lynx": lambda _shared, replications: _hare_lynx(replications, limited=False),
     "hare_lynx_limited": lambda _shared, replications: _hare_lynx(replications, limited=True),
 }
-
-
-if __name__ == "__main__":
-    main()
