@@ -92,6 +92,7 @@ PAGES = {
             "bridge_errors",
             "evidence_peers",
             "evidence_peers_large",
+            "evidence_peers_more",
             "evidence_peers_hare_lynx",
             "evidence_peers_ladder",
             "reference_ladder",
