@@ -58,11 +58,11 @@ class Auto(AbstractControlVariate):
     The candidates are zero variance of every degree for which there are at least three distinct training draws per
     feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
     control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions; up to
-    500 states the kernel alone is tried too, and either error sees the other's estimate (`crossfit_both`). Where
-    draws are too few for a quadratic by least squares, or it has more than 2,000 features, `Screened` is tried too. Of
-    weighted draws the effective number counts, and `Screened` is not tried. A richer method replaces a simpler one if
-    it lowers the error variance by 5 per cent. The choice is made on the folds that give the error, which is
-    optimistic; ``benchmarks.control.calibration`` measures what is left of it.
+    500 states, and in up to three dimensions, the kernel alone is tried too, and either error sees the other's estimate
+    (`crossfit_both`). Where draws are too few for a quadratic by least squares, or it has more than 2,000 features,
+    `Screened` is tried too. Of weighted draws the effective number counts, and `Screened` is not tried. A richer method
+    replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds that give the
+    error, which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
 
     Work is bounded before it is done, by counts of multiplications and never by a clock, and so that no choice depends
     on what else is asked for. With m states, k folds, s = 1 + k + 14 fits and q features, one candidate takes

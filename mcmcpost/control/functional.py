@@ -49,8 +49,11 @@ from mcmcpost.stein import SteinTile
 REAL_RIDGE = 1.0
 """The grid's largest nugget, tried where a fit gains nothing."""
 
-COMPARED_STATES = 500
-"""States up to which kernel fits with and without a polynomial are compared. More draws visit the tails."""
+COMPARED_STATES, COMPARED_COORDINATES = 500, 3
+"""States, or else coordinates, up to which kernel fits with and without a polynomial are compared.
+
+More draws visit the tails in all directions of many coordinates. In few, they are where no draw is.
+"""
 
 AGREEMENT = 2.0
 """Errors of the other fit within which the estimates of two kernel fits agree."""
@@ -140,10 +143,11 @@ class SemiExact(AbstractControlVariate):
 
 
 def is_compared(problem: Problem, choice: ControlFunctional | SemiExact) -> bool:
-    """Return whether `crossfit_both` compares a fit: at most 500 states, all fitted, by a kernel that is tuned."""
-    states = problem.num_states
-    thinned = problem.weighted or (choice.max_states is not None and choice.max_states < states)
-    return states <= COMPARED_STATES and not thinned and choice.kernel is None and choice.budget is None
+    """Return whether `crossfit_both` compares a fit of a tuned kernel: to few states, or in few coordinates."""
+    states, d = problem.draws.shape
+    thinned = choice.max_states is not None and choice.max_states < states
+    few = (states <= COMPARED_STATES and not thinned) or d <= COMPARED_COORDINATES
+    return few and not problem.weighted and choice.kernel is None and choice.budget is None
 
 
 def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[ControlFit, ControlFit]:
