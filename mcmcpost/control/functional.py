@@ -12,7 +12,7 @@ from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import columns_of, zeros
 from mcmcpost._core.status import Status
 from mcmcpost._core.stored import over_rows
-from mcmcpost.control.errors import judged_variance, residual_variance
+from mcmcpost.control.errors import judged_variance, residual_variance, tail_inflation
 from mcmcpost.control.folds import pad_rows
 from mcmcpost.control.kernel_choice import REML, GridREML, Setting, tune
 from mcmcpost.control.kernel_systems import (
@@ -40,7 +40,7 @@ from mcmcpost.control.method import (
     merge_fits,
     no_control,
 )
-from mcmcpost.control.problem import Problem
+from mcmcpost.control.problem import Problem, participants
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN, has_enough
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
@@ -164,7 +164,8 @@ def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[ControlFit, Cont
 
     def doubted(fit: ControlFit, error_of_other: Float[np.ndarray, " p"]) -> ControlFit:
         inexact = residual_variance(problem, fit.control) > ROUNDING**2
-        return fit._replace(doubt=np.where(inexact, np.fmax(distance - AGREEMENT * error_of_other, 0.0), 0.0))
+        apart = np.where(inexact, np.fmax(distance - AGREEMENT * error_of_other, 0.0), 0.0)
+        return fit._replace(doubt=np.hypot(fit.doubt, apart))
 
     return doubted(fits[0], errors[1]), doubted(fits[1], errors[0])
 
@@ -285,7 +286,21 @@ def _fit_some(
     mean[asked], again = mean_of_residuals(own, columns_of(control, asked))
     for means, found in zip(refits, again, strict=True):
         means[:, asked] = found
-    return ControlFit(mean, control, refits, np.zeros(p), tuple(status), (choice.label,) * p, {"fits": facts})
+    doubt = np.zeros(p)
+    if own.draws.shape[1] <= COMPARED_COORDINATES and not own.weighted:
+        doubt[asked] = _unseen_error(own, columns_of(control, asked))
+    return ControlFit(mean, control, refits, doubt, tuple(status), (choice.label,) * p, {"fits": facts})
+
+
+def _unseen_error(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[np.ndarray, " p"]:
+    """Return what `tail_inflation` adds to the error of the mean of the residuals, by those that make up their variance.
+
+    In few coordinates a kernel that passes through all that was seen is wrong beyond the outermost draws alone. The few
+    residuals there are the only sign of it.
+    """
+    total = problem.counts.sum()
+    few = participants(problem.values - control, problem.counts)
+    return np.sqrt((tail_inflation(few, total) - 1) * residual_variance(problem, control) / total)
 
 
 def _at_states(
