@@ -144,7 +144,7 @@ class SemiExact(AbstractControlVariate):
 
 def is_compared(problem: Problem, choice: ControlFunctional | SemiExact) -> bool:
     """Return whether `crossfit_both` compares a fit of a tuned kernel: to few states, or in few coordinates."""
-    states, d = problem.draws.shape
+    states, d = problem.num_states, problem.draws.shape[1]
     thinned = choice.max_states is not None and choice.max_states < states
     few = (states <= COMPARED_STATES and not thinned) or d <= COMPARED_COORDINATES
     return few and not problem.weighted and choice.kernel is None and choice.budget is None
