@@ -2,7 +2,7 @@
 
     python -m benchmarks.surrogate.surrogate_hmc
     python -m benchmarks.surrogate.surrogate_hmc --targets logistic lotka_volterra van_der_pol --name _models
-    python -m benchmarks.surrogate.surrogate_hmc --targets epidemics --peers --samples 1000 --name _peers_epidemics
+    python -m benchmarks.surrogate.surrogate_hmc --targets epidemics --rivals --samples 1000 --name _peers_epidemics
 
 ``banana``: equation 30 of de Roos, Gessner and Hennig (ICML 2021) in 100-D, P(|x₁| > 2) = 0.0455; ``rotation 0`` to
 ``rotation 9`` turn it at random. ``ten bananas``: ten of them in 20-D, where a surrogate of few directions should
@@ -325,7 +325,7 @@ def main() -> None:
     parser.add_argument(
         "--methods", nargs="+", default=None, help="those of this package and NumPyro, or the peers, by default"
     )
-    parser.add_argument("--peers", action="store_true", help="long warm-ups and adjusted MCLMC, no control variates")
+    parser.add_argument("--rivals", action="store_true", help="long warm-ups and adjusted MCLMC, no control variates")
     parser.add_argument("--name", default="", help="added to the name of the JSON file")
     parser.add_argument("--warmup", type=int, default=150)
     parser.add_argument("--samples", type=int, default=2000)
@@ -336,10 +336,10 @@ def main() -> None:
     products: list[dict[str, Any]] = []
     for name in args.targets:
         problem = PROBLEMS[name]()
-        for method in wanted(problem, args.methods, args.peers):
+        for method in wanted(problem, args.methods, args.rivals):
             done = run(name, problem, methods(problem)[method], args.warmup, args.samples)
             rows.append(row(name, problem, method, done))
-            if done.mcmc is not None and problem.model is not None and not args.peers:
+            if done.mcmc is not None and problem.model is not None and not args.rivals:
                 products += reduced(name, method, done)
             emit("surrogate_hmc" + args.name, title, rows, final=False, **settings)
     emit("surrogate_hmc" + args.name, title, rows, **settings)

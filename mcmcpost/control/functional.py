@@ -293,7 +293,7 @@ def _fit_some(
 
 
 def _unseen_error(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[np.ndarray, " p"]:
-    """Return what `tail_inflation` adds to the error of the mean of the residuals, by those that make up their variance.
+    """Return what `tail_inflation` adds to the error of the mean of the residuals, by how many make up their variance.
 
     In few coordinates a kernel that passes through all that was seen is wrong beyond the outermost draws alone. The few
     residuals there are the only sign of it.
