@@ -143,7 +143,7 @@ def test_control_variates_shrink_the_error_and_it_stays_honest(rng, key):
         controlled = [by_name[name] for name in ("bridge (controlled)", "bridge (controlled path)")]
         z.append([(e.value - 2 * np.log(40320.0)) / e.error for e in controlled])
         gain.append([by_name["bridge (warp-III)"].mcse / e.error for e in controlled])
-    # the bridge by itself says less since unvisited tails are in the error of a kernel on some states; the path does not
+    # the bridge by itself gains less than the path: tails that no draw visited are in the error of its kernel
     assert (np.median(gain, axis=0) > (1.3, 20)).all(), np.median(gain, axis=0)
     assert (np.square(z).sum(axis=0) < chi2.isf(1e-5, len(z))).all()
 
