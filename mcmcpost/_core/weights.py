@@ -41,8 +41,10 @@ class Weights(NamedTuple):
         return float(self.values.sum() ** 2 / (self.values**2).sum())
 
     def select(self, rows: slice) -> "Weights":
-        """Return the weights of some draws of each chain; every k-th of a nested-sampling run has a k-th of its live
-        points."""
+        """Return the weights of some draws of each chain.
+
+        Every k-th draw of a nested-sampling run has a k-th of its live points.
+        """
         values = self.values[:, rows]
         live = None if self.num_live is None else self.num_live[:, rows] / (rows.step or 1)
         return Weights(values / values.mean(), live, self.khat)

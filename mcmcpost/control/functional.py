@@ -52,7 +52,8 @@ REAL_RIDGE = 1.0
 COMPARED_STATES, COMPARED_COORDINATES = 500, 3
 """States, or else coordinates, up to which kernel fits with and without a polynomial are compared.
 
-More draws visit the tails in all directions of many coordinates. In few, they are where no draw is.
+Fits to few draws have not seen the tails. In few coordinates a fit passes through any number of draws, and is wrong
+only beyond the outermost ones, where no residual shows it.
 """
 
 AGREEMENT = 2.0
@@ -144,10 +145,13 @@ class SemiExact(AbstractControlVariate):
 
 def is_compared(problem: Problem, choice: ControlFunctional | SemiExact) -> bool:
     """Return whether `crossfit_both` compares a fit of a tuned kernel: to few states, or in few coordinates."""
-    states, d = problem.num_states, problem.draws.shape[1]
-    thinned = choice.max_states is not None and choice.max_states < states
-    few = (states <= COMPARED_STATES and not thinned) or d <= COMPARED_COORDINATES
-    return few and not problem.weighted and choice.kernel is None and choice.budget is None
+    states = problem.num_states
+    fitted = states if choice.max_states is None else min(choice.max_states, states)
+    if problem.draws.shape[1] <= COMPARED_COORDINATES:
+        compared = fitted <= DENSE_LIMIT
+    else:
+        compared = fitted == states <= COMPARED_STATES
+    return compared and not problem.weighted and choice.kernel is None and choice.budget is None
 
 
 def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[ControlFit, ControlFit]:
@@ -295,11 +299,11 @@ def _fit_some(
 def _unseen_error(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[np.ndarray, " p"]:
     """Return what `tail_inflation` adds to the error of the mean of the residuals, by how many make up their variance.
 
-    In few coordinates a kernel that passes through all that was seen is wrong beyond the outermost draws alone. The few
-    residuals there are the only sign of it.
+    Those of the few outermost draws are the only sign of how wrong the kernel is beyond them.
     """
     total = problem.counts.sum()
-    few = participants(problem.values - control, problem.counts)
+    columns = zip(problem.values.T, control.T, strict=True)
+    few = np.array([participants((f - g)[:, None], problem.counts)[0] for f, g in columns])
     return np.sqrt((tail_inflation(few, total) - 1) * residual_variance(problem, control) / total)
 
 

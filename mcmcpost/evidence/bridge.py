@@ -245,8 +245,11 @@ def _part(points: Float[np.ndarray, "c n d"], weights: Weights | None, rows: sli
 
 
 def half_rows(num_draws: int, weights: Weights | None) -> tuple[slice, slice]:
-    """Return the earlier and the later half of a chain; of a nested-sampling run, whose order is that of the
-    likelihood, every second draw and the others, each a run of half as many live points."""
+    """Return the earlier and the later half of a chain.
+
+    Of a nested-sampling run, whose order is that of the likelihood, these are every second draw and the others, each a
+    run of half as many live points.
+    """
     if weights is not None and weights.num_live is not None:
         return slice(0, None, 2), slice(1, None, 2)
     return slice(None, num_draws // 2), slice(num_draws // 2, None)
@@ -408,8 +411,7 @@ def check_inside(values: Float[np.ndarray, " n"]) -> None:
 
 
 def median_ess(draws: Float[np.ndarray, "c n d"], weights: Weights | None = None) -> float:
-    """Return the median over coordinates of the effective sample size, at least one and at most Kish's of the
-    weights."""
+    """Return the median over coordinates of the effective sample size, between one and Kish's of the weights."""
     if weights is None:
         return float(max(np.median(effective_size(draws, draws.std(axis=(0, 1), ddof=1))), 1.0))
     sizes = variance_over_draws(draws, weights) / mcse_mean(draws, weights) ** 2

@@ -112,7 +112,7 @@ def test_weights_worth_fewer_draws_than_a_covariance_needs_are_a_status(rng, key
     assert estimate_from_posterior(posterior, PlainMean(), key=key).status is mp.Status.TOO_FEW_DRAWS
 
 
-def test_weights_of_other_lengths_than_the_draws_are_named(rng, key):
+def test_weights_that_are_not_finite_are_named(rng, key):
     x, log_weights, _ = student(rng, (2, 50), 1)
     tree = tree_of(x, log_weights)
     tree["sample_stats"]["log_weight"].values[0, 3] = np.nan
@@ -156,7 +156,6 @@ def test_the_error_of_plain_bridges_is_calibrated(case, rng):
     largest = chi2.isf(1e-5, len(z) - 1) / (len(z) - 1)
     assert 0.4 < z.var(ddof=1) < largest, z.var(ddof=1)
     assert abs(z.mean()) < 4.5 / np.sqrt(len(z))
-    assert z.var(ddof=1) / 0.7**2 > largest or z.var(ddof=1) < 0.7, "the mutant with errors × 0.7 must fail"
 
 
 @pytest.mark.slow

@@ -60,7 +60,6 @@ def test_the_epidemics_have_twenty_parameters_on_the_real_line():
         np.testing.assert_array_equal(biject_to(support)(values[name]), values[name])
 
 
-@pytest.mark.slow
 @pytest.mark.interop
 @pytest.mark.parametrize("length", [2.0, 5.0])
 def test_gradients_of_adjusted_mclmc_are_counted(length):
