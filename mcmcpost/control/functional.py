@@ -159,11 +159,13 @@ def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[ControlFit, Cont
 
     Where the draws have not visited a tail, both can pass through every value and give the same estimate on all parts
     of the draws, and yet differ: what the fit is beyond the draws is decided by its form. The doubt of each is the
-    distance of the two estimates less twice the error of the other.
+    distance of the two estimates less twice the error of the other, without what the other is in doubt of by itself:
+    a fit that is far away because it has not seen a tail would hide that this one has not either.
     """
     options = {name: value for name, value in choice.__dict__.items() if name != "degree"}
     fits = _crossfit(problem, choice, choice.degree), _crossfit(problem, ControlFunctional(**options), 0)
-    errors = [np.sqrt(judged_variance(problem, fit) / problem.counts.sum()) for fit in fits]
+    sure = [fit._replace(doubt=np.zeros_like(fit.doubt)) for fit in fits]
+    errors = [np.sqrt(judged_variance(problem, fit) / problem.counts.sum()) for fit in sure]
     distance = np.abs(fits[0].mean - fits[1].mean)
 
     def doubted(fit: ControlFit, error_of_other: Float[np.ndarray, " p"]) -> ControlFit:
@@ -299,12 +301,22 @@ def _fit_some(
 def _unseen_error(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[np.ndarray, " p"]:
     """Return what `tail_inflation` adds to the error of the mean of the residuals, by how many make up their variance.
 
-    Those of the few outermost draws are the only sign of how wrong the kernel is beyond them.
+    Those of the few outermost draws are the only sign of how wrong the kernel is beyond them. A chain that mixes slowly
+    visits a tail for many draws in a row: the variance is at least that of sums over blocks of √n states of a chain.
     """
-    total = problem.counts.sum()
-    columns = zip(problem.values.T, control.T, strict=True)
-    few = np.array([participants((f - g)[:, None], problem.counts)[0] for f, g in columns])
-    return np.sqrt((tail_inflation(few, total) - 1) * residual_variance(problem, control) / total)
+    m, total = problem.num_states, problem.counts.sum()
+    counts, chains = problem.counts[:m], problem.chains[:m]
+    length = max(int(np.sqrt(m / (chains.max() + 1))), 1)
+    starts = np.union1d(np.arange(0, m, length), np.flatnonzero(np.diff(chains)) + 1)
+    error = np.zeros(control.shape[1])
+    for j, (values, fitted) in enumerate(zip(problem.values[:m].T, control[:m].T, strict=True)):
+        residual = values - fitted
+        residual -= counts @ residual / total
+        blocks = np.add.reduceat(counts * residual, starts)
+        variance = max(counts @ residual**2, blocks @ blocks) / total**2
+        few = participants(residual[:, None], counts)
+        error[j] = np.sqrt((tail_inflation(few, total)[0] - 1) * variance)
+    return error
 
 
 def _at_states(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from control_cases import estimate, gaussian_trace
+from control_cases import ar1, estimate, gaussian_trace
 from scipy.integrate import quad
 from scipy.stats import t as student
 
@@ -17,7 +17,7 @@ from mcmcpost.control import (
     ZeroVariance,
     estimate_quantiles,
 )
-from mcmcpost.control.errors import judged_variance, refit_variance, total_error
+from mcmcpost.control.errors import judged_variance, refit_variance, residual_variance, total_error
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.functional import crossfit_both, is_compared
 from mcmcpost.control.method import Refits, mean_of_residuals
@@ -140,6 +140,21 @@ def test_what_a_kernel_makes_of_a_tail_that_no_draw_visited_is_in_its_error():
         assert found.gain[0] > 1e3
         z.append((found.mean[0] - truth) / found.mcse[0])
     assert np.mean(np.square(z)) < 4
+
+
+def test_an_unseen_tail_is_worse_where_chains_mix_slowly():
+    """The same states in another order: those of a tail no longer follow each other."""
+    ratios = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        slow = ar1(rng, (4, 500, 1), 0.95)
+        shares = []
+        for x in (slow, rng.permutation(slow.reshape(-1, 1)).reshape(slow.shape)):
+            problem = make_problem(make_trace(x, -x), np.exp(x), num_folds=8)
+            fit = ControlFunctional(SquaredExponential(2.0), 1e-6, max_states=200).crossfit(problem)
+            shares.append(fit.doubt[0] / np.sqrt(residual_variance(problem, fit.control)[0]))
+        ratios.append(shares[0] / shares[1])
+    assert np.median(ratios) > 1.25
 
 
 @pytest.mark.parametrize("method", [ZeroVariance(2), SemiExact(2, KERNEL, 1e-6)])
