@@ -232,7 +232,8 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
 
     Chains that are added to a finished reduction cost their own reduction only. The pooled means are those of the
     parts, weighted by their draws where all were made by the same method, and by their errors elsewhere; see
-    `mcmcpost.control.pooling.pool`. A joint reduction of all chains knows a little more, since its fits see all draws.
+    `mcmcpost.control.estimates.pooling.pool`. A joint reduction of all chains knows a little more, since its fits see
+    all draws.
 
     Parameters
     ----------

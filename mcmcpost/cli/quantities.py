@@ -16,7 +16,7 @@ from mcmcpost.cli.model_file import ModelFile
 from mcmcpost.io import PosteriorVariables, posterior_variables
 from mcmcpost.io.convention import check_names, element_names, sample_dataset
 from mcmcpost.io.integrands import read_values
-from mcmcpost.io.numpyro_model import ProbedModel
+from mcmcpost.io.samplers.numpyro_model import ProbedModel
 
 if TYPE_CHECKING:
     import xarray

@@ -24,7 +24,7 @@ from mcmcpost.cli.progress import phase, stopwatch
 from mcmcpost.cli.quantities import example_tree, with_quantities
 from mcmcpost.io import is_ladder
 from mcmcpost.io.integrands import as_numbers
-from mcmcpost.io.numpyro_model import ProbedModel, probe_model
+from mcmcpost.io.samplers.numpyro_model import ProbedModel, probe_model
 
 if TYPE_CHECKING:
     import xarray

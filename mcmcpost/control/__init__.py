@@ -1,22 +1,23 @@
 """Control variates, cross-fitting and standard errors."""
 
 from mcmcpost.control.auto import MAX_DEGREE, NEED, Auto
-from mcmcpost.control.derived import KINDS, Smooth, estimate_derived, estimate_spread
 from mcmcpost.control.errors import SAFETY, tail_inflation
-from mcmcpost.control.estimate import Estimate, estimate_expectations
+from mcmcpost.control.estimates.derived import KINDS, Smooth, estimate_derived, estimate_spread
+from mcmcpost.control.estimates.estimate import Estimate, estimate_expectations
+from mcmcpost.control.estimates.pooling import contradicting, pool, stored_estimate
+from mcmcpost.control.estimates.quantiles import estimate_quantiles
+from mcmcpost.control.estimates.worth import worth_of
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.functional import ControlFunctional, SemiExact
-from mcmcpost.control.joint_estimate import JointEstimate, TaskInput, estimate_jointly
 from mcmcpost.control.kernel_choice import REML, GridREML
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean, Refits
-from mcmcpost.control.pooling import contradicting, pool, stored_estimate
 from mcmcpost.control.problem import Problem, check_cross_fitting, participants, read_moments, standard_coordinates
-from mcmcpost.control.quantiles import estimate_quantiles
 from mcmcpost.control.screened import Screened
-from mcmcpost.control.task_families import NeuralNetwork
-from mcmcpost.control.task_tuning import ConvexTaskCovariance, TaskREML
-from mcmcpost.control.trained import (
+from mcmcpost.control.tasks.joint_estimate import JointEstimate, TaskInput, estimate_jointly
+from mcmcpost.control.tasks.task_families import NeuralNetwork
+from mcmcpost.control.tasks.task_tuning import ConvexTaskCovariance, TaskREML
+from mcmcpost.control.tasks.trained import (
     ChainVariance,
     KernelFamily,
     MeanSquare,
@@ -24,9 +25,8 @@ from mcmcpost.control.trained import (
     Stochastic,
     TrainedVectorValued,
 )
-from mcmcpost.control.vector_valued import VectorValued
+from mcmcpost.control.tasks.vector_valued import VectorValued
 from mcmcpost.control.weights import SteinWeights, check_weights, solve_stein_weights
-from mcmcpost.control.worth import worth_of
 from mcmcpost.control.zero_variance import ZeroVariance
 
 __all__ = [

@@ -1,9 +1,9 @@
 """Model evidence: from posterior draws by bridges, from power posteriors by integration, and how models compare."""
 
-from mcmcpost.evidence.barrier import Barrier, PathDiagnostics, ladder_barrier
 from mcmcpost.evidence.bridge import MAX_PROPOSALS, MIN_PROPOSALS, BridgeOverlap, bridge_sampling, check_draws
 from mcmcpost.evidence.compare import EvidenceComparison, compare_models, disagreements
-from mcmcpost.evidence.ladder import (
+from mcmcpost.evidence.ladders.barrier import Barrier, PathDiagnostics, ladder_barrier
+from mcmcpost.evidence.ladders.ladder import (
     MAX_RUNGS,
     PATH_POWER,
     REFERENCE_POWER,
@@ -21,22 +21,22 @@ from mcmcpost.evidence.ladder import (
     power_ladder,
     repeated_fraction,
 )
-from mcmcpost.evidence.lanes import Evaluation, HamiltonianKernel, evaluate_at
+from mcmcpost.evidence.ladders.lanes import Evaluation, HamiltonianKernel, evaluate_at
+from mcmcpost.evidence.ladders.reference import place_rungs, reference_target
+from mcmcpost.evidence.ladders.sampling import (
+    LadderStats,
+    SampledLadder,
+    sample_ladder,
+    sample_more_rungs,
+)
 from mcmcpost.evidence.laplace import laplace_importance
 from mcmcpost.evidence.log_evidence import PATHS, Evidence, check_options, estimate_log_evidence, with_bridge
 from mcmcpost.evidence.mbar import stepping_stone
 from mcmcpost.evidence.normal import Normal, fit_normal
 from mcmcpost.evidence.pooled import PooledPath, pooled_path
 from mcmcpost.evidence.posterior import PosteriorDraws, estimate_from_posterior, evaluate_draws, evaluate_rows
-from mcmcpost.evidence.reference import place_rungs, reference_target
 from mcmcpost.evidence.rules import corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule
 from mcmcpost.evidence.rungs import LadderCheck, RungHealth, RungMeans, check_ladder, control_rungs, examine_rungs
-from mcmcpost.evidence.sampling import (
-    LadderStats,
-    SampledLadder,
-    sample_ladder,
-    sample_more_rungs,
-)
 from mcmcpost.evidence.warp import Warp, fit_warp
 
 __all__ = [

@@ -17,7 +17,7 @@ from mcmcpost._core.mcse import mcse_mean, pareto_khat
 from mcmcpost._core.status import Status
 from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws
 from mcmcpost.control import AbstractControlVariate, PlainMean, estimate_expectations
-from mcmcpost.evidence.ladder import EvidenceEstimate
+from mcmcpost.evidence.ladders.ladder import EvidenceEstimate
 from mcmcpost.evidence.normal import fit_normal
 from mcmcpost.evidence.warp import Warp, as_warp, fit_warp
 from mcmcpost.scores import check_scalar, disagreeing, effective_size

@@ -9,7 +9,7 @@ from scipy.special import softmax
 
 from mcmcpost._core.arguments import check_kind, check_number
 from mcmcpost._core.errors import InputError
-from mcmcpost.evidence.ladder import EvidenceEstimate
+from mcmcpost.evidence.ladders.ladder import EvidenceEstimate
 from mcmcpost.evidence.log_evidence import Evidence
 
 if TYPE_CHECKING:

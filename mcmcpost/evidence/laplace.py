@@ -13,7 +13,7 @@ from mcmcpost._core.arguments import check_count, check_function, check_key
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost.evidence.bridge import MAX_PROPOSALS, check_draws, log_densities
-from mcmcpost.evidence.ladder import EvidenceEstimate
+from mcmcpost.evidence.ladders.ladder import EvidenceEstimate
 from mcmcpost.evidence.normal import Normal
 
 FREEDOM = 5.0

@@ -11,9 +11,9 @@ from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
 from mcmcpost.control import HIGHEST_DEGREE, NEED, AbstractControlVariate, Auto, PlainMean, check_cross_fitting
-from mcmcpost.evidence.barrier import PathDiagnostics, diagnose_path
 from mcmcpost.evidence.bridge import BridgeOverlap
-from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder
+from mcmcpost.evidence.ladders.barrier import PathDiagnostics, diagnose_path
+from mcmcpost.evidence.ladders.ladder import EvidenceEstimate, Ladder
 from mcmcpost.evidence.mbar import mbar_estimate, stepping_stone
 from mcmcpost.evidence.pooled import PooledPath, path_influence, pooled_path
 from mcmcpost.evidence.rules import Rule, corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule

@@ -11,7 +11,7 @@ from scipy import special
 
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
-from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder
+from mcmcpost.evidence.ladders.ladder import EvidenceEstimate, Ladder
 
 MAX_STEPS = 200
 

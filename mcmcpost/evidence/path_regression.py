@@ -12,7 +12,7 @@ from scipy import special
 from tqdm import tqdm
 
 from mcmcpost._core.devices import no_bar
-from mcmcpost.evidence.ladder import PATH_POWER
+from mcmcpost.evidence.ladders.ladder import PATH_POWER
 from mcmcpost.evidence.mbar import log_mixture, solve_free_energies
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.linsolve import blas_threads, cholesky_factor, solve_lower, solve_positive

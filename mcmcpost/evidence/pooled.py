@@ -17,7 +17,7 @@ from mcmcpost.control import (
     participants,
     tail_inflation,
 )
-from mcmcpost.evidence.ladder import Ladder
+from mcmcpost.evidence.ladders.ladder import Ladder
 from mcmcpost.evidence.mbar import adjacent_overlap, stepping_stones
 from mcmcpost.evidence.path_regression import (
     PENALTIES,

@@ -32,7 +32,7 @@ from mcmcpost.evidence.bridge import (
     refuse_drift,
     too_few,
 )
-from mcmcpost.evidence.ladder import EvidenceEstimate, make_ladder
+from mcmcpost.evidence.ladders.ladder import EvidenceEstimate, make_ladder
 from mcmcpost.evidence.log_evidence import Evidence, halves_complaint
 from mcmcpost.evidence.pooled import LastRung, PooledPath, path_error, pooled_path
 from mcmcpost.scores import value_and_score

@@ -15,7 +15,7 @@ from mcmcpost.control import (
     estimate_expectations,
     estimate_jointly,
 )
-from mcmcpost.evidence.ladder import Ladder
+from mcmcpost.evidence.ladders.ladder import Ladder
 from mcmcpost.evidence.rules import Rule
 from mcmcpost.scores import check_scores, disagreeing, effective_size, z_zero_mean
 from mcmcpost.trace import Trace, distinct_states, make_trace

@@ -2,7 +2,6 @@
 
 from mcmcpost.io.arrays import from_arrays
 from mcmcpost.io.attach import Target, attach_scores, read_density, read_target
-from mcmcpost.io.blackjax import from_blackjax
 from mcmcpost.io.convention import read_stored_trace, read_trace, read_weights
 from mcmcpost.io.diagnostics import (
     Convergence,
@@ -22,7 +21,6 @@ from mcmcpost.io.files import load_tree, save_tree
 from mcmcpost.io.integrands import Integrands, PosteriorVariables, integrand_values, named_values, posterior_variables
 from mcmcpost.io.ladder_traces import ladder_from_traces
 from mcmcpost.io.ladder_trees import is_ladder, ladder_to_datatree, last_rung, posterior_rung, read_ladder
-from mcmcpost.io.numpyro import from_numpyro
 from mcmcpost.io.power_posteriors import (
     adaptive_ladder,
     add_rungs,
@@ -30,7 +28,9 @@ from mcmcpost.io.power_posteriors import (
     sample_power_posteriors,
     tempered_target,
 )
-from mcmcpost.io.stan import from_cmdstan
+from mcmcpost.io.samplers.blackjax import from_blackjax
+from mcmcpost.io.samplers.numpyro import from_numpyro
+from mcmcpost.io.samplers.stan import from_cmdstan
 from mcmcpost.io.weighted import from_dynesty, resample
 
 __all__ = [

@@ -20,10 +20,10 @@ from mcmcpost.io.convention import (
     with_trace,
 )
 from mcmcpost.io.diagnostics import RowDensity, Scored, check_agreement, gate, gate_attrs
-from mcmcpost.io.numpyro_model import probe_model
 from mcmcpost.io.power_posteriors import check_evidence_exists
-from mcmcpost.io.pymc import pymc_density
-from mcmcpost.io.stan import bridgestan_density, pystan_density
+from mcmcpost.io.samplers.numpyro_model import probe_model
+from mcmcpost.io.samplers.pymc import pymc_density
+from mcmcpost.io.samplers.stan import bridgestan_density, pystan_density
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import make_trace
 

@@ -38,8 +38,8 @@ from mcmcpost.io.ladder_trees import (
     REFERENCE,
     ladder_to_datatree,
 )
-from mcmcpost.io.numpyro_model import ProbedModel
 from mcmcpost.io.power_posteriors import resolve_target
+from mcmcpost.io.samplers.numpyro_model import ProbedModel
 from mcmcpost.trace import check_same_order
 
 if TYPE_CHECKING:

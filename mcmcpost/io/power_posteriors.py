@@ -44,7 +44,7 @@ from mcmcpost.io.convention import (
     stored_draws,
 )
 from mcmcpost.io.ladder_trees import DIMS, ROUND_TRIPS, is_ladder, ladder_to_datatree, read_ladder
-from mcmcpost.io.numpyro_model import ProbedModel, probe_model
+from mcmcpost.io.samplers.numpyro_model import ProbedModel, probe_model
 from mcmcpost.scores import check_scalar
 
 if TYPE_CHECKING:

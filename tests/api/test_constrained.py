@@ -13,7 +13,7 @@ from numpyro.distributions.transforms import OrderedTransform
 
 import mcmcpost as mp
 from mcmcpost.cli.reduce import estimates_text
-from mcmcpost.control.integrands import first_of_same
+from mcmcpost.control.estimates.integrands import first_of_same
 
 CONCENTRATION = np.array([2.0, 3.0, 5.0])
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from task_cases import draw_rows, integrand, means_by_quadrature, variance_ratio
 
-from mcmcpost.control.task_families import NeuralNetwork
-from mcmcpost.control.trained import Stochastic, fit_stochastic
+from mcmcpost.control.tasks.task_families import NeuralNetwork
+from mcmcpost.control.tasks.trained import Stochastic, fit_stochastic
 
 
 def random_weights(control, key):

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from task_cases import MEANS, SCALES, draw_rows, integrand, means_by_quadrature, variance_ratio
 
-from mcmcpost.control import PolynomialFamily, TrainedVectorValued, trained
+from mcmcpost.control import PolynomialFamily, TrainedVectorValued
 from mcmcpost.control.problem import make_joint_problem
-from mcmcpost.control.task_families import CholeskyCovariance, FixedCovariance, KernelTasks, PolynomialTasks
-from mcmcpost.control.trained import (
+from mcmcpost.control.tasks import trained
+from mcmcpost.control.tasks.task_families import CholeskyCovariance, FixedCovariance, KernelTasks, PolynomialTasks
+from mcmcpost.control.tasks.trained import (
     ChainVariance,
     Stochastic,
     fit_stochastic,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mcmcpost.control.task_tuning import alternating_task_covariance, best_covariance
+from mcmcpost.control.tasks.task_tuning import alternating_task_covariance, best_covariance
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.stein import stein_gram
 

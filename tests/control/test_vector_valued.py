@@ -9,7 +9,7 @@ from mcmcpost.control.errors import judged_variance
 from mcmcpost.control.kernel_systems import crossfit_dense, kernel_data
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.problem import join, make_joint_problem, make_problem
-from mcmcpost.control.vector_valued import SCALAR_MARGIN, _joint_design, crossfit_kronecker, shared_covariance
+from mcmcpost.control.tasks.vector_valued import SCALAR_MARGIN, _joint_design, crossfit_kronecker, shared_covariance
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.linsolve import ConjugateGradients
 from mcmcpost.stein import Coregionalisation, SteinTile, matrix_stein_tile, stein_gram

@@ -93,7 +93,7 @@ def evidence(folder: Path) -> dict[str, Any]:
 
 def exchange(folder: Path) -> dict[str, Any]:
     """Go on from where one process was interrupted; one process leaves that behind."""
-    from mcmcpost.evidence import sampling
+    from mcmcpost.evidence.ladders import sampling
 
     path, save, calls = folder / "exchange.checkpoint", sampling.save_checkpoint, []
     if path.exists():

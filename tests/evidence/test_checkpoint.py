@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mcmcpost import InputError
-from mcmcpost.evidence.checkpoint import load_checkpoint, save_checkpoint
+from mcmcpost.evidence.ladders.checkpoint import load_checkpoint, save_checkpoint
 
 STATE = [np.arange(6.0).reshape(3, 2), np.array(7), np.array([1, 2, 3], np.uint32)]
 RECORDS = {"draw": np.linspace(0, 1, 8).reshape(4, 2), "work": np.array([5, 6])}

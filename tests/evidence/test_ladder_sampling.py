@@ -25,7 +25,7 @@ from mcmcpost.evidence import (
     sample_more_rungs,
     sampling as sampling,
 )
-from mcmcpost.evidence.lanes import potential
+from mcmcpost.evidence.ladders.lanes import potential
 
 pytestmark = pytest.mark.usefixtures("rank_promotion")
 

@@ -122,6 +122,12 @@ def test_modules_import_only_from_rows_above(path):
     assert violations(home_of(path), path.read_text()) == []
 
 
+def test_a_folder_has_at_most_fifteen_modules():
+    """More are two subjects, or fragments of one."""
+    sizes = {folder: len(list(folder.glob("*.py"))) for folder in {path.parent for path in MODULES}}
+    assert {str(folder): size for folder, size in sizes.items() if size > 15} == {}
+
+
 def test_benchmarks_and_notebooks_import_public_names_only():
     found = {str(path): outside_violations(path.read_text()) for path in OUTSIDE}
     assert {path: lines for path, lines in found.items() if lines} == {}

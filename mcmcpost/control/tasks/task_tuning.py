@@ -13,7 +13,7 @@ from mcmcpost._core.arguments import check_count, check_kind, check_number, chec
 from mcmcpost._core.errors import InputError
 from mcmcpost.control.kernel_choice import DEFAULT_NUGGET
 from mcmcpost.control.problem import JointProblem
-from mcmcpost.control.task_families import task_sizes
+from mcmcpost.control.tasks.task_families import task_sizes
 from mcmcpost.hyper import maximise_task_likelihood
 from mcmcpost.kernels import AbstractKernel, SquaredExponential
 from mcmcpost.linops import tile_gram

@@ -11,7 +11,7 @@ from scipy import special
 from mcmcpost._core.arguments import check_count
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import mcse_mean
-from mcmcpost.evidence.ladder import BOTH_ENDS, MAX_RUNGS, Ladder
+from mcmcpost.evidence.ladders.ladder import BOTH_ENDS, MAX_RUNGS, Ladder
 from mcmcpost.evidence.mbar import log_mixture, solve_free_energies, stepping_stones
 from mcmcpost.evidence.rungs import examine_rungs
 

@@ -23,7 +23,7 @@ from mcmcpost.control.method import (
     no_control,
 )
 from mcmcpost.control.problem import JointProblem, Problem, join
-from mcmcpost.control.task_families import (
+from mcmcpost.control.tasks.task_families import (
     AbstractTaskControl,
     FixedCovariance,
     KernelTasks,

@@ -7,14 +7,14 @@ from jaxtyping import Bool, Float
 
 from mcmcpost._core.precision import beyond_rounding, in_units, units_of
 from mcmcpost._core.weights import Weights
-from mcmcpost.control.estimate import (
+from mcmcpost.control.estimates.estimate import (
     Estimate,
     assemble,
     fit_integrands,
     rescaled,
     spread,
 )
-from mcmcpost.control.integrands import first_of_same, read_integrands
+from mcmcpost.control.estimates.integrands import first_of_same, read_integrands
 from mcmcpost.control.method import AbstractControlVariate
 from mcmcpost.control.problem import check_cross_fitting
 from mcmcpost.trace import StoredTrace, Trace, distinct_states

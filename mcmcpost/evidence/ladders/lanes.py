@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from mcmcpost._core.arguments import HUGE, check_count, check_flags, check_kind, check_number
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
-from mcmcpost.evidence.ladder import TemperedTarget
+from mcmcpost.evidence.ladders.ladder import TemperedTarget
 from mcmcpost.scores import value_and_score
 
 JITTER = 0.2

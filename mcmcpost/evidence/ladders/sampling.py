@@ -15,10 +15,10 @@ from mcmcpost._core.arguments import as_real, check_count, check_flags, check_ke
 from mcmcpost._core.devices import gather_rows, is_first_process, map_rows, no_bar, over_devices, own_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_float64
-from mcmcpost.evidence.barrier import round_trips
-from mcmcpost.evidence.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
-from mcmcpost.evidence.ladder import Ladder, TemperedTarget, check_temperatures, new_temperatures
-from mcmcpost.evidence.lanes import (
+from mcmcpost.evidence.ladders.barrier import round_trips
+from mcmcpost.evidence.ladders.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
+from mcmcpost.evidence.ladders.ladder import Ladder, TemperedTarget, check_temperatures, new_temperatures
+from mcmcpost.evidence.ladders.lanes import (
     Evaluation,
     Exchanged,
     HamiltonianKernel,
@@ -29,7 +29,7 @@ from mcmcpost.evidence.lanes import (
     evaluate_at,
     make_program,
 )
-from mcmcpost.evidence.starts import Pool, Starts, choose_starts, prior_pool
+from mcmcpost.evidence.ladders.starts import Pool, Starts, choose_starts, prior_pool
 
 POOL = 256
 """Least number of prior draws from which the starts are chosen."""

@@ -13,7 +13,7 @@ from mcmcpost._core.arguments import check_size
 from mcmcpost._core.precision import beyond_rounding, in_units, units_of
 from mcmcpost._core.status import REPRODUCED, Status
 from mcmcpost._core.weights import mean_over_draws
-from mcmcpost.control.estimate import (
+from mcmcpost.control.estimates.estimate import (
     Estimate,
     Fitted,
     assemble,
@@ -21,7 +21,7 @@ from mcmcpost.control.estimate import (
     fit_integrands,
     rescaled,
 )
-from mcmcpost.control.integrands import read_integrands
+from mcmcpost.control.estimates.integrands import read_integrands
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,

@@ -7,9 +7,9 @@ from jaxtyping import Array, Float
 
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
-from mcmcpost.evidence.barrier import path_barrier
 from mcmcpost.evidence.bridge import solve_bridge
-from mcmcpost.evidence.ladder import REFERENCE_POWER, TemperedTarget
+from mcmcpost.evidence.ladders.barrier import path_barrier
+from mcmcpost.evidence.ladders.ladder import REFERENCE_POWER, TemperedTarget
 from mcmcpost.evidence.normal import Normal
 
 NUM_PLACING = 1_000

@@ -39,7 +39,7 @@ from mcmcpost.control.method import (
     no_control,
 )
 from mcmcpost.control.problem import JointProblem, Problem, join
-from mcmcpost.control.task_tuning import ConvexTaskCovariance, TaskModel, TaskREML, floored, tune_tasks
+from mcmcpost.control.tasks.task_tuning import ConvexTaskCovariance, TaskModel, TaskREML, floored, tune_tasks
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linops import Tile

@@ -17,7 +17,7 @@ from mcmcpost._core.status import TRUSTED, Status
 from mcmcpost._core.text import json_able
 from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws
 from mcmcpost.control.errors import heavy_tailed, tail_inflation, total_error
-from mcmcpost.control.integrands import (
+from mcmcpost.control.estimates.integrands import (
     Integrands,
     Plain,
     first_of_same,

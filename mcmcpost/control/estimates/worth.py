@@ -4,7 +4,7 @@ import numpy as np
 
 from mcmcpost._core.status import WITHOUT_GAIN
 from mcmcpost._core.text import duration, significant
-from mcmcpost.control.estimate import Estimate
+from mcmcpost.control.estimates.estimate import Estimate
 
 DOUBLED = 2.0
 """The gain of as many draws again, which divide errors by its root."""

@@ -12,7 +12,7 @@ from mcmcpost._core.arguments import check_flags, check_kind
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.convention import GROUP, element_names, with_trace
 from mcmcpost.io.diagnostics import gate, gate_attrs
-from mcmcpost.io.numpyro_model import ProbedModel, probe_model
+from mcmcpost.io.samplers.numpyro_model import ProbedModel, probe_model
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import Trace, make_trace
 

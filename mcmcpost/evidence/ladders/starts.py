@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._core.errors import InputError
-from mcmcpost.evidence.ladder import TemperedTarget
-from mcmcpost.evidence.lanes import Evaluation, evaluate_at
+from mcmcpost.evidence.ladders.ladder import TemperedTarget
+from mcmcpost.evidence.ladders.lanes import Evaluation, evaluate_at
 
 SPREAD = 0.05
 """Standard deviation of the starts about a given start, in prior standard deviations."""

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.precision import in_units, units_of
 from mcmcpost._core.text import json_able
-from mcmcpost.control.estimate import (
+from mcmcpost.control.estimates.estimate import (
     GROUP,
     NUMBERS,
     Estimate,
@@ -20,10 +20,10 @@ from mcmcpost.control.estimate import (
     covariance_of,
     rescaled,
 )
-from mcmcpost.control.integrands import Integrands, read_integrands
+from mcmcpost.control.estimates.integrands import Integrands, read_integrands
 from mcmcpost.control.problem import check_cross_fitting, make_joint_problem, make_problem, read_moments
-from mcmcpost.control.trained import TrainedVectorValued
-from mcmcpost.control.vector_valued import VectorValued
+from mcmcpost.control.tasks.trained import TrainedVectorValued
+from mcmcpost.control.tasks.vector_valued import VectorValued
 from mcmcpost.trace import Trace, check_same_order, distinct_states, moving, with_coordinates
 
 if TYPE_CHECKING:

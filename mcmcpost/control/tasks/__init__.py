@@ -1,0 +1,1 @@
+"""Control variates of several related tasks together."""

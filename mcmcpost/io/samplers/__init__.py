@@ -1,0 +1,1 @@
+"""Traces as samplers leave them: one file a sampler."""
