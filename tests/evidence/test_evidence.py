@@ -334,7 +334,7 @@ def test_tables_tree_and_plot(rng: np.random.Generator) -> None:
     assert tree.identical(before)
     assert list(found.to_dataframe().index[:2]) == ["pooled", "corrected"]
     assert found.rungs_to_dataframe()["problem"].iloc[4] != ""
-    assert len(found.path_to_dataframe()) == 24
+    assert len(found.path_to_dataframe()) == 2 * found.pooled.info["num_nodes"] + 1
     kept = found.to_datatree(tree)["evidence"]
     assert kept.attrs["log_evidence"] == found.value
     assert kept["rung_mean_cv"].sizes["temperature"] == len(RUNGS)
