@@ -166,12 +166,19 @@ class _NodeFit(NamedTuple):
     residuals: Float[np.ndarray, "n g"]
 
 
+class PlainPath(NamedTuple):
+    """Weighted means of ℓ at k temperatures, without controls, and Kish's effective number of the weighted draws."""
+
+    mean: Float[np.ndarray, " k"]
+    ess: Float[np.ndarray, " k"]
+
+
 @_quiet
-def weighted_ess(
-    temperatures: Float[np.ndarray, " k"], pooled: PooledDraws, mixtures: Mixtures
-) -> Float[np.ndarray, " k"]:
-    """Return Kish's effective number of the draws as weighted at each temperature."""
-    return np.array([1.0 / np.sum(_weights(t, pooled, mixtures) ** 2) for t in temperatures])
+def plain_path(temperatures: Float[np.ndarray, " k"], pooled: PooledDraws, mixtures: Mixtures) -> PlainPath:
+    """Return the path without controls, which costs next to nothing."""
+    values, weights = _finite(pooled), (_weights(t, pooled, mixtures) for t in temperatures)
+    mean, ess = zip(*((at @ values, 1.0 / (at @ at)) for at in weights), strict=True)
+    return PlainPath(np.array(mean), np.array(ess))
 
 
 @_quiet
@@ -200,9 +207,9 @@ def fit_path(
     nodes = tqdm(temperatures, desc="path", disable=no_bar(True), leave=False)
     for k, (t, step) in enumerate(zip(nodes, quadrature, strict=True)):
         weights = _weights(t, pooled, mixtures)
-        features = _features_at(t, pooled, weights, family)
         kept = _weights_without(weights, pooled, mixtures)
-        with blas_threads(features.shape[1]):
+        with blas_threads(levels.sizes[-1] + levels.num_landmarks):
+            features = _features_at(t, pooled, weights, family)
             node = _fit_node(features, values, weights, kept, members, levels)
         centre = weights @ node.residuals
         around = node.residuals - centre
@@ -374,24 +381,29 @@ class _Levels(NamedTuple):
         coefficients: Float[np.ndarray, "g q"],
     ) -> Float[np.ndarray, "g q"]:
         """Return the change of the coefficients, zero outside each level, by which the penalised gradient vanishes."""
-        top = self.sizes[-1]
+        top, kernel = self.sizes[-1], slice(self.sizes[-1], None)
         scale = np.ones(len(covariance))
         norm = np.sqrt(np.diagonal(covariance)[:top])
         scale[:top] = 1.0 / np.where(norm > 0, norm, 1.0)
         gram = covariance * np.outer(scale, scale) + RIDGE * max(len(scale), 1) * np.eye(len(scale))
-        change = np.zeros_like(gradient)
+        slopes = gradient * scale
         factor = _factor(gram[:top, :top])
+        change = np.zeros_like(gradient)
         for level, size in enumerate(self.sizes):
-            half = solve_lower(factor[:size, :size], (scale[:size] * gradient[level, :size])[:, None])
+            half = solve_lower(factor[:size, :size], slopes[level, :size, None])
             change[level, :size] = solve_lower(factor[:size, :size], half, transposed=True)[:, 0]
         if self.num_landmarks:
-            columns = np.concatenate([np.arange(self.kernel_size), np.arange(top, len(scale))])
-            penalised = np.arange(len(columns)) >= self.kernel_size
-            system = gram[np.ix_(columns, columns)]
+            # The kernel is what its columns have that the polynomials, which are not penalised, have not.
+            size = self.kernel_size
+            lower = factor[:size, :size]
+            shared = solve_lower(lower, gram[:size, kernel])
+            own = gram[kernel, kernel] - shared.T @ shared
             for level, penalty in enumerate(PENALTIES, start=len(self.sizes)):
-                slope = (scale * gradient[level])[columns] - penalty * penalised * coefficients[level, columns]
-                solved = solve_positive(system + np.diag(penalty * penalised), slope[:, None])
-                change[level, columns] = solved[:, 0]
+                half = solve_lower(lower, slopes[level, :size, None])
+                slope = slopes[level, kernel] - penalty * coefficients[level, kernel]
+                solved = solve_positive(own + penalty * np.eye(len(own)), slope[:, None] - shared.T @ half)
+                change[level, :size] = solve_lower(lower, half - shared @ solved, transposed=True)[:, 0]
+                change[level, kernel] = solved[:, 0]
         return change * scale
 
 

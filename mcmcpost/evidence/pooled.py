@@ -26,8 +26,8 @@ from mcmcpost.evidence.path_regression import (
     PathFit,
     PooledDraws,
     fit_path,
+    plain_path,
     solve_mixtures,
-    weighted_ess,
 )
 from mcmcpost.evidence.quadrature import path_rule
 from mcmcpost.stein import num_polynomial_features
@@ -58,10 +58,10 @@ MIN_ESS = 10.0
 
 NUM_LANDMARKS = 128
 
-KERNEL_DEGREE = 2
+KERNEL_DEGREE = 3
 
-KERNEL_DRAWS = 10_000
-"""Number of draws above which no kernel is tried: its fits without each block would take minutes."""
+KERNEL_DRAWS = 50_000
+"""Number of draws above which no kernel is tried: it takes three times as long as the polynomials alone."""
 
 
 class PooledPath(NamedTuple):
@@ -150,9 +150,9 @@ def pooled_path(
     ----------
     degree : degree of the zero-variance control variate. By default the method with the smallest error is chosen: a
         degree with at least three effective draws for each feature at every temperature, up to eight in one dimension,
-        six in two and three beyond; or, for up to 10,000 draws, the quadratic with a kernel (semi-exact). The smallest
-        of several estimated errors is too small. The error of each method therefore includes the change of the value
-        from the method below it, for polynomials times the ratio of their errors.
+        six in two and three beyond; or, for up to 50,000 draws, such a degree of at most three with a kernel
+        (semi-exact). The smallest of several estimated errors is too small. The error of each method therefore includes
+        the change of the value from the method below it, for polynomials times the ratio of their errors.
     num_nodes : of Gauss–Legendre, to which Kronrod's rule adds `num_nodes` + 1; the value is that of both, and its
         discretisation error the distance to the former. By default 12, and eight from a reference, doubled up to 48
         until that error is below a third of the Monte Carlo error.
@@ -172,10 +172,11 @@ def pooled_path(
 
     options = _Options(degree, power or ladder.power, controlled, last)
     number = num_nodes or (NUM_NODES if ladder.reference is None else REFERENCE_NODES)
-    most = number if num_nodes else MOST_NODES
     found = _integrate(ladder, pooled, mixtures, number, options)
-    while 2 * number <= most and found.too_coarse and not _reason(mixtures, overlap, found.smallest_ess):
-        number *= 2
+    while num_nodes is None and found.too_coarse and not _reason(mixtures, overlap, found.smallest_ess):
+        if 2 * number > MOST_NODES:
+            break
+        number = _more_nodes(number, options.power, pooled, mixtures, found.limit)
         found = _integrate(ladder, pooled, mixtures, number, options)
     start_value, start_error = _log_possible(ladder)
     of_degree, _, label = _level(found.family, found.choice.level)
@@ -224,21 +225,34 @@ class _Integral(NamedTuple):
         return float(self.fit.integral[self.choice.level])
 
     @property
+    def limit(self) -> float:
+        """The discretisation error that is small beside the Monte Carlo error."""
+        return max(PART_OF_ERROR * self.choice.error, ROUNDING * max(1.0, abs(self.value)))
+
+    @property
     def too_coarse(self) -> bool:
-        """Whether the discretisation error is not small beside the Monte Carlo error."""
-        small = max(PART_OF_ERROR * self.choice.error, ROUNDING * max(1.0, abs(self.value)))
-        return self.discretisation_error > small
+        return self.discretisation_error > self.limit
 
 
 def _integrate(ladder: Ladder, pooled: PooledDraws, mixtures: Mixtures, num_nodes: int, options: _Options) -> _Integral:
     nodes, weights, coarse = path_rule(num_nodes, options.power)
-    smallest = float(weighted_ess(nodes, pooled, mixtures).min())
+    smallest = float(plain_path(nodes, pooled, mixtures).ess.min())
     d = ladder.draws.shape[-1]
     family = _family(d, len(pooled.points), smallest, options.degree) if options.controlled else Family(0)
     fit = fit_path(nodes, weights, pooled, mixtures, family=family)
     choice = _choose_level(ladder, fit, family, options.degree, options.last)
     missed = abs(float((weights - coarse) @ fit.mean[:, choice.level]))
     return _Integral(nodes, family, fit, choice, smallest, missed)
+
+
+def _more_nodes(number: int, power: float, pooled: PooledDraws, mixtures: Mixtures, limit: float) -> int:
+    """Return the number doubled, and again until the path without controls, which is as steep, is resolved too."""
+    while 2 * number <= MOST_NODES:
+        number *= 2
+        nodes, weights, coarse = path_rule(number, power)
+        if abs((weights - coarse) @ plain_path(nodes, pooled, mixtures).mean) <= limit:
+            break
+    return number
 
 
 class _Choice(NamedTuple):

@@ -14,7 +14,7 @@ from mcmcpost.evidence.path_regression import (
     _levels,
     fit_path,
 )
-from mcmcpost.evidence.pooled import pooled_path
+from mcmcpost.evidence.pooled import NUM_NODES, pooled_path
 from mcmcpost.stein import num_polynomial_features
 
 GRID = np.linspace(-9.0, 9.0, 20_001)
@@ -94,6 +94,16 @@ def test_a_degree_that_is_asked_for_is_what_is_fitted(rng):
     assert (found.degree, found.level, found.method) == (2, 2, "ZeroVariance(degree=2)")
     assert found.fit.mean.shape[1] == 3
     assert abs(found.value - truth) < 4.5 * found.mcse
+
+
+@pytest.mark.slow
+def test_the_discretisation_error_of_a_smooth_path_covers_and_decides_nothing(rng):
+    ladder, _ = product_path(rng, 40, d=2)
+    found = pooled_path(ladder, degree=2)
+    fine = pooled_path(ladder, degree=2, num_nodes=4 * found.info["num_nodes"])
+    assert found.info["num_nodes"] == NUM_NODES
+    assert abs(found.value - fine.value) < found.discretisation_error < found.mcse / 3
+    assert found.mcse == pytest.approx(fine.mcse, rel=0.02)
 
 
 @pytest.mark.slow
