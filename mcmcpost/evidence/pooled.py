@@ -173,9 +173,8 @@ def pooled_path(
     options = _Options(degree, power or ladder.power, controlled, last)
     number = num_nodes or (NUM_NODES if ladder.reference is None else REFERENCE_NODES)
     found = _integrate(ladder, pooled, mixtures, number, options)
-    while num_nodes is None and found.too_coarse and not _reason(mixtures, overlap, found.smallest_ess):
-        if 2 * number > MOST_NODES:
-            break
+    may_grow = num_nodes is None and not _reason(mixtures, overlap, found.smallest_ess)
+    while may_grow and found.too_coarse and 2 * number <= MOST_NODES:
         number = _more_nodes(number, options.power, pooled, mixtures, found.limit)
         found = _integrate(ladder, pooled, mixtures, number, options)
     start_value, start_error = _log_possible(ladder)
