@@ -107,7 +107,7 @@ def log_evidence(
     """Estimate log p(y) from a ladder of power posteriors by thermodynamic integration with control variates.
 
     log p(y) = ∫₀¹ E_t[log p(y|x)] dt. Where neighbouring rungs overlap, all draws serve every temperature: the
-    multistate Bennett weights, a weighted zero-variance control variate and Gauss–Legendre quadrature leave no ladder
+    multistate Bennett weights, a weighted zero-variance control variate and Gauss–Kronrod quadrature leave no ladder
     error (``pooled``). Otherwise each rung is controlled by its own draws and the second-order rule is reported
     (``corrected``), with its discretisation error beside the Monte Carlo error. Stepping stone, MBAR and the other
     rules are computed from the same draws as cross-checks. docs/mathematics.md section 3; Sun, Barp and Briol (2023),
@@ -120,7 +120,8 @@ def log_evidence(
         rungs jointly. By default polynomials chosen by their honest error, and a kernel where the rungs are reported.
     path : ``"auto"``, ``"pooled"`` or ``"rungs"``: which estimate is the value.
     degree : of the polynomials of the pooled path; chosen by its honest error by default.
-    num_nodes : of its quadrature, 24 by default and eight from a reference; its error is the distance to twice as many.
+    num_nodes : Gauss–Legendre nodes of its quadrature; Kronrod's rule adds num_nodes + 1, and its error is the distance
+        between the two. By default 12, and eight from a reference, doubled up to 48 where they are too few.
     folds, standardize, fallback : of the rungs, as in `expectation`.
     allow_bad_scores : use control variates although the score gate fails.
     bridge : `bridge_evidence` of the last rung, ``tree.sel(temperature=1.0)``, or of another trace of this posterior.

@@ -316,7 +316,7 @@ def estimate_log_evidence(
         discretisation_error=best.info["discretisation_error"],
         status=_status(best, health, check),
         method=best.method,
-        complaints=(*_complaints(ladder, health, check, found, best), *halves_complaint(info)),
+        complaints=(*_complaints(ladder, health, check, found, passing, best), *halves_complaint(info)),
         estimates=tuple(estimates),
         temperatures=ladder.temperatures,
         health=health,
@@ -371,11 +371,16 @@ def with_bridge(evidence: Evidence, bridge: Evidence, *, choose: bool = True) ->
 
 
 def _complaints(
-    ladder: Ladder, health: RungHealth, check: LadderCheck, found: PooledPath | None, best: EvidenceEstimate
+    ladder: Ladder,
+    health: RungHealth,
+    check: LadderCheck,
+    found: PooledPath | None,
+    passing: PathDiagnostics | None,
+    best: EvidenceEstimate,
 ) -> tuple[str, ...]:
     at = [f"t = {t:.3g}" for t in ladder.temperatures]
     stray = [at[i] for i in np.flatnonzero(health.usable & ~health.converged)]
-    texts = [f"no pooled path: {found.reason}"] if found is not None and found.reason else []
+    texts = [f"no pooled path: {found.reason}{_cure(found, passing)}"] if found is not None and found.reason else []
     texts += [f"the rung {at[i]} has {health.problem[i]}" for i in np.flatnonzero(~health.usable)]
     if not check.tested and best.status is not Status.PLAIN:
         texts.append("there are too few draws to test the scores, so nothing is known about them")
@@ -385,6 +390,14 @@ def _complaints(
             " which rules over the rungs need, is undefined; the pooled path does without it"
         )
     return (*texts, f"the chains disagree at {', '.join(stray)}") if stray else tuple(texts)
+
+
+def _cure(found: PooledPath, passing: PathDiagnostics | None) -> str:
+    """Return how many rungs would overlap, where the barrier is known."""
+    if passing is None or not found.mixtures.converged or not np.isfinite(passing.barrier.total):
+        return ""
+    number = passing.barrier.overlapping_size
+    return f"; sample {number} rungs at barrier_ladder(tree, {number}), which would overlap"
 
 
 def _status(best: EvidenceEstimate, health: RungHealth, check: LadderCheck) -> Status:

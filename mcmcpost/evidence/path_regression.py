@@ -12,7 +12,6 @@ from scipy import special
 from tqdm import tqdm
 
 from mcmcpost._core.devices import no_bar
-from mcmcpost.evidence.ladders.ladder import PATH_POWER
 from mcmcpost.evidence.mbar import log_mixture, solve_free_energies
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.linsolve import blas_threads, cholesky_factor, solve_lower, solve_positive
@@ -30,9 +29,6 @@ PENALTIES = (1e-6, 1e-9)
 """Penalties on the squared norm of the kernel part, relative to the weighted mean square of the residuals."""
 
 JITTER = 1e-10
-
-NUM_CHANGES = 4
-"""Dimension of the space in which leaving out a block changes the weights of the draws."""
 
 
 class PooledDraws(NamedTuple):
@@ -103,16 +99,6 @@ class PathFit(NamedTuple):
     influence: Float[np.ndarray, "n g"]
 
 
-def path_quadrature(
-    num_nodes: int, power: float = PATH_POWER
-) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
-    """Return Gauss–Legendre temperatures and weights of ∫₀¹ μ(s^a)·a s^(a−1) ds, with the power a (docs/mathematics.md
-    section 3)."""
-    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
-    s = 0.5 * (nodes + 1.0)
-    return s**power, 0.5 * weights * power * s ** (power - 1.0)
-
-
 def solve_mixtures(
     temperatures: Float[np.ndarray, " t"], pooled: PooledDraws, start: Float[np.ndarray, " t"], *, num_blocks: int
 ) -> Mixtures:
@@ -151,32 +137,48 @@ _quiet = np.errstate(divide="ignore", over="ignore", invalid="ignore")
 """What is not finite is no answer, which its error says."""
 
 
-class _Basis(NamedTuple):
-    """Functions of mean zero at one temperature: polynomial ones, orthonormal under the weights, low degrees first;
-    then K₀(·, landmarks)L⁻ᵀ with K₀ = LLᵀ among landmarks, whose coefficients have the norm of the kernel's space.
+class _Gram(NamedTuple):
+    """Moments of features under weights that add up to less than one where a block is left out.
 
-    centred : (n, q) minus their weighted mean. offset : (q,) that mean, whose expectation under the target is zero.
+    total : Σ_n w_n. mean : (q,) Σ_n w_n x_n. square : (q, q) Σ_n w_n x_n x_nᵀ.
     """
 
-    centred: Float[np.ndarray, "n q"]
-    offset: Float[np.ndarray, " q"]
-
-
-class _Moments(NamedTuple):
-    """Of ℓ and the basis under some weights: E ℓ, E x (q,), E[(ℓ − E ℓ)x] (q,), and E xxᵀ (q, q)."""
-
-    level: float
+    total: float
     mean: Float[np.ndarray, " q"]
-    cross: Float[np.ndarray, " q"]
     square: Float[np.ndarray, "q q"]
+
+    def without(self, part: "_Gram") -> "_Gram":
+        return _Gram(self.total - part.total, self.mean - part.mean, self.square - part.square)
+
+    def covariance(self) -> Float[np.ndarray, "q q"]:
+        mean = self.mean / self.total
+        return self.square / self.total - np.outer(mean, mean)
+
+
+class _NodeFit(NamedTuple):
+    """The regression at one temperature, for the g levels.
+
+    mean : (g,) μ. deleted : (b, g) without each block. residuals : (n, g) held out, with the expectation μ.
+    """
+
+    mean: Float[np.ndarray, " g"]
+    deleted: Float[np.ndarray, "b g"]
+    residuals: Float[np.ndarray, "n g"]
+
+
+class PlainPath(NamedTuple):
+    """Weighted means of ℓ at k temperatures, without controls, and Kish's effective number of the weighted draws."""
+
+    mean: Float[np.ndarray, " k"]
+    ess: Float[np.ndarray, " k"]
 
 
 @_quiet
-def weighted_ess(
-    temperatures: Float[np.ndarray, " k"], pooled: PooledDraws, mixtures: Mixtures
-) -> Float[np.ndarray, " k"]:
-    """Return Kish's effective number of the draws as weighted at each temperature."""
-    return np.array([1.0 / np.sum(_weights(t, pooled, mixtures) ** 2) for t in temperatures])
+def plain_path(temperatures: Float[np.ndarray, " k"], pooled: PooledDraws, mixtures: Mixtures) -> PlainPath:
+    """Return the path without controls, which costs next to nothing."""
+    values, weights = _finite(pooled), (_weights(t, pooled, mixtures) for t in temperatures)
+    mean, ess = zip(*((at @ values, 1.0 / (at @ at)) for at in weights), strict=True)
+    return PlainPath(np.array(mean), np.array(ess))
 
 
 @_quiet
@@ -192,90 +194,38 @@ def fit_path(
 
     At t the draws weigh w_n ∝ c_n exp(tℓ_n)/Σ_j m_j exp(t_jℓ_n − f_j), c_n how many each counts for, and the regression
     of ℓ on Stein features with the score t∇ℓ + ∇log p has the intercept μ(t) (docs/mathematics.md section 3). Every
-    deletion has its own f_j, weights and coefficients; what it changes in the weights of the other draws is projected
-    on a few principal components (see `_weight_changes`), so that a few Gram matrices serve all deletions. The features
-    of lower degrees come first, so their fits are leading blocks of one Gram matrix. A semi-exact level adds a squared
-    exponential Stein kernel at J landmarks, drawn systematically by the weights, with a ridge. Polynomials and kernel
-    are in coordinates standardised at each temperature. Memory is O(n(q + J + blocks)). By LAPACK: compiling it took
-    longer than most ladders do.
+    deletion has its own f_j, weights and coefficients, see `_fit_node`. The features of lower degrees come first, so
+    their fits are leading blocks of one Gram matrix. A semi-exact level adds a squared exponential Stein kernel at J
+    landmarks, drawn systematically by the weights, with a ridge. Polynomials and kernel are in coordinates standardised
+    at each temperature. Memory is O(n(q + J + blocks)). By LAPACK: compiling it took longer than most ladders do.
     """
-    values, d, g, b = _finite(pooled), pooled.points.shape[1], family.num_levels, len(pooled.members)
-    members = [rows[rows < len(values)] for rows in pooled.members]
+    values, g, b = _finite(pooled), family.num_levels, len(pooled.members)
+    levels = _levels(family, pooled.points.shape[1])
+    members = [_rows(rows[rows < len(values)]) for rows in pooled.members]
     mean, ratio, ess = np.empty((len(temperatures), g)), np.empty((len(temperatures), g)), np.empty(len(temperatures))
-    integral, crossfit, deleted, influence = np.zeros(g), np.zeros(g), np.zeros((b, g)), np.zeros((len(values), g))
+    crossfit, deleted, influence = np.zeros(g), np.zeros((b, g)), np.zeros((len(values), g))
     nodes = tqdm(temperatures, desc="path", disable=no_bar(True), leave=False)
     for k, (t, step) in enumerate(zip(nodes, quadrature, strict=True)):
         weights = _weights(t, pooled, mixtures)
-        basis = _basis_at(t, pooled, weights, family)
-        with blas_threads(len(basis.offset)):
-            mean[k], _ = _regression(_moments(weights, basis, values), basis.offset, family, d)
-            without = _moments_without(weights, basis, values, mixtures, members)
-        residuals = np.empty((len(values), g))
-        for block, (rows, moments) in enumerate(zip(members, without, strict=True)):
-            means, coefficients = _regression(moments, basis.offset, family, d)
-            deleted[block] += step * means
-            residuals[rows] = values[rows, None] - basis.centred[rows] @ coefficients.T - coefficients @ basis.offset
-        centre = weights @ residuals
-        residuals -= centre
+        kept = _weights_without(weights, pooled, mixtures)
+        with blas_threads(levels.sizes[-1] + levels.num_landmarks):
+            features = _features_at(t, pooled, weights, family)
+            node = _fit_node(features, values, weights, kept, members, levels)
+        centre = weights @ node.residuals
+        around = node.residuals - centre
+        mean[k] = node.mean
         ess[k] = 1.0 / np.sum(weights**2)
-        ratio[k] = (weights @ (values - weights @ values) ** 2) / (weights @ residuals**2)
-        integral += step * mean[k]
+        ratio[k] = (weights @ (values - weights @ values) ** 2) / (weights @ around**2)
         crossfit += step * centre
-        influence += (step * weights)[:, None] * residuals
-    return PathFit(mean, ess, ratio, integral, crossfit, deleted, influence)
+        deleted += step * node.deleted
+        influence += (step * weights)[:, None] * around
+    return PathFit(mean, ess, ratio, quadrature @ mean, crossfit, deleted, influence)
 
 
-def _moments(weights: Float[np.ndarray, " n"], basis: _Basis, values: Float[np.ndarray, " n"]) -> _Moments:
-    level = weights @ values
-    cross = (weights * (values - level)) @ basis.centred
-    return _Moments(level, weights @ basis.centred, cross, _second_moments(weights, basis.centred))
-
-
-def _moments_without(
-    weights: Float[np.ndarray, " n"],
-    basis: _Basis,
-    values: Float[np.ndarray, " n"],
-    mixtures: Mixtures,
-    members: Sequence[Int[np.ndarray, " _"]],
-) -> list[_Moments]:
-    """Return the moments without each block; the changes of the weights may have either sign."""
-    mine, patterns = _weight_changes(weights, mixtures)
-    squares = np.stack([basis.centred.T @ ((weights * change)[:, None] * basis.centred) for change in patterns])
-    squares = np.tensordot(mine, squares, 1)
-    kept = mine @ patterns * weights
-    for block, rows in enumerate(members):
-        squares[block] -= basis.centred[rows].T @ (kept[block, rows, None] * basis.centred[rows])
-        kept[block, rows] = 0.0
-    total = kept.sum(1)
-    kept /= total[:, None]
-    middle = weights @ values
-    means, shifts = kept @ basis.centred, kept @ (values - middle)
-    kept *= values - middle
-    crosses = kept @ basis.centred - shifts[:, None] * means
-    return [
-        _Moments(middle + shifts[block], means[block], crosses[block], squares[block] / total[block])
-        for block in range(len(members))
-    ]
-
-
-@_quiet
-def path_integral(
-    temperatures: Float[np.ndarray, " k"],
-    quadrature: Float[np.ndarray, " k"],
-    pooled: PooledDraws,
-    mixtures: Mixtures,
-    *,
-    family: Family,
-) -> Float[np.ndarray, " g"]:
-    """Return ∫μ dt of every level on all draws alone, for another quadrature rule at little cost."""
-    values, total = _finite(pooled), np.zeros(family.num_levels)
-    for t, step in zip(temperatures, quadrature, strict=True):
-        weights = _weights(t, pooled, mixtures)
-        basis = _basis_at(t, pooled, weights, family)
-        with blas_threads(len(basis.offset)):
-            mean, _ = _regression(_moments(weights, basis, values), basis.offset, family, pooled.points.shape[1])
-        total += step * mean
-    return total
+def _rows(members: Int[np.ndarray, " l"]) -> Int[np.ndarray, " l"] | slice:
+    """Return increasing rows as a slice, which needs no copy, where they follow each other."""
+    contiguous = len(members) and members[-1] - members[0] == len(members) - 1
+    return slice(members[0], members[-1] + 1) if contiguous else members
 
 
 def _finite(pooled: PooledDraws) -> Float[np.ndarray, " n"]:
@@ -289,22 +239,39 @@ def _weights(temperature: float, pooled: PooledDraws, mixtures: Mixtures) -> Flo
     return special.softmax(np.where(known, logs, -np.inf))
 
 
-def _weight_changes(
-    weights: Float[np.ndarray, " n"], mixtures: Mixtures
-) -> tuple[Float[np.ndarray, "k r"], Float[np.ndarray, "r n"]]:
-    """Return factors of the (k, n) changes of the weights when each of k blocks is left out, before normalisation.
-
-    Without a block the mixture density of the draws changes, and the weight of each of the others by its inverse: by
-    little, and smoothly in the log likelihood. The leading `NUM_CHANGES` principal components under the weights hold
-    that to rounding for two rungs, and to a small part of the change for many.
-    """
-    change = np.zeros((len(mixtures.log_densities) - 1, len(weights)))
+def _weights_without(
+    weights: Float[np.ndarray, " n"], pooled: PooledDraws, mixtures: Mixtures
+) -> Float[np.ndarray, "k n"]:
+    """Return the normalised weights of all draws when each of k blocks is left out, and with it its part of the
+    mixture."""
+    kept = np.zeros((len(pooled.members), len(weights)))
     seen = weights > NEGLIGIBLE
-    change[:, seen] = np.exp(mixtures.log_densities[:1, seen] - mixtures.log_densities[1:, seen])
-    moments = (change * weights) @ change.T
-    sound = np.isfinite(moments).all()  # elsewhere LAPACK raises
-    leading = (np.linalg.eigh(moments)[1] if sound else np.full_like(moments, np.nan))[:, -NUM_CHANGES:]
-    return leading, leading.T @ change
+    kept[:, seen] = weights[seen] * np.exp(mixtures.log_densities[:1, seen] - mixtures.log_densities[1:, seen])
+    kept[pooled.blocks == np.arange(len(kept))[:, None]] = 0.0
+    return kept / kept.sum(axis=1, keepdims=True)
+
+
+def _features_at(
+    temperature: float, pooled: PooledDraws, weights: Float[np.ndarray, " n"], family: Family
+) -> Float[np.ndarray, "n q"]:
+    """Return functions whose expectation at one temperature is zero: polynomial ones, low degrees first; then
+    K₀(·, landmarks)L⁻ᵀ with K₀ = LLᵀ among landmarks, whose coefficients have the norm of the kernel's space."""
+    if family.degree == 0:
+        return np.zeros((len(weights), 0))
+    centred = pooled.points - weights @ pooled.points
+    covariance = _second_moments(weights, centred)
+    scale = np.sqrt(np.diagonal(covariance))
+    scale = np.where(scale > 0, scale, 1.0)
+    correlation = covariance / np.outer(scale, scale) + RIDGE * np.eye(len(scale))
+    lower = scale[:, None] * _factor(correlation)
+    # Far draws of other rungs may overflow the features; their weight is nil.
+    seen = (weights > NEGLIGIBLE)[:, None]
+    z = np.where(seen, solve_lower(lower, centred.T).T, 0.0)
+    scores = np.where(seen, (temperature * pooled.gradient_log_likelihood + pooled.gradient_log_prior) @ lower, 0.0)
+    features = np.asarray(polynomial_features(z, scores, polynomial_exponents(z.shape[1], family.degree)))
+    if not family.num_landmarks:
+        return features
+    return np.concatenate([features, _landmark_features(weights, z, scores, family.num_landmarks)], axis=1)
 
 
 def _second_moments(weights: Float[np.ndarray, " n"], features: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "q q"]:
@@ -313,49 +280,11 @@ def _second_moments(weights: Float[np.ndarray, " n"], features: Float[np.ndarray
     return half.T @ half
 
 
-def _basis_at(temperature: float, pooled: PooledDraws, weights: Float[np.ndarray, " n"], family: Family) -> _Basis:
-    """Return the basis at one temperature, standardised twice: the coordinates first, then the features."""
-    if family.degree == 0:
-        return _Basis(np.zeros((len(weights), 0)), np.zeros(0))
-    centred = pooled.points - weights @ pooled.points
-    covariance = _second_moments(weights, centred)
-    scale = np.sqrt(np.diagonal(covariance))
-    scale = np.where(scale > 0, scale, 1.0)
-    correlation = covariance / np.outer(scale, scale) + RIDGE * np.eye(len(scale))
-    lower = scale[:, None] * _factor(correlation)
-    z = solve_lower(lower, centred.T).T
-    scores = (temperature * pooled.gradient_log_likelihood + pooled.gradient_log_prior) @ lower
-    features = polynomial_features(z, scores, polynomial_exponents(z.shape[1], family.degree))
-    polynomials = _orthonormal(weights, np.asarray(features))
-    if not family.num_landmarks:
-        return polynomials
-    landmarks = _landmark_features(weights, z, scores, family.num_landmarks)
-    offset = weights @ landmarks
-    return _Basis(
-        np.concatenate([polynomials.centred, landmarks - offset], axis=1),
-        np.concatenate([polynomials.offset, offset]),
-    )
-
-
-def _orthonormal(weights: Float[np.ndarray, " n"], features: Float[np.ndarray, "n q"]) -> _Basis:
-    # Far draws of other rungs may overflow the features; their weight is nil.
-    features = np.where((weights > NEGLIGIBLE)[:, None], features, 0.0)
-    norm = np.sqrt(weights @ features**2)
-    features /= np.where(norm > 0, norm, 1.0)
-    offset = weights @ features
-    features -= offset
-    gram = _second_moments(weights, features)
-    factor = _factor(gram + RIDGE * len(gram) * np.eye(len(gram)))
-    return _Basis(solve_lower(factor, features.T).T, solve_lower(factor, offset[:, None])[:, 0])
-
-
 def _landmark_features(
     weights: Float[np.ndarray, " n"], z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"], num_landmarks: int
 ) -> Float[np.ndarray, "n J"]:
     """Return K₀(z, landmarks)L⁻ᵀ, the kernel scaled to a weighted mean diagonal of about one."""
     kernel = SquaredExponential(jnp.asarray(LENGTHSCALE * np.sqrt(z.shape[1])))
-    seen = (weights > NEGLIGIBLE)[:, None]
-    z, scores = np.where(seen, z, 0.0), np.where(seen, scores, 0.0)
     at = np.searchsorted(np.cumsum(weights), (np.arange(num_landmarks) + 0.5) / num_landmarks)
     chosen = np.minimum(at, len(weights) - 1)
     across = np.asarray(stein_gram(kernel, z[chosen], scores[chosen], z, scores))
@@ -371,27 +300,114 @@ def _factor(matrix: Float[np.ndarray, "q q"]) -> Float[np.ndarray, "q q"]:
     return np.full_like(matrix, np.nan) if lower is None else lower
 
 
-def _regression(
-    moments: _Moments, offset: Float[np.ndarray, " q"], family: Family, d: int
-) -> tuple[Float[np.ndarray, " g"], Float[np.ndarray, "g q"]]:
-    """Return intercepts and coefficients, zero outside each level; the basis may be of other weights than the moments.
+def _fit_node(
+    features: Float[np.ndarray, "n q"],
+    values: Float[np.ndarray, " n"],
+    weights: Float[np.ndarray, " n"],
+    kept: Float[np.ndarray, "b n"],
+    members: Sequence[Int[np.ndarray, " _"] | slice],
+    levels: "_Levels",
+) -> _NodeFit:
+    """Regress the values on the features with all weights, and with those `kept` without each block.
 
-    offset : that of the basis.
+    All fits share one pass of products: the Gram matrix of each block under the weights of all draws. Coefficients take
+    Newton steps, from gradients under the weights that are meant. The fit to all draws takes two, of which the second
+    removes the rounding of the normal equations (corrected seminormal equations; Björck 1987,
+    doi:10.1016/0024-3795(87)90101-7). A deletion takes one from there. As its Gram matrix is that of the weights before
+    they change, its error is of second order in that change.
     """
-    q, top = len(offset), len(offset) - family.num_landmarks
-    gram = moments.square - np.outer(moments.mean, moments.mean) + RIDGE * max(q, 1) * np.eye(q)
-    coefficients = np.zeros((family.num_levels, q))
-    factor = _factor(gram[:top, :top])
-    half = solve_lower(factor, moments.cross[:top, None])
-    for level in range(1, family.degree + 1):
-        size = num_polynomial_features(d, level)
-        coefficients[level, :size] = solve_lower(factor[:size, :size], half[:size], transposed=True)[:, 0]
-    if family.num_landmarks:
-        size = num_polynomial_features(d, family.kernel_degree)
-        columns = np.concatenate([np.arange(size), np.arange(top, q)])
-        system = gram[np.ix_(columns, columns)]
-        penalised = np.arange(len(columns)) >= size
-        for level, penalty in enumerate(PENALTIES, start=family.degree + 1):
-            solved = solve_positive(system + np.diag(penalty * penalised), moments.cross[columns, None])
-            coefficients[level, columns] = solved[:, 0]
-    return moments.level - coefficients @ (moments.mean + offset), coefficients
+    parts = [_gram(weights[rows], features[rows]) for rows in members]
+    whole = _Gram(
+        sum(part.total for part in parts),
+        np.sum([part.mean for part in parts], axis=0),
+        np.sum([part.square for part in parts], axis=0),
+    )
+    centred = (values - weights @ values)[:, None]
+    coefficients = np.zeros((levels.number, features.shape[1]))
+    residuals = np.repeat(centred, levels.number, axis=1)
+    for _ in range(2):
+        (gradient,), _ = levels.gradients(weights[None], residuals, features)
+        coefficients = coefficients + levels.step(whole.covariance(), gradient, coefficients)
+        residuals = centred - features @ coefficients.T
+    means = kept @ features
+    gradients, deleted = levels.gradients(kept, residuals, features)
+    held_out = np.empty_like(residuals)
+    for block, (rows, part) in enumerate(zip(members, parts, strict=True)):
+        change = levels.step(whole.without(part).covariance(), gradients[block], coefficients)
+        deleted[block] -= change @ means[block]
+        held_out[rows] = residuals[rows] - features[rows] @ change.T
+    middle = weights @ values
+    return _NodeFit(middle + weights @ residuals, middle + deleted, middle + held_out)
+
+
+def _gram(weights: Float[np.ndarray, " n"], features: Float[np.ndarray, "n q"]) -> _Gram:
+    return _Gram(float(weights.sum()), weights @ features, _second_moments(weights, features))
+
+
+class _Levels(NamedTuple):
+    """The columns of the features that each level of a family uses.
+
+    sizes : of the polynomials of each degree from zero, which lead. kernel_size : of those used with the kernel.
+    num_landmarks : columns of the kernel, the last ones.
+    """
+
+    sizes: tuple[int, ...]
+    kernel_size: int
+    num_landmarks: int
+
+    @property
+    def number(self) -> int:
+        return len(self.sizes) + (len(PENALTIES) if self.num_landmarks else 0)
+
+    def gradients(
+        self, weights: Float[np.ndarray, "b n"], residuals: Float[np.ndarray, "n g"], features: Float[np.ndarray, "n q"]
+    ) -> tuple[Float[np.ndarray, "b g q"], Float[np.ndarray, "b g"]]:
+        """Return Σ_n w_n x_n (r_n − r̄) for each row of normalised weights and each level, and the means r̄.
+
+        Only the columns of a level are filled.
+        """
+        means = weights @ residuals
+        found = np.zeros((*means.shape, features.shape[1]))
+        for level in range(1, self.number):
+            size = self.sizes[level] if level < len(self.sizes) else features.shape[1]
+            around = residuals[:, level] - means[:, level, None]
+            found[:, level, :size] = (weights * around) @ features[:, :size]
+        return found, means
+
+    def step(
+        self,
+        covariance: Float[np.ndarray, "q q"],
+        gradient: Float[np.ndarray, "g q"],
+        coefficients: Float[np.ndarray, "g q"],
+    ) -> Float[np.ndarray, "g q"]:
+        """Return the change of the coefficients, zero outside each level, by which the penalised gradient vanishes."""
+        top, kernel = self.sizes[-1], slice(self.sizes[-1], None)
+        scale = np.ones(len(covariance))
+        norm = np.sqrt(np.diagonal(covariance)[:top])
+        scale[:top] = 1.0 / np.where(norm > 0, norm, 1.0)
+        gram = covariance * np.outer(scale, scale) + RIDGE * max(len(scale), 1) * np.eye(len(scale))
+        slopes = gradient * scale
+        factor = _factor(gram[:top, :top])
+        change = np.zeros_like(gradient)
+        for level, size in enumerate(self.sizes):
+            half = solve_lower(factor[:size, :size], slopes[level, :size, None])
+            change[level, :size] = solve_lower(factor[:size, :size], half, transposed=True)[:, 0]
+        if self.num_landmarks:
+            # The kernel is what its columns have that the polynomials, which are not penalised, have not.
+            size = self.kernel_size
+            lower = factor[:size, :size]
+            shared = solve_lower(lower, gram[:size, kernel])
+            own = gram[kernel, kernel] - shared.T @ shared
+            for level, penalty in enumerate(PENALTIES, start=len(self.sizes)):
+                half = solve_lower(lower, slopes[level, :size, None])
+                slope = slopes[level, kernel] - penalty * coefficients[level, kernel]
+                solved = solve_positive(own + penalty * np.eye(len(own)), slope[:, None] - shared.T @ half)
+                change[level, :size] = solve_lower(lower, half - shared @ solved, transposed=True)[:, 0]
+                change[level, kernel] = solved[:, 0]
+        return change * scale
+
+
+def _levels(family: Family, d: int) -> _Levels:
+    sizes = tuple(num_polynomial_features(d, degree) for degree in range(family.degree + 1))
+    kernel_size = num_polynomial_features(d, family.kernel_degree) if family.num_landmarks else 0
+    return _Levels(sizes, kernel_size, family.num_landmarks)

@@ -26,18 +26,26 @@ from mcmcpost.evidence.path_regression import (
     PathFit,
     PooledDraws,
     fit_path,
-    path_integral,
-    path_quadrature,
+    plain_path,
     solve_mixtures,
-    weighted_ess,
 )
+from mcmcpost.evidence.quadrature import path_rule
 from mcmcpost.stein import num_polynomial_features
 
-NUM_NODES = 24
-"""Nodes of a path from the prior."""
+NUM_NODES = 12
+"""Gauss–Legendre nodes of a path from the prior; they are doubled where they are too few."""
 
 REFERENCE_NODES = 8
-"""Nodes of a path from a reference."""
+"""Nodes of a path from a reference, likewise."""
+
+MOST_NODES = 48
+"""Nodes from which on they are not doubled."""
+
+PART_OF_ERROR = 1 / 3
+"""Part of the Monte Carlo error up to which a discretisation error is small: it adds a twentieth to their sum."""
+
+ROUNDING = 1e-9
+"""Part of the value, or of one nat, up to which it is small beside an exact control variate."""
 
 NUM_BLOCKS = 24
 
@@ -50,17 +58,17 @@ MIN_ESS = 10.0
 
 NUM_LANDMARKS = 128
 
-KERNEL_DEGREE = 2
+KERNEL_DEGREE = 3
 
-KERNEL_DRAWS = 10_000
-"""Number of draws above which no kernel is tried: its fits without each block would take minutes."""
+KERNEL_DRAWS = 50_000
+"""Number of draws above which no kernel is tried: it takes three times as long as the polynomials alone."""
 
 
 class PooledPath(NamedTuple):
     """The log evidence from all draws of the ladder at once.
 
     value, mcse : ∫μ dt of the controlled path and its Monte Carlo standard error.
-    discretisation_error : distance to the same integral with twice the nodes.
+    discretisation_error : distance to the integral with every second node.
     degree, level, method : of the polynomial, zero for none; the column of `fit` that was chosen; and its name.
     temperatures : (k,) the quadrature nodes; `fit` has the path there.
     mixtures : MBAR, all draws first and then without each block. overlap : (t−1,) of neighbouring rungs.
@@ -142,11 +150,13 @@ def pooled_path(
     ----------
     degree : degree of the zero-variance control variate. By default the method with the smallest error is chosen: a
         degree with at least three effective draws for each feature at every temperature, up to eight in one dimension,
-        six in two and three beyond; or, for up to 10,000 draws, the quadratic with a kernel (semi-exact). The smallest
-        of several estimated errors is too small. The error of each method therefore includes the change of the value
-        from the method below it, for polynomials times the ratio of their errors.
-    num_nodes : number of Gauss–Legendre nodes; by default 24, and eight from a reference. power : they are placed in
-        t^(1/power), by default that of the ladder; one for a path that is nowhere steep.
+        six in two and three beyond; or, for up to 50,000 draws, such a degree of at most three with a kernel
+        (semi-exact). The smallest of several estimated errors is too small. The error of each method therefore includes
+        the change of the value from the method below it, for polynomials times the ratio of their errors.
+    num_nodes : of Gauss–Legendre, to which Kronrod's rule adds `num_nodes` + 1; the value is that of both, and its
+        discretisation error the distance to the former. By default 12, and eight from a reference, doubled up to 48
+        until that error is below a third of the Monte Carlo error.
+    power : nodes are placed in t^(1/power), by default that of the ladder; one for a path that is nowhere steep.
     controlled : whether scores may be used.
     last : weights of the draws of the last rung, where they are not equal.
     """
@@ -160,33 +170,88 @@ def pooled_path(
     energies = mixtures.free_energies[0]
     overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, pooled.counts, sizes, energies))
 
+    options = _Options(degree, power or ladder.power, controlled, last)
     number = num_nodes or (NUM_NODES if ladder.reference is None else REFERENCE_NODES)
-    power = power or ladder.power
-    nodes, weights = path_quadrature(number, power)
-    smallest = float(weighted_ess(nodes, pooled, mixtures).min())
-    d = ladder.draws.shape[-1]
-    family = _family(d, len(pooled.points), smallest, degree) if controlled else Family(0)
-    fit = fit_path(nodes, weights, pooled, mixtures, family=family)
-    chosen, error, tried = _choose_level(ladder, fit, family, degree, last)
-    of_degree, _, label = _level(family, chosen)
-    alone = Family(of_degree) if chosen <= family.degree else family._replace(degree=of_degree)
-    again = path_integral(*path_quadrature(2 * number, power), pooled, mixtures, family=alone)
-    fine = again[chosen - family.num_levels if chosen > family.degree else -1]
+    found = _integrate(ladder, pooled, mixtures, number, options)
+    may_grow = num_nodes is None and not _reason(mixtures, overlap, found.smallest_ess)
+    while may_grow and found.too_coarse and 2 * number <= MOST_NODES:
+        number = _more_nodes(number, options.power, pooled, mixtures, found.limit)
+        found = _integrate(ladder, pooled, mixtures, number, options)
     start_value, start_error = _log_possible(ladder)
+    of_degree, _, label = _level(found.family, found.choice.level)
     return PooledPath(
-        value=float(fit.integral[chosen]) + start_value,
-        mcse=float(np.hypot(error, start_error)),
-        discretisation_error=abs(float(fine - fit.integral[chosen])),
+        value=found.value + start_value,
+        mcse=float(np.hypot(found.choice.error, start_error)),
+        discretisation_error=found.discretisation_error,
         degree=of_degree,
-        level=chosen,
+        level=found.choice.level,
         method=label,
-        temperatures=nodes,
-        fit=fit,
+        temperatures=found.temperatures,
+        fit=found.fit,
         mixtures=mixtures,
         overlap=overlap,
-        reason=_reason(mixtures, overlap, smallest),
-        info={"tried": tried, "smallest_ess": smallest, "smallest_overlap": float(overlap.min())},
+        reason=_reason(mixtures, overlap, found.smallest_ess),
+        info={
+            "tried": found.choice.tried,
+            "smallest_ess": found.smallest_ess,
+            "smallest_overlap": float(overlap.min()),
+            "num_nodes": number,
+        },
     )
+
+
+class _Options(NamedTuple):
+    """Arguments of `pooled_path` that do not depend on the nodes."""
+
+    degree: int | None
+    power: float
+    controlled: bool
+    last: LastRung | None
+
+
+class _Integral(NamedTuple):
+    """The path with one number of nodes, and the level of the family that was chosen."""
+
+    temperatures: Float[np.ndarray, " k"]
+    family: Family
+    fit: PathFit
+    choice: "_Choice"
+    smallest_ess: float
+    discretisation_error: float
+
+    @property
+    def value(self) -> float:
+        return float(self.fit.integral[self.choice.level])
+
+    @property
+    def limit(self) -> float:
+        """The discretisation error that is small beside the Monte Carlo error."""
+        return max(PART_OF_ERROR * self.choice.error, ROUNDING * max(1.0, abs(self.value)))
+
+    @property
+    def too_coarse(self) -> bool:
+        return self.discretisation_error > self.limit
+
+
+def _integrate(ladder: Ladder, pooled: PooledDraws, mixtures: Mixtures, num_nodes: int, options: _Options) -> _Integral:
+    nodes, weights, coarse = path_rule(num_nodes, options.power)
+    smallest = float(plain_path(nodes, pooled, mixtures).ess.min())
+    d = ladder.draws.shape[-1]
+    family = _family(d, len(pooled.points), smallest, options.degree) if options.controlled else Family(0)
+    fit = fit_path(nodes, weights, pooled, mixtures, family=family)
+    choice = _choose_level(ladder, fit, family, options.degree, options.last)
+    missed = abs(float((weights - coarse) @ fit.mean[:, choice.level]))
+    return _Integral(nodes, family, fit, choice, smallest, missed)
+
+
+def _more_nodes(number: int, power: float, pooled: PooledDraws, mixtures: Mixtures, limit: float) -> int:
+    """Return the number doubled, and again until the path without controls, which is as steep, is resolved too."""
+    while 2 * number <= MOST_NODES:
+        number *= 2
+        nodes, weights, coarse = path_rule(number, power)
+        if abs((weights - coarse) @ plain_path(nodes, pooled, mixtures).mean) <= limit:
+            break
+    return number
 
 
 class _Choice(NamedTuple):

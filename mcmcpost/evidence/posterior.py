@@ -44,7 +44,7 @@ A proposal costs one evaluation of the density, and a draw of a trace many gradi
 """
 
 NUM_NODES = 4
-"""Nodes of the path from a fitted normal, which is short and nowhere steep."""
+"""Gauss–Legendre nodes of the path from a fitted normal, which is short and nowhere steep; five more are Kronrod's."""
 
 QUADRATIC = 2
 """Degree from which the control variate removes the errors of the fitted moments, which both halves share."""

@@ -1,5 +1,6 @@
 """The log evidence of a ladder against closed forms, pymbar, and itself."""
 
+import re
 import warnings
 
 import jax
@@ -33,6 +34,7 @@ from mcmcpost.evidence import (
     simpson_rule,
     trapezoid_rule,
 )
+from mcmcpost.evidence.ladders.barrier import ladder_barrier
 from mcmcpost.evidence.mbar import adjacent_overlap, asymptotic_covariance, solve_free_energies
 from mcmcpost.evidence.pooled import pooled_path
 
@@ -159,6 +161,20 @@ def test_rungs_without_overlap_fall_back(rng: np.random.Generator) -> None:
     assert "overlap" in "; ".join(found.complaints)
     assert found.status is Status.CONTROLLED
     assert found.discretisation_error > found.mcse
+
+
+@pytest.mark.slow
+def test_the_number_of_rungs_that_a_complaint_names_does_overlap(rng: np.random.Generator) -> None:
+    path = GaussianPath(np.full(20, 3.0), 0.1)
+    ladder = path.ladder(rng, 100, power_ladder(8, 5))
+    (complaint,) = (text for text in evidence(ladder).complaints if text.startswith("no pooled path"))
+    number = int(re.search(r"sample (\d+) rungs at barrier_ladder\(tree, \1\)", complaint)[1])
+    assert number > 8
+    better = path.ladder(rng, 100, ladder_barrier(ladder).place(number))
+    found = evidence(better)
+    assert found.method == "pooled"
+    assert found.pooled.info["smallest_overlap"] > 0.1
+    assert not found.complaints
 
 
 def test_exchanged_rungs_get_the_error_of_their_sum(rng: np.random.Generator) -> None:
@@ -334,7 +350,7 @@ def test_tables_tree_and_plot(rng: np.random.Generator) -> None:
     assert tree.identical(before)
     assert list(found.to_dataframe().index[:2]) == ["pooled", "corrected"]
     assert found.rungs_to_dataframe()["problem"].iloc[4] != ""
-    assert len(found.path_to_dataframe()) == 24
+    assert len(found.path_to_dataframe()) == 2 * found.pooled.info["num_nodes"] + 1
     kept = found.to_datatree(tree)["evidence"]
     assert kept.attrs["log_evidence"] == found.value
     assert kept["rung_mean_cv"].sizes["temperature"] == len(RUNGS)

@@ -23,8 +23,8 @@ from mcmcpost.evidence import (
     power_ladder,
     sample_ladder,
     sample_more_rungs,
-    sampling as sampling,
 )
+from mcmcpost.evidence.ladders import sampling as sampling
 from mcmcpost.evidence.ladders.lanes import potential
 
 pytestmark = pytest.mark.usefixtures("rank_promotion")

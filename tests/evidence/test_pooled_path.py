@@ -9,12 +9,12 @@ from mcmcpost.evidence.path_regression import (
     PENALTIES,
     Family,
     Mixtures,
-    _Basis,
-    _moments,
-    _regression,
-    _weight_changes,
+    PooledDraws,
+    _fit_node,
+    _levels,
+    fit_path,
 )
-from mcmcpost.evidence.pooled import pooled_path
+from mcmcpost.evidence.pooled import NUM_NODES, pooled_path
 from mcmcpost.stein import num_polynomial_features
 
 GRID = np.linspace(-9.0, 9.0, 20_001)
@@ -36,26 +36,39 @@ def product_path(rng: np.random.Generator, num_draws: int, d: int = 4) -> tuple[
     return make_ladder(levels, x, factor(x).sum(-1), slope, -x), d * float(np.log(masses[1] / masses[0]))
 
 
-@pytest.mark.slow
-def test_the_semi_exact_levels_minimise_their_objective(rng):
-    d, n, landmarks = 2, 60, 7
+def test_the_levels_minimise_their_objectives_with_and_without_each_block(rng):
+    d, n, landmarks = 2, 90, 7
     family = Family(3, 2, landmarks)
     q = num_polynomial_features(d, 3)
     weights = rng.dirichlet(np.ones(n))
-    features = rng.normal(size=(n, q + landmarks))
+    features = rng.normal(size=(n, q + landmarks)) @ np.diag(np.geomspace(1e-3, 1e3, q + landmarks))
+    features[:, q:] /= np.abs(features[:, q:]).max(axis=0)
     values = rng.normal(size=n)
-    offset = weights @ features
-    basis = _Basis(features - offset, offset)
-    means, coefficients = _regression(_moments(weights, basis, values), basis.offset, family, d)
-    assert len(means) == family.num_levels
-    small = num_polynomial_features(d, 2)
-    columns = np.r_[0:small, q : q + landmarks]
-    design = np.c_[np.ones(n), features[:, columns]]
-    for penalty, mean, theta in zip(PENALTIES, means[4:], coefficients[4:], strict=True):
-        ridge = np.diag(np.r_[np.zeros(1 + small), np.full(landmarks, penalty)])
-        wanted = np.linalg.solve(design.T @ (weights[:, None] * design) + ridge, design.T @ (weights * values))
-        np.testing.assert_allclose(np.r_[mean, theta[columns]], wanted, rtol=1e-6, atol=1e-8)
-        assert not np.delete(theta, columns).any()
+    members = [slice(0, 30), np.arange(30, 90, 2), np.arange(31, 90, 2)]
+    kept = np.stack([weights] * 3)
+    for block, rows in enumerate(members):
+        kept[block, rows] = 0.0
+    kept /= kept.sum(axis=1, keepdims=True)
+    found = _fit_node(features, values, weights, kept, members, _levels(family, d))
+
+    def regression(weights, columns, penalty):
+        design = np.c_[np.ones(n), features[:, columns]]
+        size = np.sqrt(weights @ design**2)
+        ridge = np.diag(np.r_[0.0, penalty * (columns >= q)] / size**2)
+        system = (design / size).T @ (weights[:, None] * design / size) + ridge
+        theta = np.linalg.solve(system, (design / size).T @ (weights * values)) / size
+        return theta[0], values - design @ theta + theta[0]
+
+    small = np.arange(num_polynomial_features(d, 2))
+    cases = [(np.arange(num_polynomial_features(d, degree)), 0.0) for degree in range(4)]
+    cases += [(np.r_[small, q : q + landmarks], penalty) for penalty in PENALTIES]
+    assert found.mean.shape == (len(cases),)
+    for level, (columns, penalty) in enumerate(cases):
+        np.testing.assert_allclose(found.mean[level], regression(weights, columns, penalty)[0], rtol=1e-6, atol=1e-8)
+        for block, rows in enumerate(members):
+            mean, residuals = regression(kept[block], columns, penalty)
+            np.testing.assert_allclose(found.deleted[block, level], mean, rtol=1e-6, atol=1e-8)
+            np.testing.assert_allclose(found.residuals[rows, level], residuals[rows], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.slow
@@ -84,6 +97,16 @@ def test_a_degree_that_is_asked_for_is_what_is_fitted(rng):
 
 
 @pytest.mark.slow
+def test_the_discretisation_error_of_a_smooth_path_covers_and_decides_nothing(rng):
+    ladder, _ = product_path(rng, 40, d=2)
+    found = pooled_path(ladder, degree=2)
+    fine = pooled_path(ladder, degree=2, num_nodes=4 * found.info["num_nodes"])
+    assert found.info["num_nodes"] == NUM_NODES
+    assert abs(found.value - fine.value) < found.discretisation_error < found.mcse / 3
+    assert found.mcse == pytest.approx(fine.mcse, rel=0.02)
+
+
+@pytest.mark.slow
 def test_leaving_out_a_block_is_as_pooling_the_others(rng):
     ladder, _ = product_path(rng, 48, d=2)
     found = pooled_path(ladder, degree=2, num_nodes=8)
@@ -102,9 +125,15 @@ def test_leaving_out_a_block_is_as_pooling_the_others(rng):
 
 
 def test_mixtures_that_are_not_finite_leave_nothing_and_raise_nothing(rng):
-    weights = rng.dirichlet(np.ones(30))
-    known, unknown = rng.normal(size=(1, 30)), np.full((6, 30), np.nan)
-    mine, patterns = _weight_changes(weights, Mixtures(np.zeros((7, 2)), np.concatenate([known, unknown]), 1, False))
-    assert mine.shape == (6, 4)
-    assert patterns.shape == (4, 30)
-    assert np.isnan(patterns).all()
+    n, b = 30, 6
+    blocks = np.arange(n) % b
+    known, unknown = rng.normal(size=(1, n)), np.full((b, n), np.nan)
+    draws = rng.normal(size=(n, 2))
+    pooled = PooledDraws(
+        draws, draws[:, 0], draws, -draws, blocks, np.arange(n).reshape(-1, b).T, blocks * 0, np.ones(n)
+    )
+    mixtures = Mixtures(np.zeros((b + 1, 2)), np.concatenate([known, unknown]), 1, False)
+    found = fit_path(np.array([0.3, 0.9]), np.array([0.5, 0.5]), pooled, mixtures, family=Family(1))
+    assert np.isfinite(found.integral).all()
+    assert np.isnan(found.deleted).all()
+    assert np.isnan(found.crossfit[1])

@@ -42,7 +42,12 @@ class Barrier(NamedTuple):
     @property
     def advised_size(self) -> int:
         """Number of rungs of which neighbours reject half of their swaps, 2Λ + 1, but three to 32."""
-        return int(np.clip(np.ceil(2 * self.total) + 1, FEWEST, MOST))
+        return min(self.overlapping_size, MOST)
+
+    @property
+    def overlapping_size(self) -> int:
+        """The same, however many: equal shares of the barrier then have neighbours that overlap by about 0.2."""
+        return int(max(np.ceil(2 * self.total) + 1, FEWEST))
 
     def place(self, size: int | None = None) -> Float[np.ndarray, " t"]:
         """Return `size` temperatures with equal shares of the barrier, by default `advised_size`."""
