@@ -7,7 +7,8 @@
 
 A subject is a page of ``docs/results``. ``--table`` leaves all tables of the page out but those that it names. Commands
 with PYTHON compare with other packages and need ``--peers``, an interpreter that has them; commands with DATA need
-``--shared``, a folder that has ``data/posteriordb`` and ``data/uci``. Of the quick runs three read such data, and stop
+``--shared``, a folder that has ``data/posteriordb`` and ``data/uci``; the one with DIAMONDS needs ``--diamonds``, the
+``diamonds.csv`` of ggplot2, which is also in the wheel of plotnine. Of the quick runs three read such data, and stop
 with one line where it is missing. Recorded commands overwrite ``benchmarks/results``. Where rows of a table are of
 several runs, as its column of commits tells, the recorded command is that of the last.
 """
@@ -61,6 +62,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--list", action="store_true", help="print the commands and run none")
     parser.add_argument("--peers", type=_place, help="an interpreter with the packages to compare with")
     parser.add_argument("--shared", type=_place, help="a folder with data/posteriordb and data/uci")
+    parser.add_argument("--diamonds", type=_place, help="the diamonds.csv of ggplot2 or plotnine")
     args = parser.parse_args(words)
     if args.subject is None:
         for name, page in PAGES.items():
@@ -73,7 +75,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if args.list:
         print("\n".join(commands))
         return
-    places = {"--peers": args.peers, "--shared": args.shared}
+    places = {"--peers": args.peers, "--shared": args.shared, "--diamonds": args.diamonds}
     runs = [(command, filled(command, places)) for command in commands]
     environment = os.environ | ({SHARED: str(args.shared)} if args.shared else {})
     failed = []

@@ -75,7 +75,7 @@ def environment() -> dict[str, str]:
     return {"python": platform.python_version(), **versions, "cpu": cpu, "cores": cores}
 
 
-PLACEHOLDERS = {"--peers": "PYTHON", "--shared": "DATA"}
+PLACEHOLDERS = {"--peers": "PYTHON", "--shared": "DATA", "--diamonds": "DIAMONDS"}
 """What stands in a recorded command for the absolute path that follows an option; ``PATH`` after any other word."""
 
 

@@ -128,7 +128,7 @@ PAGES = {
     ),
     "gaussian_processes": Page(
         "Gaussian-process regression",
-        "How accurate are iterative and computation-aware processes on UCI regressions, and what do they cost?",
+        "How accurate are iterative and computation-aware processes, and what do they cost?",
         (
             "iterative_gp_pol_standard",
             "iterative_gp_pol_pathwise",
@@ -144,6 +144,9 @@ PAGES = {
             "iterative_gp_small_sgd_bike",
             "iterative_gp_small_sgd_bike_pathwise",
             "computation_aware",
+            "computation_aware_large",
+            "computation_aware_actions",
+            "computation_aware_synthetic",
         ),
     ),
     "stein_weights": Page(
@@ -202,7 +205,7 @@ shared with other jobs, so they are indicative only; sizes, ratios and z are not
 no table has. A commit is the code of the run, with a "+" if files were changed; where no CPU time stands beside it, it
 is the commit that recorded the table. An error meets its aim when it is below it after two standard errors are taken
 off. In a command, `PYTHON` is an interpreter that has the packages compared with, and `DATA` is a folder with
-`data/posteriordb` and `data/uci`.
+`data/posteriordb` and `data/uci`; `DIAMONDS` is the `diamonds.csv` of ggplot2, which is also in the wheel of plotnine.
 """
 AGAIN = """`python -m benchmarks` lists the subjects, which are the pages of results:
 
@@ -213,8 +216,8 @@ python -m benchmarks calibration --list   # prints the commands and runs none
 ```
 
 A quick run is the same computation at sizes that end within two minutes of one core. Commands with `PYTHON` need
-`--peers`, and those with `DATA` need `--shared`. Where rows of a table are of several runs, its command is that of the
-last.
+`--peers`, those with `DATA` need `--shared`, and those with `DIAMONDS` need `--diamonds`. Where rows of a table are of
+several runs, its command is that of the last.
 """
 WRITTEN = "The pages are written by `python -m benchmarks.collect` from the JSON of the runs in `benchmarks/results/`."
 

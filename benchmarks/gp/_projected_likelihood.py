@@ -27,7 +27,7 @@ class ProjectedLikelihood(AbstractObjective):
         actions: Any,
     ) -> Float[Array, ""]:
         actions, dead = actions.normalised()
-        inner = actions.project(actions.cross(kernel, X, X))
+        inner = actions.project(actions.image(kernel, X))
         metric = actions.gram() + jnp.diag(dead.astype(inner.dtype))
         lower = jnp.linalg.cholesky(0.5 * (inner + inner.T) + noise * metric)
         white = solve_triangular(lower, actions.project(outputs[:, None])[:, 0], lower=True)

@@ -162,18 +162,25 @@ def _exact(X: np.ndarray, y: np.ndarray, Z: np.ndarray, _: int, seconds: float, 
     }
 
 
+def run_peer(
+    interpreter: str, kind: str, inducing: int, rate: float | str, seconds: float, clock: str, *data: np.ndarray
+) -> tuple[Prediction, dict[str, Any]]:
+    """Return the prediction at Z, and the record, of one of GPyTorch's processes; the data are X, y and Z."""
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        np.savez(file, noise=START_NOISE, **dict(zip("XyZ", data, strict=True)))
+        file.flush()
+        command = [interpreter, "-m", "benchmarks.gp._sparse_peers", file.name, kind, str(inducing), str(rate)]
+        done = subprocess.run([*command, str(seconds), clock], capture_output=True, text=True, check=True)
+        found = np.load(file.name)
+        return Prediction(found["mean"], found["variance"]), json.loads(done.stdout.splitlines()[-1])
+
+
 def _peer(interpreter: str, kind: str, inducing: int, rate: float) -> Callable[..., dict]:
     def run(X: np.ndarray, y: np.ndarray, Z: np.ndarray, _: int, seconds: float, truth: np.ndarray) -> dict:
-        with tempfile.NamedTemporaryFile(suffix=".npz") as file:
-            np.savez(file, X=X, y=y, Z=Z, noise=START_NOISE)
-            file.flush()
-            command = [interpreter, "-m", "benchmarks.gp._sparse_peers", file.name, kind, str(inducing), str(rate)]
-            done = subprocess.run([*command, str(seconds)], capture_output=True, text=True, check=True)
-            record = json.loads(done.stdout.splitlines()[-1])
-            found = np.load(file.name)
-            prediction = Prediction(found["mean"], found["variance"])
-        evaluations, wall, cpu, noise = (record.pop(name) for name in ("evaluations", "wall s", "cpu s", "noise"))
-        return _row(prediction, truth, evaluations, wall, cpu, noise) | record | {"status": ""}
+        prediction, record = run_peer(interpreter, kind, inducing, rate, seconds, "wall", X, y, Z)
+        evaluations, wall, cpu, noise = (record[name] for name in ("evaluations", "wall s", "cpu s", "noise"))
+        losses = {name: record[name] for name in ("start loss/n", "end loss/n")}
+        return _row(prediction, truth, evaluations, wall, cpu, noise) | losses | {"status": ""}
 
     return run
 

@@ -56,7 +56,7 @@ def condition(
     noise : σ², positive. X : (n, d). outputs : (n,), of mean zero. actions : (n, i).
     """
     actions, dead = actions.normalised()
-    image = actions.cross(kernel, X, X)
+    image = actions.image(kernel, X)
     inner = actions.project(image)
     inner = 0.5 * (inner + inner.T)
     metric = actions.gram() + jnp.diag(dead.astype(inner.dtype))

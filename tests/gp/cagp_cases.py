@@ -33,8 +33,15 @@ def make_case(rng: np.random.Generator, n: int, o: int = 7) -> Case:
 
 
 def block_actions(rng: np.random.Generator, n: int, i: int) -> SparseActions:
+    """Blocks of rows in a random order."""
     rows, mask = balanced_blocks(n, i)
-    return SparseActions(jnp.asarray(rng.normal(size=rows.shape)), rows, mask)
+    return SparseActions(jnp.asarray(rng.normal(size=rows.shape)), rng.permutation(n)[rows], mask, whole=True)
+
+
+def partial_actions(rng: np.random.Generator, n: int, i: int) -> SparseActions:
+    """Groups that leave the last row of each block out."""
+    actions = block_actions(rng, n, i)
+    return SparseActions(actions.values[:, :-1], actions.rows[:, :-1], actions.mask[:, :-1])
 
 
 def random_actions(rng: np.random.Generator, n: int, i: int) -> DenseActions:

@@ -15,6 +15,7 @@ from cagp_cases import (
     exact_posterior,
     make_case,
     matrix,
+    partial_actions,
     random_actions,
 )
 
@@ -26,6 +27,7 @@ from mcmcpost.gp import (
     RandomActions,
     ResidualActions,
     UnitActions,
+    block_product,
 )
 from mcmcpost.gp.actions import ActionTask, DenseActions, Planned, SparseActions, balanced_blocks, take_actions
 from mcmcpost.gp.computation_aware_model import condition, joint_covariance, predict
@@ -35,7 +37,7 @@ from mcmcpost.linsolve import conjugate_gradients
 SIGMA2 = jnp.asarray(NOISE)
 N, I = 43, 6
 """Of what is compared with dense definitions; blocks of 7 and 8 rows."""
-ACTIONS = {"blocks": block_actions, "dense": random_actions}
+ACTIONS = {"blocks": block_actions, "partial": partial_actions, "dense": random_actions}
 OBJECTIVES = {"bound": (EvidenceBound(), dense_bound), "projected": (ProjectedLikelihood(), dense_projected)}
 POLICIES = {
     "blocks": BlockActions(),
@@ -71,6 +73,41 @@ def test_blocks_of_near_rows_keep_every_row_and_are_nearer_than_consecutive_ones
 def test_more_blocks_than_rows_or_none_are_refused(i):
     with pytest.raises(ValueError, match="between 1 and 7 actions"):
         balanced_blocks(7, i)
+
+
+@pytest.mark.parametrize(
+    ("n", "i"),
+    [(21, 8), (50, 3), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((43, 6), (40, 5), (13, 1), (6, 6)))],
+)
+def test_the_product_with_blocks_is_the_dense_one_whatever_the_tiles(n, i, rng, monkeypatch):
+    """Tiles of at most eight rows: blocks that share a tile, that fill one, and that spread over several.
+
+    The derivatives of its inner product with any matrix, by kernel and entries, are those of the dense product.
+    """
+    monkeypatch.setattr(block_product, "TILE_ROWS", 8)
+    X, S, slope = jnp.asarray(make_case(rng, n).X), block_actions(rng, n, i), jnp.asarray(rng.normal(size=(n, i)))
+    dense = jnp.zeros((n, i)).at[S.rows, jnp.arange(i)[:, None]].add(S.entries())
+    np.testing.assert_allclose(S.image(KERNEL, X), gram(KERNEL, X) @ dense, rtol=1e-12, atol=1e-13)
+
+    def tiled(kernel, values):
+        return jnp.sum(slope * SparseActions(values, S.rows, S.mask, whole=True).image(kernel, X))
+
+    def whole(kernel, values):
+        matrix = jnp.zeros((n, i)).at[S.rows, jnp.arange(i)[:, None]].add(jnp.where(S.mask, values, 0))
+        return jnp.sum(slope * (gram(kernel, X, X) @ matrix))
+
+    kernel = jax.tree.map(jnp.asarray, KERNEL)
+    pairs = zip(*(jax.tree.leaves(jax.grad(f, (0, 1))(kernel, S.values)) for f in (tiled, whole)), strict=True)
+    for mine, theirs in pairs:
+        np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_products_with_other_rows_are_the_dense_ones_in_several_row_blocks(actions, rng):
+    case = make_case(rng, N)
+    S = ACTIONS[actions](rng, N, I)
+    found = S.cross(KERNEL, jnp.asarray(case.Z), jnp.asarray(case.X), tile=3 * N)
+    np.testing.assert_allclose(found, gram(KERNEL, case.Z, case.X) @ matrix(S, N), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
@@ -137,7 +174,7 @@ def test_one_action_at_a_time_is_the_batch(policy, key, rng):
     case, n, i = make_case(rng, 23), 23, 6
     X, y, Z = map(jnp.asarray, case)
     chooser = POLICIES[policy].start(ActionTask(X, y, i, key))
-    state = take_actions(KERNEL, SIGMA2, X, y, chooser, i, tile=100)
+    state = take_actions(KERNEL, SIGMA2, X, y, chooser, i)
     actions = chooser.actions if isinstance(chooser, Planned) else DenseActions(state.directions)
     projection = condition(KERNEL, SIGMA2, X, y, actions)
     mean, variance = predict(KERNEL, X, projection, Z)
@@ -217,7 +254,7 @@ def test_gradients_are_central_differences(objective, actions, rng):
 
     def loss(logs, entries):
         kernel = Scaled(jnp.exp(logs[0]), Matern32(jnp.exp(logs[1:4])))
-        moved = SparseActions(entries, S.rows, S.mask) if actions == "blocks" else DenseActions(entries)
+        moved = SparseActions(entries, S.rows, S.mask, S.whole) if actions == "blocks" else DenseActions(entries)
         return OBJECTIVES[objective][0](kernel, jnp.exp(logs[4]), jnp.asarray(case.X), jnp.asarray(case.y), moved)
 
     logs = jnp.log(jnp.array([1.3, 0.7, 1.0, 1.4, 0.05]))
@@ -244,13 +281,14 @@ def test_eager_jit_and_vmap_agree(rng):
         np.testing.assert_allclose(together, np.stack(apart), rtol=1e-10)
 
 
-def test_a_training_step_never_holds_the_matrix():
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_training_step_never_holds_the_matrix(whole):
     """Value and gradient at n = 4096 need a few tiles and n×i arrays, not n×n ones."""
     n, i, tile = 4096, 8, 2**19
     rows, mask = balanced_blocks(n, i)
 
     def loss(noise, values, X, y):
-        return EvidenceBound()(Matern32(1.0), noise, X, y, SparseActions(values, rows, mask))
+        return EvidenceBound()(Matern32(1.0), noise, X, y, SparseActions(values, rows, mask, whole))
 
     arguments = (0.1, np.ones(rows.shape), np.zeros((n, 2)), np.zeros(n))
     stats = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*arguments).compile().memory_analysis()

@@ -53,7 +53,7 @@ def test_every_benchmark_has_a_quick_size_that_it_takes(parser_of):
 @pytest.mark.slow
 def test_every_recorded_command_is_one_that_its_benchmark_takes(parser_of):
     parsers = {module: parser_of(module) for module in MODULES}
-    places = {"--peers": Path(sys.executable), "--shared": ROOT}
+    places = {"--peers": Path(sys.executable), "--shared": ROOT, "--diamonds": ROOT}
     for page in collect.PAGES.values():
         for command in runner.recorded(page.tables):
             _, _, module, *words = runner.filled(command, places)
