@@ -159,8 +159,8 @@ def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[ControlFit, Cont
 
     Where the draws have not visited a tail, both can pass through every value and give the same estimate on all parts
     of the draws, and yet differ: what the fit is beyond the draws is decided by its form. The doubt of each is the
-    distance of the two estimates less twice the error of the other, without what the other is in doubt of by itself:
-    a fit that is far away because it has not seen a tail would hide that this one has not either.
+    distance of the two estimates less twice the error of the other. That error is without the other's own doubt: a fit
+    that is far away because it has not seen a tail would hide that this one has not either.
     """
     options = {name: value for name, value in choice.__dict__.items() if name != "degree"}
     fits = _crossfit(problem, choice, choice.degree), _crossfit(problem, ControlFunctional(**options), 0)
