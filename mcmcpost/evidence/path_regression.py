@@ -80,6 +80,14 @@ class Family(NamedTuple):
     def num_levels(self) -> int:
         return self.degree + 1 + (len(PENALTIES) if self.num_landmarks else 0)
 
+    def work(self, num_draws: int, d: int, num_blocks: int) -> float:
+        """Return the multiplications of one temperature: of the kernel, the Gram matrices and the gradients."""
+        levels = _levels(self, d)
+        columns = levels.sizes[-1] + self.num_landmarks
+        with_kernel = (levels.number - len(levels.sizes)) * (levels.kernel_size + self.num_landmarks)
+        gradients = (num_blocks + 2) * (levels.number + sum(levels.sizes) + with_kernel)
+        return float(num_draws) * (self.num_landmarks**2 + columns**2 / 2 + gradients)
+
 
 class PathFit(NamedTuple):
     """The controlled mean log likelihood μ(t) at k temperatures, and its integral, for the g levels of a `Family`.

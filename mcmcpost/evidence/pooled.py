@@ -1,5 +1,6 @@
 """The pooled estimate of the log evidence: which degree, which error, and whether the rungs overlap at all."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,8 +61,15 @@ NUM_LANDMARKS = 128
 
 KERNEL_DEGREE = 3
 
-KERNEL_DRAWS = 50_000
-"""Number of draws above which no kernel is tried: it takes three times as long as the polynomials alone."""
+MAX_WORK = 4e11
+"""Multiplications that a path may take: about a minute of one core."""
+
+FIRST_PART = 1 / 3
+"""Part of them that the first nodes may take; then the nodes can be doubled once."""
+
+FAR = 100.0
+"""Ratio of discretisation error to its limit from which nodes are doubled twice at once: ten to three hundred times
+less is what one doubling leaves (by hand)."""
 
 
 class PooledPath(NamedTuple):
@@ -150,12 +158,13 @@ def pooled_path(
     ----------
     degree : degree of the zero-variance control variate. By default the method with the smallest error is chosen: a
         degree with at least three effective draws for each feature at every temperature, up to eight in one dimension,
-        six in two and three beyond; or, for up to 50,000 draws, such a degree of at most three with a kernel
-        (semi-exact). The smallest of several estimated errors is too small. The error of each method therefore includes
-        the change of the value from the method below it, for polynomials times the ratio of their errors.
+        six in two and three beyond; or such a degree of at most three with a kernel (semi-exact). The kernel is left
+        out, and then the highest degree, where the path would take more than `MAX_WORK` multiplications. The smallest
+        of several estimated errors is too small. The error of each method therefore includes the change of the value
+        from the method below it, for polynomials times the ratio of their errors.
     num_nodes : of Gauss–Legendre, to which Kronrod's rule adds `num_nodes` + 1; the value is that of both, and its
         discretisation error the distance to the former. By default 12, and eight from a reference, doubled up to 48
-        until that error is below a third of the Monte Carlo error.
+        until that error is below a third of the Monte Carlo error, as far as `MAX_WORK` allows.
     power : nodes are placed in t^(1/power), by default that of the ladder; one for a path that is nowhere steep.
     controlled : whether scores may be used.
     last : weights of the draws of the last rung, where they are not equal.
@@ -172,11 +181,16 @@ def pooled_path(
 
     options = _Options(degree, power or ladder.power, controlled, last)
     number = num_nodes or (NUM_NODES if ladder.reference is None else REFERENCE_NODES)
-    found = _integrate(ladder, pooled, mixtures, number, options)
+    found = _integrate(ladder, pooled, mixtures, number, options, FIRST_PART * MAX_WORK)
+    left = MAX_WORK - found.work
     may_grow = num_nodes is None and not _reason(mixtures, overlap, found.smallest_ess)
-    while may_grow and found.too_coarse and 2 * number <= MOST_NODES:
-        number = _more_nodes(number, options.power, pooled, mixtures, found.limit)
-        found = _integrate(ladder, pooled, mixtures, number, options)
+    while may_grow and found.too_coarse:
+        most = min(MOST_NODES, int(left / found.work * number))
+        if 2 * number > most:
+            break
+        number = _more_nodes(found, number, most, options.power, pooled, mixtures)
+        found = _integrate(ladder, pooled, mixtures, number, options, left)
+        left -= found.work
     start_value, start_error = _log_possible(ladder)
     of_degree, _, label = _level(found.family, found.choice.level)
     return PooledPath(
@@ -210,7 +224,7 @@ class _Options(NamedTuple):
 
 
 class _Integral(NamedTuple):
-    """The path with one number of nodes, and the level of the family that was chosen."""
+    """The path with one number of nodes, the level of the family that was chosen, and the multiplications it took."""
 
     temperatures: Float[np.ndarray, " k"]
     family: Family
@@ -218,6 +232,7 @@ class _Integral(NamedTuple):
     choice: "_Choice"
     smallest_ess: float
     discretisation_error: float
+    work: float
 
     @property
     def value(self) -> float:
@@ -233,24 +248,38 @@ class _Integral(NamedTuple):
         return self.discretisation_error > self.limit
 
 
-def _integrate(ladder: Ladder, pooled: PooledDraws, mixtures: Mixtures, num_nodes: int, options: _Options) -> _Integral:
+def _integrate(
+    ladder: Ladder, pooled: PooledDraws, mixtures: Mixtures, num_nodes: int, options: _Options, max_work: float
+) -> _Integral:
     nodes, weights, coarse = path_rule(num_nodes, options.power)
+    family = Family(0)
     smallest = float(plain_path(nodes, pooled, mixtures).ess.min())
-    d = ladder.draws.shape[-1]
-    family = _family(d, len(pooled.points), smallest, options.degree) if options.controlled else Family(0)
+    num_draws, d = pooled.points.shape
+
+    def work(family: Family) -> float:
+        return len(nodes) * family.work(num_draws, d, len(pooled.members))
+
+    if options.controlled and options.degree is not None:
+        family = Family(options.degree)
+    elif options.controlled:
+        family = _family(num_draws, d, smallest, lambda family: work(family) <= max_work)
     fit = fit_path(nodes, weights, pooled, mixtures, family=family)
     choice = _choose_level(ladder, fit, family, options.degree, options.last)
     missed = abs(float((weights - coarse) @ fit.mean[:, choice.level]))
-    return _Integral(nodes, family, fit, choice, smallest, missed)
+    return _Integral(nodes, family, fit, choice, smallest, missed, work(family))
 
 
-def _more_nodes(number: int, power: float, pooled: PooledDraws, mixtures: Mixtures, limit: float) -> int:
-    """Return the number doubled, and again until the path without controls, which is as steep, is resolved too."""
-    while 2 * number <= MOST_NODES:
+def _more_nodes(found: _Integral, number: int, most: int, power: float, pooled: PooledDraws, mixtures: Mixtures) -> int:
+    """Return the number doubled, and again where the error is far off, or where the path without controls, which is as
+    steep, is not resolved."""
+    far = found.discretisation_error > FAR * found.limit
+    while 2 * number <= most:
         number *= 2
         nodes, weights, coarse = path_rule(number, power)
-        if abs((weights - coarse) @ plain_path(nodes, pooled, mixtures).mean) <= limit:
+        missed = abs((weights - coarse) @ plain_path(nodes, pooled, mixtures).mean)
+        if not far and missed <= found.limit:
             break
+        far = False
     return number
 
 
@@ -281,13 +310,16 @@ def _choose_level(ladder: Ladder, fit: PathFit, family: Family, degree: int | No
     return _Choice(chosen, error, tried)
 
 
-def _family(d: int, num_draws: int, smallest_ess: float, degree: int | None) -> Family:
-    if degree is not None:
-        return Family(degree)
-    top = _highest_degree(d, smallest_ess)
-    if not top or num_draws > KERNEL_DRAWS:
-        return Family(top)
-    return Family(top, min(KERNEL_DEGREE, top), min(NUM_LANDMARKS, num_draws // 4))
+def _family(num_draws: int, d: int, smallest_ess: float, fits: Callable[[Family], bool]) -> Family:
+    """Return the largest family that the draws allow, and the work too; degree one at least where the draws do."""
+    landmarks = min(NUM_LANDMARKS, num_draws // 4)
+    degrees = range(_highest_degree(d, smallest_ess), 0, -1)
+    families = (
+        family
+        for degree in degrees
+        for family in (Family(degree, min(KERNEL_DEGREE, degree), landmarks), Family(degree))
+    )
+    return next(filter(fits, families), Family(min(len(degrees), 1)))
 
 
 def _level(family: Family, level: int) -> tuple[int, int, str]:

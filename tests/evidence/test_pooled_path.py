@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from mcmcpost.evidence import Ladder, make_ladder, power_ladder
+from mcmcpost.evidence import Ladder, make_ladder, pooled, power_ladder
 from mcmcpost.evidence.path_regression import (
     PENALTIES,
     Family,
@@ -85,6 +85,28 @@ def test_a_kernel_beside_the_quadratic_is_better_and_its_error_honest(rng):
     assert methods.count("SemiExact") > replications / 2
     assert np.mean(np.abs(errors)) < 0.7 * np.mean(np.abs(polynomials))
     assert np.mean(np.square(np.array(errors) / reported)) < chi2.isf(1e-5, replications) / replications
+
+
+@pytest.mark.parametrize("family", [Family(3, 3, 40), Family(3), Family(2), Family(1)])
+@pytest.mark.parametrize("part", [1.01, 0.0])
+def test_the_work_bounds_what_is_fitted_and_how_often(rng, monkeypatch, family, part):
+    ladder, _ = product_path(rng, 16, d=2)
+    nodes, blocks, done = 2 * NUM_NODES + 1, 16, []
+    most = 3 * part * nodes * family.work(16 * 10, 2, blocks)
+    monkeypatch.setattr(pooled, "MAX_WORK", most)
+    monkeypatch.setattr(pooled, "NUM_LANDMARKS", 40)
+    monkeypatch.setattr(pooled, "MAX_DEGREE", {2: 3})
+
+    def counted(temperatures, *args, family):
+        done.append((len(temperatures), family))
+        return fit_path(temperatures, *args, family=family)
+
+    monkeypatch.setattr(pooled, "fit_path", counted)
+    found = pooled_path(ladder)
+    assert done[0] == (nodes, family if part else Family(1))
+    assert len(found.fit.deleted) == blocks
+    assert sum(nodes * kind.work(16 * 10, 2, blocks) for nodes, kind in done) <= most or not part
+    assert len(done) == 1 or part
 
 
 @pytest.mark.slow
