@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -68,7 +67,7 @@ def over_devices(array: Array | np.ndarray) -> Array:
     """Return an array with its leading axis over this process's devices; its size must divide by their number."""
     devices = jax.local_devices()
     if len(devices) == 1:
-        return jnp.asarray(array)
+        return jax.device_put(array)  # `jnp.asarray` compiles a program for every new shape
     # An Auto mesh partitions the vmapped function; shard_map would break diffrax's default adjoint.
     mesh = jax.make_mesh((len(devices),), (_AXIS,), axis_types=(AxisType.Auto,), devices=devices)
     return jax.device_put(array, NamedSharding(mesh, PartitionSpec(_AXIS)))

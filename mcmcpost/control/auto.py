@@ -36,6 +36,9 @@ MAX_DEGREE = {1: 8, 2: 6}
 KERNEL_STATES = 1_600
 """States on which the kernel candidate is fitted, so that ten different kernels take seconds."""
 
+SCREENED_STATES = 4_000
+"""States on which `Screened` is fitted at least before it adds fewer features a round."""
+
 MAX_KERNEL_COORDINATES = 60
 """Coordinates up to which a kernel of all of them is tried."""
 
@@ -73,8 +76,9 @@ class Auto(AbstractControlVariate):
     - the kernel, fitted on t ≤ 1,600 states in d coordinates: dt² once, and 3t³ + mtd for each.
 
     A candidate that would take more than `max_work` for each integrand, or ten times that once, is left out; `Screened`
-    adds fewer features a round instead. So the kernel is tried up to 1.1 million states of 50 parameters. There are at
-    most five candidates (eight in two dimensions, ten in one): p integrands take at most 5(10 + p) times `max_work`.
+    is fitted on fewer states, at least 4,000, or adds fewer features a round instead. So the kernel is tried up to 1.1
+    million states of 50 parameters. There are at most five candidates (eight in two dimensions, ten in one): p
+    integrands take at most 5(10 + p) times `max_work`.
 
     Parameters
     ----------
@@ -142,16 +146,26 @@ class Auto(AbstractControlVariate):
         if degree < top and num_polynomial_features(d, degree + 1) <= (most if degree else MAX_FEATURES):
             methods += [method for method in (ZeroVariance(degree + 1, Ridge()),) if self._allows(method, problem)]
         if degree < 2 <= top and not problem.weighted:
-            added = Screened().num_added(train)
-            sizes = [max(1, added >> step) for step in range(added.bit_length())]
-            screened = (Screened(per_round=size, kernel=self.kernel) for size in sizes)
-            methods += [method for method in screened if self._allows(method, problem)][:1]
+            methods += [method for method in self._screened(problem) if self._allows(method, problem)][:1]
         few = problem.thin(KERNEL_STATES).folds.num_train
         base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)
         kernel = SemiExact(base, solver=Cholesky(), max_states=KERNEL_STATES) if base else None
         if self.kernel and kernel and d <= MAX_KERNEL_COORDINATES and self._allows(kernel, problem):
             methods.append(kernel)
         return methods
+
+    def _screened(self, problem: Problem) -> Iterator[Screened]:
+        """Yield `Screened` on all states, half of them, …, and on the fewest with half the features a round, …"""
+        states, kernel = None, self.kernel
+        while True:
+            added = Screened().num_added(problem.folds.thin(states).num_train)
+            yield Screened(per_round=added, kernel=kernel, max_states=states)
+            fewer = (states or problem.folds.num_everyone) // 2
+            if fewer < SCREENED_STATES:
+                break
+            states = fewer
+        for step in range(1, added.bit_length()):
+            yield Screened(per_round=added >> step, kernel=kernel, max_states=states)
 
     def _allows(self, method: AbstractControlVariate, problem: Problem) -> bool:
         work = work_of(method, problem)

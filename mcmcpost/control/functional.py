@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
@@ -275,7 +276,7 @@ def _fit_some(
     mean, control = np.full(p, np.nan), zeros(problem.values.shape)
     refits = Refits.none(problem)
     status = [Status.CONTROLLED] * p
-    rows = jnp.asarray(part.draws), jnp.asarray(part.scores)
+    rows = jax.device_put((part.draws, part.scores))
     rules, facts = [], []
     for setting in settings:
         own = part.select(np.array(setting.members))

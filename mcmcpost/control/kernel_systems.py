@@ -70,10 +70,10 @@ def kernel_data(
     """
     weighted = isinstance(problem, Problem) and problem.weighted
     return KernelData(
-        rows=jax.tree.map(jnp.asarray, rows),
-        basis=jnp.asarray(basis),
-        values=jnp.asarray(values),
-        counts=jnp.asarray((problem.counts > 0).astype(float) if weighted else problem.counts),
+        rows=jax.tree.map(jax.device_put, rows),
+        basis=jax.device_put(basis),
+        values=jax.device_put(values),
+        counts=jax.device_put((problem.counts > 0).astype(float) if weighted else problem.counts),
         folds=problem.folds,
     )
 
@@ -172,7 +172,7 @@ class FoldRules(NamedTuple):
     def kernel_part(self, fold: int, rows: PyTree) -> Float[np.ndarray, "b p"]:
         """Return the part of the kernel at some rows, of the fit without a fold."""
         dual = self.dual[fold]
-        found = _cross_product(self.tile, rows, self.rows, jnp.asarray(pad_columns(dual)))
+        found = _cross_product(self.tile, rows, self.rows, jax.device_put(pad_columns(dual)))
         return np.asarray(found)[:, : dual.shape[1]]
 
 
@@ -338,7 +338,7 @@ def crossfit_iterative(
     The error is then that without each fold, at the rate of a mean, which is 1.5 to 3 times too large for smooth
     integrands.
     """
-    held_out, real = (jnp.asarray(array) for array in data.folds.held_out())
+    held_out, real = jax.device_put(data.folds.held_out())
     arrays = data.rows, data.basis, data.values, data.counts, held_out, real
     return _crossfit_iterative(tile, nugget, solver, *arrays, num_constants)
 

@@ -6,7 +6,7 @@ the correlation of r with a feature is the entry of M + Mᵀ over the feature's 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +17,15 @@ from mcmcpost._core.arguments import check_count, check_flags
 from mcmcpost._core.large_arrays import zeros
 from mcmcpost._core.status import Status
 from mcmcpost._core.steps import say_step
-from mcmcpost.control.folds import Subsets
+from mcmcpost._core.stored import over_rows
+from mcmcpost.control.folds import Subsets, pad_rows
+from mcmcpost.control.least_squares import by_fold, labels_of
 from mcmcpost.control.method import (
     AbstractControlVariate,
     ControlFit,
     Refits,
     Work,
+    mean_of_residuals,
     no_control,
     num_fits,
     refuse_weighted,
@@ -76,15 +79,19 @@ class Screened(AbstractControlVariate):
     per_round : features that a round adds; by default one for a hundred training states, between 5 and 300. All rounds
         together add at most one for three training states.
     kernel : whether to make step 3.
+    max_states : states on which fits are made at most, evenly spaced; by default all. The estimate is then the mean of
+        the held-out residuals of all states.
     """
 
     rounds: int = 3
     per_round: int | None = None
     kernel: bool = True
+    max_states: int | None = None
 
     def __check_init__(self) -> None:
         check_count("Screened", "rounds", self.rounds, "Use 3.", most=1_000)
-        check_count("Screened", "per_round", self.per_round, "Leave it out.", optional=True)
+        for name, value in (("per_round", self.per_round), ("max_states", self.max_states)):
+            check_count("Screened", name, value, "Leave it out.", optional=True)
         check_flags("Screened", kernel=self.kernel)
 
     @property
@@ -98,14 +105,17 @@ class Screened(AbstractControlVariate):
 
     def work(self, problem: Problem) -> Work:
         """Return the multiplications of a fit, to the leading order."""
-        m, d, k, train = *problem.draws.shape, problem.folds.num_folds, problem.folds.num_train
+        everyone, d = problem.draws.shape
+        folds = problem.folds.thin(self.max_states)
+        m, k, train = folds.num_everyone, folds.num_folds, folds.num_train
         a, s = self.num_added(train), num_fits(problem)
         q = 1 + len(_always(d, self.num_always(train)).first)
         ranked = float(_num_ranked(m, d) * d**2)
         sizes = [a * (r + 1) for r in range(self.rounds)] + ([a * self.rounds + CENTRES] if self.kernel else [])
         path = self.rounds * ranked + m * q * sizes[-1] + sum(m * size**2 for size in sizes)
         refits = s * (q**2 + q * sizes[-1] ** 2 + sizes[-1] ** 3 / 3)
-        return Work(shared=2.0 * m * q**2 + s * q**3 / 3 + 2 * ranked, each=(1 + k) * path + refits)
+        rest = everyone * (q + 2 * sizes[-1] + (CENTRES * RELEVANT if self.kernel else 0)) if everyone > m else 0
+        return Work(shared=2.0 * m * q**2 + s * q**3 / 3 + 2 * ranked, each=(1 + k) * path + refits + rest)
 
     def num_always(self, num_train: int) -> int:
         """Return how many features every fit may have."""
@@ -120,40 +130,57 @@ class Screened(AbstractControlVariate):
         of the kernel.
         """
         refuse_weighted(self.label, problem)
+        problem = problem.thin(self.max_states)
         train, k, p = problem.folds.num_train, problem.folds.num_folds, problem.values.shape[1]
         if train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
-        rows = Rows.of(problem.unrotated())
+        rows = Rows.of((problem.seen() if problem.by_residuals else problem).unrotated())
         added = self.num_added(train)
         always = _always(rows.num_coordinates, self.num_always(train))
         ranking = Ranking.of(rows, always)
         halves = Subsets.of(k).halves
         subsets = np.concatenate([np.ones((1, k), bool), ~np.eye(k, dtype=bool), halves])
         bases = _bases(rows, always, subsets)
+        norms = rows.norms(always)
 
         mean, control = np.empty(p), zeros(problem.values.shape)
         refits = Refits.none(problem)
         facts: list[tuple[int, int, list[int]]] = []
+        rules: list[list[Rule]] = []
         for j in range(p):
             say_step(f"{self.label}, quantity {j + 1} of {p}")
             kernel = functools.cache(functools.partial(_kernel, rows, bases[0], j)) if self.kernel else None
             full = _path(rows, bases[0], ranking, j, self.rounds, added, kernel)
             held_out = np.empty((len(full.stages), len(rows.order)))
+            of_folds: list[tuple[Rule, ...]] = []
             for base, fold in zip(bases[1 : k + 1], rows.folds, strict=True):
-                held_out[:, fold] = _fitted(base, _path(rows, base, ranking, j, self.rounds, added, kernel), fold)
+                path = _path(rows, base, ranking, j, self.rounds, added, kernel)
+                held_out[:, fold] = _fitted(base, path, fold)
+                if problem.by_residuals:
+                    of_folds.append(_rules(rows, norms, path))
             held_out /= rows.root
             stage = int(np.argmin(_variances(rows.values[:, j] / rows.root - held_out, rows.root**2)))
             own = len(full.stages[stage].added)
+            facts.append((stage, own, list(full.coordinates)))
+            if problem.by_residuals:
+                rules.append([rule[stage] for rule in of_folds])
+                continue
             chosen = full.added.first(own)
             again = [_fit(base, j, chosen, _crossed(base, chosen)) for base in bases[1:]]
             mean[j] = rows.intercept(full.stages[stage])
             refits.without_fold[:, j] = [rows.intercept(fit) for fit in again[:k]]
             refits.halves[:, j] = [rows.intercept(fit) for fit in again[k:]]
             control[rows.order, j] = held_out[stage]
-            facts.append((stage, own, list(full.coordinates)))
+        if problem.by_residuals:
+            whole = problem.unrotated()
+            states = whole.draws, whole.scores
+            for index, found in over_rows(_at_states, states, (labels_of(problem),), (always, rules)):
+                control[index] = found
+            mean, refits = mean_of_residuals(problem, control)
         steps, sizes, coordinates = zip(*facts, strict=True)
         info = {
             "num_features": len(always.first),
+            "num_fitted": len(rows.order),
             "steps": list(steps),
             "num_added": list(sizes),
             "coordinates": list(coordinates),
@@ -188,13 +215,13 @@ class Rows(NamedTuple):
         """Return the rows of a problem, without padding."""
         parts = [held_out for held_out, _ in problem.folds.rows()]
         order, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])
-        root, one = np.sqrt(problem.counts[order]), np.ones((len(order), 1))
+        root = np.sqrt(problem.counts[order])
         return cls(
             order=order,
             folds=tuple(slice(end - len(part), end) for part, end in zip(parts, ends, strict=True)),
             root=root,
-            draws=np.concatenate([problem.draws[order], one], axis=1),
-            scores=np.concatenate([problem.scores[order], 0 * one], axis=1),
+            draws=_with_one(problem.draws[order], 1.0),
+            scores=_with_one(problem.scores[order], 0.0),
             values=problem.values[order] * root[:, None],
         )
 
@@ -204,14 +231,13 @@ class Rows(NamedTuple):
 
     def features(self, pairs: Pairs) -> Float[np.ndarray, "m a"]:
         """Return the features of some pairs, times the roots, of unit norm; zero where they vanish."""
-        i, j = pairs
-        found = self.draws[:, i] * self.scores[:, j]
-        found += self.draws[:, j] * self.scores[:, i]
-        found += 2.0 * (i == j)
-        found *= self.root[:, None]
-        norm = np.linalg.norm(found, axis=0)
-        found /= np.where(norm > 0, norm, 1.0)
+        found = _features(self.draws, self.scores, pairs) * self.root[:, None]
+        found /= _norms(found)
         return found
+
+    def norms(self, pairs: Pairs) -> Float[np.ndarray, " a"]:
+        """Return by what `features` divides."""
+        return _norms(_features(self.draws, self.scores, pairs) * self.root[:, None])
 
     def by_fold(self, one: Float[np.ndarray, "m a"], two: Float[np.ndarray, "m b"]) -> Float[np.ndarray, "k a b"]:
         """Return oneᵀtwo over the rows of each fold."""
@@ -220,6 +246,22 @@ class Rows(NamedTuple):
     def intercept(self, fit: "Stage") -> float:
         """Return the constant of a fit, whose column has unit norm."""
         return fit.base[0] / np.linalg.norm(self.root)
+
+
+def _features(
+    draws: Float[np.ndarray, "m d1"], scores: Float[np.ndarray, "m d1"], pairs: Pairs
+) -> Float[np.ndarray, "m a"]:
+    """Return the features of some pairs of coordinates, of which the last one is constant."""
+    i, j = pairs
+    found = draws[:, i] * scores[:, j]
+    found += draws[:, j] * scores[:, i]
+    found += 2.0 * (i == j)
+    return found
+
+
+def _norms(columns: Float[np.ndarray, "m a"]) -> Float[np.ndarray, " a"]:
+    norm = np.linalg.norm(columns, axis=0)
+    return np.where(norm > 0, norm, 1.0)
 
 
 class Ranking(NamedTuple):
@@ -336,15 +378,51 @@ class Added(NamedTuple):
         )
 
 
+class Landmarks(NamedTuple):
+    """The columns of a kernel as functions of any state, K₀((u, s), centres)·mix, in some of the coordinates."""
+
+    coordinates: tuple[int, ...]
+    draws: Float[np.ndarray, "j e"]
+    scores: Float[np.ndarray, "j e"]
+    mix: Float[np.ndarray, "j r"]
+
+    def columns(self, draws: Float[np.ndarray, "m d1"], scores: Float[np.ndarray, "m d1"]) -> Float[np.ndarray, "m r"]:
+        states = pad_rows(draws[:, self.coordinates]), pad_rows(scores[:, self.coordinates])
+        return _kernel_gram(*states, self.draws, self.scores)[: len(draws)] @ self.mix
+
+
 class Path(NamedTuple):
     """The fits of one integrand over some folds, each with more of the added columns than the one before.
 
+    pairs : the features added, which are the first of the columns; those of the kernel follow.
     coordinates : those that carry most of the last fit before the kernel's.
     """
 
     stages: tuple[Stage, ...]
     added: Added
+    pairs: Pairs
     coordinates: tuple[int, ...]
+    landmarks: Landmarks | None
+
+
+class Rule(NamedTuple):
+    """One fit as a function of any state: coefficients of the features that every fit has, those added, and a kernel.
+
+    None of the features is scaled. The kernel's columns are those of its `Landmarks`.
+    """
+
+    always: Float[np.ndarray, " q"]
+    pairs: Pairs
+    added: Float[np.ndarray, " a"]
+    landmarks: Landmarks | None
+    kernel: Float[np.ndarray, " r"]
+
+    def control(
+        self, draws: Float[np.ndarray, "b d1"], scores: Float[np.ndarray, "b d1"], always: Float[np.ndarray, "b q"]
+    ) -> Float[np.ndarray, " b"]:
+        """Return the control variate at some states, whose features that every fit has are `always`."""
+        found = always @ self.always + _features(draws, scores, self.pairs) @ self.added
+        return found if self.landmarks is None else found + self.landmarks.columns(draws, scores) @ self.kernel
 
 
 def _num_ranked(m: int, d: int) -> int:
@@ -379,7 +457,7 @@ def _path(
     column: int,
     rounds: int,
     number: int,
-    kernel: Callable[[tuple[int, ...]], Added] | None,
+    kernel: Callable[[tuple[int, ...]], tuple[Landmarks, Added]] | None,
 ) -> Path:
     """Return the fits after 0, 1, … rounds, fewer where no features are left, and with the kernel."""
     added = Added.of(rows, base, column, np.empty((len(rows.order), 0)), 0.0)
@@ -398,11 +476,51 @@ def _path(
         added, crossed = added.beside(rows, new), np.concatenate([crossed, _crossed(base, new)], axis=1)
         stages.append(_fit(base, column, added, crossed))
     coordinates = _relevant(rows.num_coordinates, Pairs(*np.concatenate([base.pairs, taken], axis=1)), stages[-1])
+    landmarks = None
     if kernel is not None:
-        new = kernel(coordinates)
+        landmarks, new = kernel(coordinates)
         added, crossed = added.beside(rows, new), np.concatenate([crossed, _crossed(base, new)], axis=1)
         stages.append(_fit(base, column, added, crossed))
-    return Path(tuple(stages), added, coordinates)
+    return Path(tuple(stages), added, taken, coordinates, landmarks)
+
+
+def _rules(rows: Rows, norms: Float[np.ndarray, " q"], path: Path) -> tuple[Rule, ...]:
+    """Return the fits of a path as functions of any state; `norms` are those of the features that every fit has."""
+    number, added = len(path.pairs.first), rows.norms(path.pairs)
+
+    def rule(fit: Stage) -> Rule:
+        own = min(number, len(fit.added))
+        return Rule(
+            always=fit.base[1:] / norms,
+            pairs=Pairs(path.pairs.first[:own], path.pairs.second[:own]),
+            added=fit.added[:own] / added[:own],
+            landmarks=path.landmarks if len(fit.added) > number else None,
+            kernel=fit.added[number:],
+        )
+
+    return tuple(map(rule, path.stages))
+
+
+def _at_states(
+    draws: Float[np.ndarray, "m d"],
+    scores: Float[np.ndarray, "m d"],
+    labels: Int[np.ndarray, " m"],
+    always: Pairs,
+    rules: Sequence[Sequence[Rule]],
+) -> Float[np.ndarray, "m p"]:
+    """Return the control variates of all integrands at some states, by the fits without each state's fold."""
+    found = zeros((len(labels), len(rules)))
+    for fold, some in by_fold(labels, len(always.first) + draws.shape[1]):
+        u, s = _with_one(draws[some], 1.0), _with_one(scores[some], 0.0)
+        features = _features(u, s, always)
+        for j, of_folds in enumerate(rules):
+            found[some, j] = of_folds[fold].control(u, s, features)
+    return found
+
+
+def _with_one(rows: Float[np.ndarray, "m d"], value: float) -> Float[np.ndarray, "m d1"]:
+    """Return the rows with one more coordinate, which is constant."""
+    return np.concatenate([rows, np.full((len(rows), 1), value)], axis=1)
 
 
 def _crossed(base: Base, added: Added) -> Float[np.ndarray, "q a"]:
@@ -435,20 +553,32 @@ def _relevant(d: int, pairs: Pairs, fit: Stage) -> tuple[int, ...]:
     return tuple(sorted(np.argsort(-total[:d], kind="stable")[:RELEVANT].tolist()))
 
 
-def _kernel(rows: Rows, base: Base, column: int, coordinates: tuple[int, ...]) -> Added:
+def _kernel(rows: Rows, base: Base, column: int, coordinates: tuple[int, ...]) -> tuple[Landmarks, Added]:
     """Return columns, times the roots, whose ridge regression is that with the Stein kernel at `CENTRES` states.
 
-    The kernel has unit mean diagonal; its lengthscale is that of `SquaredExponential` at twice the root of the number
-    of coordinates, each of unit standard deviation. Their moments are the same whatever the folds of the base.
+    The kernel has unit mean diagonal. Their moments are the same whatever the folds of the base.
     """
     u, s = rows.draws[:, coordinates], rows.scores[:, coordinates]
     centres = np.linspace(0, len(u) - 1, min(CENTRES, len(u))).astype(int)
-    gram = np.asarray(stein_gram(SquaredExponential(2 * np.sqrt(len(coordinates))), u, s, u[centres], s[centres]))
-    gram = gram / np.diag(gram[centres]).mean()
-    values, vectors = np.linalg.eigh(gram[centres])
+    gram = _kernel_gram(u, s, u[centres], s[centres])
+    scale = np.diag(gram[centres]).mean()
+    values, vectors = np.linalg.eigh(gram[centres] / scale)
     keep = values > 1e-8 * values[-1]
-    columns = gram @ (vectors[:, keep] / np.sqrt(values[keep])) * rows.root[:, None]
-    return Added.of(rows, base, column, columns, NUGGET)
+    mix = vectors[:, keep] / np.sqrt(values[keep]) / scale
+    landmarks = Landmarks(coordinates, u[centres], s[centres], mix)
+    return landmarks, Added.of(rows, base, column, gram @ mix * rows.root[:, None], NUGGET)
+
+
+def _kernel_gram(
+    draws: Float[np.ndarray, "m e"],
+    scores: Float[np.ndarray, "m e"],
+    centres: Float[np.ndarray, "j e"],
+    their_scores: Float[np.ndarray, "j e"],
+) -> Float[np.ndarray, "m j"]:
+    """Return a Stein kernel whose lengthscale is twice the root of the number of coordinates, each of unit standard
+    deviation."""
+    kernel = SquaredExponential(2 * np.sqrt(draws.shape[1]))
+    return np.asarray(stein_gram(kernel, draws, scores, centres, their_scores))
 
 
 def _fitted(base: Base, path: Path, fold: slice) -> Float[np.ndarray, "r b"]:

@@ -5,6 +5,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
@@ -176,8 +177,8 @@ def solve_stein_weights(
 
     status = Status.CONTROLLED
     tile = SteinTile(setting.kernel)
-    rows = (jnp.asarray(problem.draws), jnp.asarray(problem.scores))
-    data = rows, jnp.asarray(basis), jnp.asarray(problem.counts)
+    data: tuple[tuple[Array, Array], Array, Array]
+    data = jax.device_put(((problem.draws, problem.scores), basis, problem.counts))
     nugget = jnp.asarray(setting.nugget)
     match solver:
         case Cholesky():
@@ -222,9 +223,9 @@ def _amplitude_subset(tile: Tile, nugget: float, problem: Problem, design: np.nd
     states = np.linspace(0, problem.num_states - 1, size).astype(int)
     first = np.empty(len(problem.counts), int)
     first[problem.inverse[::-1]] = np.arange(len(problem.inverse))[::-1]
-    counts = jnp.asarray(problem.counts)
-    scale = mean_diagonal(tile, (jnp.asarray(problem.draws), jnp.asarray(problem.scores)), counts)
-    rows = jnp.asarray(problem.draws[states]), jnp.asarray(problem.scores[states])
+    *points, counts = jax.device_put((problem.draws, problem.scores, problem.counts))
+    scale = mean_diagonal(tile, tuple(points), counts)
+    rows = jax.device_put((problem.draws[states], problem.scores[states]))
     gram, noise = normalised_gram(tile, rows, counts[states], scale)
     factor = factorise(gram, noise, jnp.asarray(nugget))
     return AmplitudeSubset(first[states], np.asarray(factor.lower), design[states])

@@ -192,10 +192,10 @@ def mbar_estimate(
     values : (t,) the free energies log Z(t_j). deleted : (b,) log Z(1) without each block of draws.
     """
     c, n, t = ladder.log_likelihood.shape
-    flat = jnp.asarray(ladder.log_likelihood.reshape(-1))
+    flat = jax.device_put(ladder.log_likelihood.reshape(-1))
     sizes = jnp.full(t, float(c * n))
-    levels = jnp.asarray(ladder.temperatures)
-    covariance = asymptotic_covariance(levels, flat, sizes, jnp.asarray(values))
+    levels, energies = jax.device_put((ladder.temperatures, values))
+    covariance = asymptotic_covariance(levels, flat, sizes, energies)
     asymptotic = float(jnp.sqrt(jnp.maximum(covariance[-1, -1], 0.0)))
     b = len(deleted)
     jackknife = float(np.sqrt((b - 1) / b * ((deleted - deleted.mean()) ** 2).sum()))

@@ -250,7 +250,7 @@ def _fit(
     gp: ComputationAwareGP, kernel: AbstractKernel, training: Training, key: PRNGKeyArray | None
 ) -> tuple[Model, Projection, TrainingRecord]:
     policy, objective, optimiser = gp.policy or BlockActions(), gp.objective or EvidenceBound(), gp.optimiser or LBFGS()
-    X, outputs = jnp.asarray(training.X), jnp.asarray(training.outputs)
+    X, outputs = jax.device_put((training.X, training.outputs))
     num_actions = min(gp.num_actions, len(outputs))
     chooser = policy.start(ActionTask(X, outputs, num_actions, key))
     model = Model(kernel, jnp.asarray(gp.noise), None)

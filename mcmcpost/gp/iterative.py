@@ -168,12 +168,12 @@ class FittedIterativeGP(eqx.Module):
         return jax.random.wrap_key_data(jnp.asarray(self.key_data))
 
     def _cross(self, points: Array, weights: Array) -> Array:
-        train = jnp.asarray(self.training.X)
+        train = jax.device_put(self.training.X)
         operator = TileOperator(KernelTile(self.kernel), train, jnp.ones(len(train), train.dtype))
         return operator.cross_matmul(points, weights)
 
     def _samples(self, points: np.ndarray) -> Array:
-        new = jnp.asarray(points)
+        new = jax.device_put(points)
         assert self.sample_weights is not None
         prior_key, _ = jax.random.split(self._key)  # as Pathwise.targets splits it
         prior = sample_prior(
@@ -187,7 +187,7 @@ class FittedIterativeGP(eqx.Module):
         return prior(new) + self._cross(new, weights)
 
     def _predict(self, points: np.ndarray, exact_variance: bool) -> tuple[Array, Array]:
-        new = jnp.asarray(points)
+        new = jax.device_put(points)
         mean = self._cross(new, jnp.asarray(self.mean_weights)[:, None])[:, 0]
         if self.factor is not None or exact_variance or self.sample_weights is None:
             parts = [self._exact_variance(new[i : i + CHUNK]) for i in range(0, len(new), CHUNK)]
@@ -195,7 +195,7 @@ class FittedIterativeGP(eqx.Module):
         return mean, jnp.mean((self._samples(points) - mean[:, None]) ** 2, axis=1)
 
     def _exact_variance(self, points: Array) -> Array:
-        train = jnp.asarray(self.training.X)
+        train = jax.device_put(self.training.X)
         cross = gram(self.kernel, train, points)
         prior = jax.vmap(lambda x: gram(self.kernel, x[None])[0, 0])(points)
         if self.factor is not None:
@@ -338,7 +338,7 @@ class IterativeGP(eqx.Module):
         info: dict[str, Any],
     ) -> FittedIterativeGP:
         """Solve for the mean and the samples at the final parameters."""
-        X, y = jnp.asarray(training.X), jnp.asarray(training.outputs)
+        X, y = jax.device_put((training.X, training.outputs))
         # The probes of the search were those of this key: their solutions are first guesses here.
         sample_key, solver_key = jax.random.split(key)
         sampler = self._sampler(kernel)

@@ -173,7 +173,7 @@ def maximise_exact_likelihood(
     initial = packing.pack(start)
     bounds = packing.box(initial, EXACT_RANGE)
     bounds[-1, 1] = np.inf  # SciPy's first step is a whole gradient where every bound is finite
-    data = jnp.asarray(X), jnp.asarray(y)
+    data: tuple[Array, Array] = jax.device_put((X, y))
     trail: list[np.ndarray] = []
 
     def loss(x: Any) -> tuple[Any, Any]:
@@ -273,7 +273,7 @@ def maximise_likelihood_by_solves(
     """
     start = Hyperparameters(jax.tree.map(lambda leaf: np.asarray(leaf, X.dtype), kernel), noise)
     packing = Packing(start, scale, relative=True)
-    data = jnp.asarray(X), jnp.asarray(y)
+    data: tuple[Array, Array] = jax.device_put((X, y))
     probe_key, solver_key = jax.random.split(key)
     reports: list[dict[str, np.ndarray]] = []
     # Zeros rather than no guess: one product more, and one program for all steps.

@@ -141,7 +141,7 @@ def maximise_restricted_likelihood(
     ValueError
         If the likelihood is finite at none of the starts under any nugget.
     """
-    data = tuple(jnp.asarray(a) for a in (draws, scores, basis, pad_columns(values)))
+    data = jax.device_put((draws, scores, basis, pad_columns(values)))
     centre = jnp.asarray(Packing(starts[0]).pack(starts[0]))
     packings, problems = [], []
     for start in starts:

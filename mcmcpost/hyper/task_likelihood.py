@@ -90,7 +90,7 @@ def maximise_task_likelihood(
     The best of all starts, or None where the likelihood is finite at none of them: raise the nugget.
     """
     num_tasks = starts[0].num_tasks
-    data = tuple(jnp.asarray(a) for a in (draws, scores, np.eye(num_tasks)[tasks], basis, values[:, None], 1 / counts))
+    data = jax.device_put((draws, scores, np.eye(num_tasks)[tasks], basis, values[:, None], 1 / counts))
     logs = _positive_entries(num_tasks, rank)
     free = TaskParameters(is_positive if learn_kernel else False, learn_covariance, free_nugget)
     packings, problems = [], []
@@ -119,7 +119,7 @@ def maximise_task_likelihood(
 
 def _scaled(kernel: Coregionalisation, draws: np.ndarray, scores: np.ndarray) -> Coregionalisation:
     """Return the kernel with each B_q divided by the mean of diag K_q."""
-    points = jnp.asarray(draws), jnp.asarray(scores)
+    points = jax.device_put((draws, scores))
     scales = np.array([float(_kernel_scale(k, kernel.order, *points)) for k in kernel.kernels])
     covariances = np.asarray(kernel.covariances) / scales[:, None, None]
     return Coregionalisation(kernel.kernels, covariances, kernel.order)

@@ -106,7 +106,7 @@ def polynomial_features(Z: Points, T: Points, exponents: Int[np.ndarray, "q _"])
     slots = max(int((powers > 0).sum(1).max()), 1)
     variables = np.argsort(powers == 0, axis=1, kind="stable")[:, :slots]
     powers = np.take_along_axis(powers, variables, 1)
-    return _features(jnp.asarray(Z), jnp.asarray(T), variables.T, powers.T, int(powers.max()))
+    return _features(Z, T, variables.T, powers.T, int(powers.max()))
 
 
 @functools.partial(jax.jit, static_argnames="degree")

@@ -6,7 +6,7 @@ from control_cases import estimate, gaussian_trace
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.status import Status
-from mcmcpost.control import Auto, LeastSquares, Screened, ZeroVariance
+from mcmcpost.control import Auto, LeastSquares, Screened, ZeroVariance, auto
 from mcmcpost.control.auto import work_of
 from mcmcpost.control.problem import make_problem
 from mcmcpost.control.screened import Pairs, Ranking, Rows
@@ -89,13 +89,32 @@ def test_the_kernel_sees_the_coordinates_of_the_integrand(wide):
     assert found.gain[0] > 2
 
 
-def test_no_held_out_control_depends_on_its_fold(wide):
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_fits_on_some_states_are_evaluated_at_all(rng, repeats):
+    x = np.repeat(rng.normal(size=(4, 150, 12)), repeats, axis=1)
+    values = np.stack([x[..., 3] * x[..., 9] + x[..., 5] ** 2, np.exp(0.4 * x[..., 2]) * np.cos(x[..., 7])], axis=-1)
+    problem = make_problem(make_trace(x, -x), values)
+    some = problem.thin(360)
+    found, alone = Screened(max_states=360).crossfit(problem), Screened().crossfit(some.seen())
+    assert {key: found.info[key] for key in ("steps", "num_added")} == {
+        key: alone.info[key] for key in ("steps", "num_added")
+    }
+    assert found.info["steps"] == [1, 4]
+    assert found.info["num_fitted"] == 360
+    np.testing.assert_allclose(found.control[some.folds.everyone], alone.control[:360], rtol=1e-6, atol=1e-8)
+    residuals = problem.values - found.control
+    np.testing.assert_allclose(found.mean, problem.counts @ residuals / problem.counts.sum(), atol=1e-12)
+    assert (residuals.var(axis=0) < 0.5 * problem.values.var(axis=0)).all()
+
+
+@pytest.mark.parametrize("max_states", [None, 700])
+def test_no_held_out_control_depends_on_its_fold(wide, max_states):
     trace, values = wide
     problem = make_problem(trace, values[..., 1:])
     out = problem.folds.rows()[2][0]
     changed = problem.values.copy()
     changed[out] = 1.0
-    method = Screened(rounds=1)
+    method = Screened(rounds=1, max_states=max_states)
     fits = [method.crossfit(problem), method.crossfit(problem._replace(values=changed))]
     assert fits[0].info["steps"] == fits[1].info["steps"] == [2]
     np.testing.assert_array_equal(fits[0].control[out], fits[1].control[out])
@@ -137,7 +156,7 @@ def test_auto_takes_it_where_a_quadratic_has_too_many_features(wide):
 
 
 def test_parameters_are_checked():
-    for bad in ({"rounds": 0}, {"per_round": True}, {"per_round": -1}):
+    for bad in ({"rounds": 0}, {"per_round": True}, {"per_round": -1}, {"max_states": 0}):
         with pytest.raises(InputError, match="of at least 1, an integer"):
             Screened(**bad)
 
@@ -164,6 +183,22 @@ def test_auto_keeps_a_bound_on_its_work_that_does_not_depend_on_what_else_is_ask
     assert {label: facts["work"] for label, facts in fit.info["tried"].items()} == {
         method.label: work_of(method, both).total(2) for method in Auto(max_work=4e8).candidates(both)
     }
+
+
+def test_auto_takes_fewer_states_before_fewer_features(wide, monkeypatch):
+    trace, values = wide
+    monkeypatch.setattr(auto, "SCREENED_STATES", 400)
+    problem = make_problem(trace, values)
+    full = work_of(Screened(), problem).each
+    (found,) = (method for method in Auto(max_work=0.9 * full).candidates(problem) if isinstance(method, Screened))
+    assert found == Screened(per_round=Screened().num_added(problem.folds.thin(500).num_train), max_states=500)
+    (found,) = (method for method in Auto(max_work=0.42 * full).candidates(problem) if isinstance(method, Screened))
+    assert found.max_states == 500
+    assert found.per_round < Screened().num_added(problem.folds.thin(500).num_train)
+    monkeypatch.setattr(auto, "SCREENED_STATES", 501)
+    (found,) = (method for method in Auto(max_work=0.9 * full).candidates(problem) if isinstance(method, Screened))
+    assert found.max_states is None
+    assert found.per_round < Screened().num_added(problem.folds.num_train)
 
 
 def test_auto_gains_what_is_to_be_had_from_fewer_draws_than_parameters(rng):

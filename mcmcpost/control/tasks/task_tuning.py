@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -308,7 +309,7 @@ def _convex(
     tuned, nugget = tune_tasks(joint, design, separate)
     rows = _some_rows(joint, tuning.kernel.max_draws)
     one = matrix_stein_tile(Coregionalisation(tuned.kernels, np.ones((1, 1, 1)), model.order))
-    points = tuple(jnp.asarray(a) for a in (joint.draws[rows], joint.scores[rows], np.ones((len(rows), 1))))
+    points = jax.device_put((joint.draws[rows], joint.scores[rows], np.ones((len(rows), 1))))
     gram = tile_gram(one, points)
     found = alternating_task_covariance(
         gram / jnp.mean(jnp.diagonal(gram)),

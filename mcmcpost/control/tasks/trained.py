@@ -265,12 +265,11 @@ def fit_stochastic(
     )
     if choice.learn_covariance:
         control = control.release_covariance()
-    data = TaskRows(jnp.asarray(rows.draws), jnp.asarray(rows.scores), jnp.asarray(tasks))
-    f = jnp.asarray(values)
+    data, f = jax.device_put((TaskRows(rows.draws, rows.scores, tasks), values))
     shapes = eqx.filter_eval_shape(control.features, data)
     cached = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) <= CACHE_ENTRIES
     penalty, rate = jnp.asarray(choice.penalty, f.dtype), jnp.asarray(choice.learning_rate, f.dtype)
-    first = _task_means(f, jnp.asarray(tasks), control.num_tasks)
+    first = _task_means(f, data.tasks, control.num_tasks)
     trained, constants, loss, history = _train(
         control, first, data, f, schedule, penalty, rate, key, num_epochs=choice.num_epochs, cached=cached
     )
@@ -478,7 +477,7 @@ class TrainedVectorValued(AbstractControlVariate):
 
 
 def _rows(joint: JointProblem, index: np.ndarray) -> TaskRows:
-    return TaskRows(jnp.asarray(joint.draws[index]), jnp.asarray(joint.scores[index]), jnp.asarray(joint.labels[index]))
+    return jax.device_put(TaskRows(joint.draws[index], joint.scores[index], joint.labels[index]))
 
 
 def runs_of(joint: JointProblem, index: Int[np.ndarray, " r"]) -> Int[np.ndarray, " r"]:

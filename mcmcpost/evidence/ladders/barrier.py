@@ -89,11 +89,11 @@ def path_barrier(
 def ladder_barrier(ladder: Ladder) -> Barrier:
     """Return the barrier of a ladder from all draws of its usable rungs."""
     part = ladder.select(np.flatnonzero(examine_rungs(ladder).usable))
-    levels, values = jnp.asarray(part.temperatures), jnp.asarray(part.log_likelihood.reshape(-1))
+    levels, values = jax.device_put((part.temperatures, part.log_likelihood.reshape(-1)))
     if len(levels) < 2:
         raise InputError("barrier_ladder", "a ladder with two usable rungs", len(levels), "See log_evidence(tree).")
     sizes = jnp.full(len(levels), float(len(values) // len(levels)))
-    start = jnp.asarray(np.concatenate([[0.0], np.cumsum(stepping_stones(part))]))
+    start = jax.device_put(np.concatenate([[0.0], np.cumsum(stepping_stones(part))]))
     energies = jax.jit(solve_free_energies)(levels, values, jnp.ones_like(values), sizes, start).values
     mixture = np.asarray(log_mixture(levels, values, sizes, energies))
     return path_barrier(np.asarray(values), mixture, power=part.power)
