@@ -285,3 +285,11 @@ def test_a_controlled_mean_that_contradicts_the_plain_one_is_not_published(rng, 
     result = estimate(make_trace(x, shift - x), x, ZeroVariance(1))
     assert result.status == ((Status.BAD_SCORES,) if shift else (Status.EXACT,))
     np.testing.assert_allclose(result.mean, result.mean_plain if shift else 0.0, atol=1e-12)
+
+
+def test_a_plain_mean_of_few_draws_that_missed_a_tail_contradicts_nothing(rng):
+    x = rng.normal(size=(60, 1, 40, 1))
+    found = [estimate(make_trace(draws, -draws), draws**6, ZeroVariance(6)) for draws in x]
+    assert max(abs(each.mean_plain[0] - 15.0) / each.mcse_plain[0] for each in found) > 20
+    assert {each.status[0] for each in found} == {Status.EXACT}
+    np.testing.assert_allclose([each.mean[0] for each in found], 15.0, rtol=1e-6)

@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 DISAGREEMENT = 2.9e-7
 """One-sided probability at which the controlled and the plain mean contradict each other: five standard errors."""
 
+CONTRADICTING = 100.0
+"""Effective draws of an integrand from which its plain mean may contradict a controlled one.
+
+With fewer, the draws may have missed a tail: of 40 normal draws one in thirty gives a mean of x⁶ that is 30 of its own
+standard errors too small (by hand).
+"""
+
 GROUP = "control_variates"
 """The group of a tree that holds estimates."""
 
@@ -450,7 +457,7 @@ def judge(
         mean = problem.location + problem.scale * fit.mean
         slack = plain.mcse * np.sqrt(tail_inflation(problem.participants, problem.counts.sum()))
         limit = scipy.stats.t.isf(DISAGREEMENT, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
-        believed = believe | ~(np.abs(mean - plain.mean) > limit)
+        believed = believe | (ess < CONTRADICTING) | ~(np.abs(mean - plain.mean) > limit)
     fitted = np.array([status not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for status in fit.status])
     finished = np.array([status is not Status.NOT_CONVERGED for status in fit.status])
     used = fitted & usable & believed
