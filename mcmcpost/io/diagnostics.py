@@ -317,7 +317,7 @@ def recorded_log_densities(
             continue
         recorded = stats[name].transpose("chain", "draw").values
         if recorded.shape == trace.draws.shape[:2] and recorded.dtype.kind == "f" and np.isfinite(recorded).all():
-            yield name, recorded
+            yield name, recorded.astype(np.float64) if recorded.dtype.itemsize > 8 else recorded  # LAPACK ends there
 
 
 def recorded_log_density(tree: "xarray.DataTree", trace: Trace | StoredTrace) -> Float[np.ndarray, "c n"] | None:

@@ -225,10 +225,10 @@ def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draw
 
 
 def _rows(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return variables (c, n, ...) with chains and draws as one axis, floats in float64."""
+    """Return variables (c, n, ...) with chains and draws as one axis, floats in float64, in native byte order."""
     return {
         name: values.reshape(-1, *values.shape[2:]).astype(
-            np.float64 if values.dtype.kind == "f" else values.dtype, copy=False
+            np.float64 if values.dtype.kind == "f" else values.dtype.newbyteorder("="), copy=False
         )
         for name, values in draws.items()
     }

@@ -75,6 +75,18 @@ def test_functions_traceable_or_not(tree, function):
     np.testing.assert_array_equal(values[..., 1], tree["posterior"]["count"])
 
 
+def test_functions_of_variables_in_the_other_byte_order(tree):
+    names, values, *_ = integrand_values(tree, {"f": lambda d: d["mu"] * d["count"]})
+    posterior = tree["posterior"].to_dataset()
+    tree["posterior"] = posterior.assign(
+        {name: array.astype(array.dtype.newbyteorder()) for name, array in posterior.items() if array.dtype != bool}
+    )
+    assert tree["posterior"]["count"].dtype != posterior["count"].dtype
+    swapped = integrand_values(tree, {"f": lambda d: d["mu"] * d["count"]})
+    assert swapped.names == names
+    np.testing.assert_array_equal(swapped.values, values)
+
+
 def test_functions_of_arrays_name_their_elements(tree):
     names, values, *_ = integrand_values(tree, {"m": lambda d: d["corr"].T, "all": lambda d: [d["mu"], d["mu"] + 1]})
     assert names[:3] == ("m[0, 0]", "m[0, 1]", "m[1, 0]")

@@ -109,6 +109,8 @@ def test_scores_times_a_twentieth_more_are_plain_with_a_log_density_and_on_trust
     lp = -0.5 * (x**2).sum(axis=-1)
     right = mp.expectation(tree_of(x, -x, lp), method="zv2")
     assert set(right.status) == {mp.Status.EXACT}
+    longer = mp.expectation(tree_of(x, -x, lp.astype(np.longdouble)), method="zv2")
+    assert set(longer.status) == {mp.Status.EXACT}
     for scores in (-1.05 * x, -x + 0.03):
         with pytest.warns(mp.ScoreWarning, match="not the gradient of the log density that the sampler recorded"):
             wrong = mp.expectation(tree_of(x, scores, lp), method="zv2")
