@@ -29,11 +29,14 @@ def where_not_finite(trace: Trace | StoredTrace) -> str:
     """Return the message for NaN or infinite scores: how many draws, the first place, the coordinates, the cure."""
     bad = ~np.isfinite(np.asarray(trace.scores))
     chain, draw, _ = np.argwhere(bad)[0]
-    count = int(bad.any(-1).sum())
+    count, size = int(bad.any(-1).sum()), bad[..., 0].size
+    cause, cure = "failed there, as a failed ODE solve does", "Drop these draws, or compute"
+    if count == size:
+        cause, cure = "fails everywhere, as with NaN among the data", "Repair the data, and compute"
     return (
-        f"Score gate: the scores are not finite at {count} of {bad[..., 0].size} draws (first at chain {chain}, draw"
-        f" {draw}), in {listed(trace.names, bad.any((0, 1)))}: the log density or its gradient failed there, as a"
-        " failed ODE solve does. Drop these draws, or compute the scores again with attach_scores (--model FILE.py)."
+        f"Score gate: the scores are not finite at {count} of {size} draws (first at chain {chain}, draw"
+        f" {draw}), in {listed(trace.names, bad.any((0, 1)))}: the log density or its gradient {cause}. {cure}"
+        " the scores again with attach_scores (--model FILE.py)."
         ' Control variates need them finite: allow_bad_scores=True allows method="plain" only.'
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import xarray
 from numpyro.infer import HMC, MCMC, NUTS
 from numpyro.infer.util import potential_energy, unconstrain_fn
 
@@ -198,6 +199,20 @@ def test_bad_models(tree):
 
     with pytest.raises(ValueError, match=r"site `mu` of shape \(chain, draw, 4\), got \(2, 60\)"):
         attach_scores(tree, larger, DATA)
+    with pytest.raises(ValueError, match=r"got a list of shape \(3,\) for a Normal of shape \(\). Pass an array"):
+        attach_scores(tree, supports, DATA.tolist())
+
+
+def test_draws_on_a_boundary_are_named(tree):
+    posterior = tree["posterior"].to_dataset()
+    posterior["b_scale"] = posterior["b_scale"].copy()
+    posterior["b_scale"][1, 7] = 0.0  # as a small one is in single precision
+    words = r"1 of 120 draws of `b_scale` on its boundary or beyond, the first at chain 1, draw 7: 0\.0\. Pass"
+    with pytest.raises(ValueError, match=words):
+        attach_scores(xarray.DataTree.from_dict({"posterior": posterior}), supports, DATA)
+    posterior["b_scale"][1, 7] = np.nan
+    with pytest.raises(ValueError, match="draws with NaN"):
+        attach_scores(xarray.DataTree.from_dict({"posterior": posterior}), supports, DATA)
 
 
 ARVIZ_FIRST = """

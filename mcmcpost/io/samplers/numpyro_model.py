@@ -108,19 +108,43 @@ class ProbedModel(NamedTuple):
             free = unconstrain_fn(self.model, self.args, self.kwargs, row)
             return jnp.concatenate([jnp.ravel(free[site]) for site in self.sites])
 
-        draws = map_rows(one, flat)
-        return draws.reshape(*first.shape[:2], -1), self.names
+        draws = map_rows(one, flat).reshape(*first.shape[:2], -1)
+        self._check_support(samples, draws)
+        return draws, self.names
+
+    def _check_support(self, samples: dict[str, np.ndarray], draws: Float[np.ndarray, "c n d"]) -> None:
+        """Refuse finite values that have no unconstrained counterpart; NaN among them is left to the trace."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
+        parts = zip(self.shapes, np.split(~np.isfinite(draws), ends[:-1], axis=-1), strict=True)
+        outside = {site: bad.any(axis=-1) for site, bad in parts if bad.any()}
+        if not outside or not all(np.isfinite(samples[site]).all() for site in self.sites):
+            return
+        site, where = next(iter(outside.items()))
+        chain, draw = np.argwhere(where)[0]
+        got = (
+            f"{where.sum()} of {where.size} draws of `{site}` on its boundary or beyond, the first at chain {chain},"
+            f" draw {draw}: {samples[site][chain, draw].tolist()}"
+        )
+        raise InputError(
+            self.where,
+            "draws inside the support of every site",
+            got,
+            "Pass the model that was sampled. Where rounding has moved a draw to the boundary, leave that draw out.",
+        )
 
 
 def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:
-    """Refuse observed values of a shape that their distribution cannot have."""
+    """Refuse observed values that are no arrays, or of a shape that their distribution cannot have."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of values outside the support, which sampling tells
             site["fn"].log_prob(site["value"])
     except (TypeError, ValueError) as error:
-        got = f"shape {jnp.shape(site['value'])} for a {type(site['fn']).__name__} of shape {site['fn'].shape()}"
-        raise InputError(where, f"observed values that fit the site `{name}`", got, "Match their shapes.") from error
+        value, got, cure = site["value"], "", "Match their shapes."
+        if not isinstance(value, jax.Array | np.ndarray | np.number | int | float):
+            got, cure = f"a {type(value).__name__} ", "Pass an array: jax.numpy.asarray(values)."
+        got += f"of shape {np.shape(value)} for a {type(site['fn']).__name__} of shape {site['fn'].shape()}"
+        raise InputError(where, f"observed values that fit the site `{name}`", got, cure) from error
 
 
 def probe_model(
