@@ -8,7 +8,7 @@ import numpy as np
 
 import mcmcpost
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.text import significant
+from mcmcpost._core.text import one_line, significant
 from mcmcpost.cli.options import refuse_model_file
 from mcmcpost.io import (
     check_convergence,
@@ -128,7 +128,11 @@ def description(facts: dict[str, Any]) -> str:
     }
     shown = {name: value for name, value in lines.items() if value not in (None, "")}
     rows = [
-        (f"{group.strip('/')}.{name}", ", ".join(f"{dim} {size}" for dim, size in about["dims"].items()), about["type"])
+        (
+            one_line(f"{group.strip('/')}.{name}"),
+            ", ".join(f"{dim} {size}" for dim, size in about["dims"].items()),
+            about["type"],
+        )
         for group, variables in facts["groups"].items()
         for name, about in variables.items()
     ]

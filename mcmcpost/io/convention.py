@@ -258,15 +258,18 @@ def _check_aligned(tree: "xarray.DataTree", scores: "xarray.DataArray") -> None:
     for dim in ("chain", "draw"):
         if dim not in posterior.sizes:
             continue
-        same = posterior.sizes[dim] == scores.sizes[dim]
+        ours, got = posterior.sizes[dim], f"{scores.sizes[dim]} there"
+        same = ours == scores.sizes[dim]
         if same and dim in posterior.coords and dim in scores.coords:
-            same = bool(np.array_equal(posterior.coords[dim].values, scores[dim].values))
+            one, other = (array.coords[dim].values for array in (posterior, scores))
+            same = bool(np.array_equal(one, other))
+            if not same:
+                place = int(np.argmax(one != other))
+                got = f"label {other[place]} there for {one[place]} at position {place}"
         if not same:
+            expected = f"the same {dim}s in posterior ({ours}) and {GROUP}"
             raise InputError(
-                "read_trace",
-                f"the same {dim}s in posterior ({posterior.sizes[dim]}) and {GROUP}",
-                f"{scores.sizes[dim]} there",
-                "Select chains and draws on the whole tree, not on one group.",
+                "read_trace", expected, got, "Select chains and draws on the whole tree, not on one group."
             )
 
 

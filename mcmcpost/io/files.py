@@ -153,12 +153,44 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
                 _with_order(tree).to_zarr(temporary, consolidated=False)
             else:
                 _with_order(tree).to_netcdf(temporary, engine="h5netcdf")
-        except TypeError as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
             expected, cure = "values and attributes that a file can have", "Leave out what is no number and no text."
-            raise InputTypeError("save_tree", expected, str(error), cure) from error
+            places = _not_plain(tree)
+            if any("MultiIndex" in place for place in places):
+                cure += " The levels of a MultiIndex are coordinates after dataset.reset_index(name)."
+            raise InputTypeError("save_tree", expected, ", ".join(places) or str(error), cure) from error
         _refuse_existing(place)
         rename_finished(temporary, place)
     return place
+
+
+def _not_plain(tree: "xarray.DataTree") -> list[str]:
+    """Return the places of attributes, variables and indices that are neither numbers nor text."""
+    found = []
+    for node in tree.subtree:
+        content = node.to_dataset(inherit=False)
+        owners = {node.path: content.attrs} | {f"{node.path}.{k}": v.attrs for k, v in content.variables.items()}
+        found += [
+            f"the attribute {name} of {place}, a {type(value).__name__}"
+            for place, attrs in owners.items()
+            for name, value in attrs.items()
+            if not _is_plain(value)
+        ]
+        found += [
+            f"the MultiIndex {node.path}.{k}"
+            for k in content.dims
+            if k in content.indexes and content.indexes[k].nlevels > 1
+        ]
+        objects = {k: v.values.flat for k, v in content.data_vars.items() if v.dtype.kind == "O"}
+        found += [f"{node.path}.{k} of objects" for k, v in objects.items() if not all(isinstance(x, str) for x in v)]
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        return np.asarray(value).dtype.kind in "fiubSU"
+    except ValueError:  # a ragged list
+        return False
 
 
 def _with_order(tree: "xarray.DataTree") -> "xarray.DataTree":

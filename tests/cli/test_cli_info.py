@@ -52,6 +52,13 @@ def test_scores_that_fail_the_gate_are_an_answer_and_no_error(run, tmp_path, rng
     assert "of 1 parameters: error" in run("info", path).out
 
 
+def test_a_name_of_two_lines_is_one(run, tmp_path, rng):
+    draws = rng.normal(size=(4, 200, 1))
+    path = mp.save_tree(mp.from_arrays(draws, -draws, value_names=("rate\nof growth",)), tmp_path / "trace.nc")
+    lines = run("info", path).out.splitlines()
+    assert any(line.startswith("posterior.rate of growth  ") for line in lines)
+
+
 def test_a_trace_of_another_program_without_scores(run):
     found = facts(run, FOREIGN)
     assert found["scores"]["check"] is None

@@ -7,6 +7,7 @@ from pathlib import Path
 import h5netcdf
 import h5py
 import numpy as np
+import pandas
 import pytest
 import xarray
 
@@ -228,6 +229,24 @@ def test_names_that_no_folder_can_have(tmp_path, name):
     with pytest.raises(mp.InputError, match=r"names that folders can have.*write netCDF"):
         mp.save_tree(tree, tmp_path / "x.zarr")
     assert name in mp.load_tree(mp.save_tree(tree, tmp_path / "x.nc"))["posterior"]
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_what_no_file_can_have_is_named(tmp_path, suffix):
+    tree = mp.from_arrays(ONES, -ONES)
+    tree["posterior"]["x[0]"].attrs = {"unit": "kg", "prior": print}
+    with pytest.raises(mp.InputTypeError, match=r"got the attribute prior of /posterior\.x\[0\], a builtin_function"):
+        mp.save_tree(tree, tmp_path / f"x{suffix}")
+    del tree["posterior"]["x[0]"].attrs["prior"]
+    tree["words"] = xarray.Dataset({"text": ("i", np.array(["a"], object)), "other": ("i", np.array([print], object))})
+    with pytest.raises(mp.InputTypeError, match=r"got /words\.other of objects\. Leave"):
+        mp.save_tree(tree, tmp_path / f"x{suffix}")
+    del tree["words"]
+    pairs = xarray.Coordinates.from_pandas_multiindex(pandas.MultiIndex.from_tuples([("a", 1), ("b", 2)]), "pair")
+    tree["constants"] = xarray.Dataset(coords=pairs)
+    with pytest.raises(mp.InputTypeError, match=r"got the MultiIndex /constants\.pair\..*reset_index"):
+        mp.save_tree(tree, tmp_path / f"x{suffix}")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_long_name_of_a_file_is_no_obstacle_to_its_temporary_one(tmp_path):

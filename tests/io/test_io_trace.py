@@ -135,7 +135,7 @@ def test_groups_that_disagree(draws):
         read_trace(shorter)
     shifted = tree.copy()
     shifted["posterior"] = xarray.DataTree(tree["posterior"].to_dataset().assign_coords(draw=np.arange(100) + 50))
-    with pytest.raises(ValueError, match="same draws in posterior"):
+    with pytest.raises(ValueError, match=r"same draws in posterior .* label 0 there for 50 at position 0"):
         read_trace(shifted)
 
 
