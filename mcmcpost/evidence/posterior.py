@@ -136,7 +136,8 @@ def estimate_from_posterior(
     mirror image, and ``bridge (fitted)``, to the posterior itself; with scores also ``bridge (controlled)``, both means
     of the latter with control variates. ``bridge (controlled path)`` is thermodynamic integration from the normal to
     the posterior with control variates on the path: from a normal, log q − log g is nearly a polynomial. A richer one
-    is the answer if its error is smaller by `NEED`; the others are cross-checks. All share the draws.
+    is the answer if its error is smaller by `NEED`; the others are cross-checks. All share the draws. No error is below
+    the rounding of log q, which all draws share.
 
     Parameters
     ----------
@@ -175,6 +176,8 @@ def estimate_from_posterior(
             densities, gradients = densities + c * n, gradients + c * n
     size |= {"pareto_khat": max(proposal_khat(half) for half in halves)}
     size |= {"densities": densities, "gradients": gradients}
+    rounding = float(np.finfo(float).eps * np.abs(posterior.log_density).max())
+    estimates = [e._replace(mcse=float(np.hypot(e.mcse, rounding))) for e in estimates]
     ordered = _best_first([refuse_drift(e, points, names, weights) for e in estimates])
     uneven = _uneven(weights)
     if uneven:

@@ -149,9 +149,19 @@ def test_control_variates_shrink_the_error_and_it_stays_honest(rng, key):
 
     gaussian_density, log_z, sample = gaussian(2, rng)
     for estimate in controlled_estimates(sample(4, 200), gaussian_density, key)[1].values():
-        np.testing.assert_allclose(estimate.value, log_z, atol=4.5 * estimate.error + 1e-12)
+        np.testing.assert_allclose(estimate.value, log_z, rtol=0, atol=4.5 * estimate.error)
         if "controlled" in estimate.method:
             assert estimate.error < 1e-5
+
+
+@pytest.mark.parametrize("constant", [0.0, 1e3, -1e8])
+def test_no_error_is_below_the_rounding_of_the_density(constant, rng, key):
+    """On a normal the controlled path is exact, and its error is that of numbers of the size of the log density."""
+    log_density, log_z, sample = gaussian(2, rng)
+    found, _ = controlled_estimates(sample(4, 200), lambda x: log_density(x) + constant, key)
+    assert found.method == "bridge (controlled path)"
+    np.testing.assert_allclose(found.value, log_z + constant, rtol=0, atol=4.5 * found.mcse)
+    assert 0.5 * np.spacing(abs(found.value)) <= found.mcse < 1e-14 * max(100.0, abs(constant))
 
 
 def test_a_trace_too_short_for_a_bridge_is_a_status(key):
