@@ -111,7 +111,7 @@ def tail_draws(size: int) -> int:
 
 
 def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
-    """Return the larger Pareto k̂ of the two tails of each series; −∞ for fewer than 25 draws or a tail of one value."""
+    """Return the larger Pareto k̂ of the two tails of each series; that of a tail of one value is −∞, as of 25 draws."""
     from arviz_stats.base import array_stats
 
     size = series.shape[0] * series.shape[1]
@@ -120,6 +120,8 @@ def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     if tail < 5:
         return found
     ordered = np.sort(series.reshape(size, -1), axis=0)
-    for j in np.flatnonzero((ordered[0] < ordered[tail - 1]) & (ordered[-tail] < ordered[-1])):
-        found[j] = array_stats.pareto_khat(series[..., j], chain_axis=0, draw_axis=1, r_eff=1.0)
+    for side, varies in (("left", ordered[0] < ordered[tail - 1]), ("right", ordered[-tail] < ordered[-1])):
+        for j in np.flatnonzero(varies):
+            own = array_stats.pareto_khat(series[..., j], chain_axis=0, draw_axis=1, r_eff=1.0, tail=side)
+            found[j] = np.fmax(found[j], own)
     return found

@@ -27,13 +27,8 @@ class Weights(NamedTuple):
     @classmethod
     def of(cls, log_weights: Float[np.ndarray, "c n"], num_live: Float[np.ndarray, "c n"] | None = None) -> "Weights":
         """Return the weights with these finite logarithms, up to a constant."""
-        from arviz_stats.base import array_stats
-
         values = np.maximum(np.exp(log_weights - log_weights.max()), LEAST)
-        khat = -np.inf
-        if np.ptp(log_weights) > 0 and values.size >= 25:
-            khat = float(array_stats.psislw(-log_weights.reshape(-1))[1])
-        return cls(values / values.mean(), num_live, khat)
+        return cls(values / values.mean(), num_live, weights_khat(log_weights))
 
     @property
     def ess(self) -> float:
@@ -92,6 +87,21 @@ class Weights(NamedTuple):
         total = np.cumsum(self.values.reshape(-1))
         steps = (np.arange(size) + 0.5) / size
         return np.minimum(np.searchsorted(total, steps * total[-1]), len(total) - 1)
+
+
+def weights_khat(log_weights: Float[np.ndarray, "..."]) -> float:
+    """Return the Pareto k̂ of weights with these logarithms; those of value zero have −∞.
+
+    It is −∞ for fewer than 25 draws or where the largest weights are equal, and ∞ where a few draws have all the weight
+    that floating-point numbers can show.
+    """
+    from arviz_stats.base import array_stats
+
+    try:
+        khat = float(array_stats.psislw(-log_weights.reshape(-1))[1])
+    except ValueError:  # a tail of fewer than five draws, or of one value
+        return -np.inf
+    return np.inf if np.isnan(khat) else khat
 
 
 def mean_over_draws(series: Float[np.ndarray, "c n *p"], weights: Weights | None) -> Float[np.ndarray, "*p"]:

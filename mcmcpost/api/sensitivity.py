@@ -7,10 +7,11 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.mcse import GOOD_KHAT, pareto_khat
+from mcmcpost._core.mcse import GOOD_KHAT
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
+from mcmcpost._core.weights import weights_khat
 from mcmcpost.api.derived import estimate_options
 from mcmcpost.api.question import Question, pose
 from mcmcpost.control import AbstractControlVariate, Estimate, Smooth, estimate_derived
@@ -123,7 +124,7 @@ def reweight_prior(
         Smooth(("log evidence",), np.zeros((1, 1), int), lambda mean: jnp.log(mean[0])),
         Smooth(question.names, np.stack([0 * own, own], axis=1), lambda mean: mean[1] / mean[0]),
     )
-    khat = float(pareto_khat(ratio[..., None])[0])
+    khat = weights_khat(logs)
     if khat > GOOD_KHAT and status not in (Status.BAD_SCORES, Status.UNDEFINED):
         status = Status.HEAVY_TAIL
     return PriorChange(

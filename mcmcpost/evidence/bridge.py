@@ -13,9 +13,9 @@ from scipy.special import expit
 from mcmcpost._core.arguments import as_float64, as_labels, check_count, check_flags, check_function, check_key
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.mcse import mcse_mean, pareto_khat
+from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
-from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws
+from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws, weights_khat
 from mcmcpost.control import AbstractControlVariate, PlainMean, estimate_expectations
 from mcmcpost.evidence.ladders.ladder import EvidenceEstimate
 from mcmcpost.evidence.normal import fit_normal
@@ -424,7 +424,7 @@ def proposal_khat(half: Half) -> float:
     Above .7 that would fail; a bridge can still be good, since its terms are bounded and the draws cover the tails.
     """
     _, ratio = half.split(half.log_ratio)
-    return float(pareto_khat(np.exp(ratio - ratio.max()).reshape(1, -1, 1))[0])
+    return weights_khat(ratio)
 
 
 def _terms(at_draws: np.ndarray, at_proposals: np.ndarray, ess: float, log_z: float) -> tuple[np.ndarray, np.ndarray]:

@@ -69,6 +69,10 @@ def test_ratios_that_are_too_unequal_are_told(rng):
     found = mp.reweight_prior(trace(rng), 8.0 * (x - 0.8) ** 2, method="plain")
     assert found.pareto_khat > 0.7
     assert found.status is mp.Status.HEAVY_TAIL
+    one = mp.reweight_prior(trace(rng), -5e4 * (x - 3.0) ** 2, method="plain")  # all other ratios are zero in floats
+    assert one.ess < 1.01
+    assert one.pareto_khat == np.inf
+    assert one.status is mp.Status.HEAVY_TAIL
 
 
 def test_derivatives_are_exact_where_polynomials_are(rng):

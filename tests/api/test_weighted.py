@@ -158,6 +158,20 @@ def test_kernels_take_weighted_draws(tree):
 
 
 @pytest.mark.filterwarnings("ignore::mcmcpost.ScoreWarning")
+@pytest.mark.parametrize(
+    ("cut", "khat"),
+    [(lambda logs: np.minimum(logs, 0.5), -np.inf), (lambda logs: np.where(logs < 0, -1e4, logs), 0.5)],
+    ids=["above", "below"],
+)
+def test_weights_that_are_cut_off_have_a_tail_or_none(rng, cut, khat):
+    x = rng.normal(size=(4, 250, 1))
+    logs = cut(0.6 * x[..., 0])  # the target is N(0.6, 1) before the cut
+    tree = mp.from_arrays(x, 0.6 - x, log_weights=logs, allow_bad_scores=True)
+    found = mp.expectation(tree, method="plain", allow_bad_scores=True)
+    assert found.info["pareto_khat"] <= khat
+
+
+@pytest.mark.filterwarnings("ignore::mcmcpost.ScoreWarning")
 def test_weights_that_a_few_draws_decide_are_told(rng):
     draws = rng.normal(size=(1, 1_000, 6)) * 0.4
     logs = -0.5 * (draws**2).sum(-1) + 0.5 * (draws**2).sum(-1) / 0.16

@@ -200,6 +200,18 @@ def test_heavy_tails_are_fitted_and_too_heavy_ones_told(rng, key):
     assert estimate_from_posterior(draws, PlainMean(), key=key).info["pareto_khat"] > 0.7
 
 
+def test_a_posterior_whose_proposals_have_no_density_in_floats_is_far_away(rng, key):
+    """In a funnel log q falls by thousands where the fitted density does not: those weights are zero, not equal."""
+
+    def log_density(x):
+        return -0.5 * (x[0] / 3) ** 2 - 0.5 * jnp.sum(x[1:] ** 2) * jnp.exp(-x[0]) - 1.5 * x[0]
+
+    v = 3 * rng.normal(size=(4, 200, 1))
+    draws = np.concatenate([v, np.exp(v / 2) * rng.normal(size=(4, 200, 3))], axis=-1)
+    found = estimate_from_posterior(evaluate_draws(draws, log_density, scores=False), PlainMean(), key=key)
+    assert found.info["pareto_khat"] > 0.3
+
+
 def test_the_answer_of_a_trace_converged_if_any_did():
     found = [
         mp.EvidenceEstimate(name, 0.0, mcse, status, {"discretisation_error": missed})
