@@ -74,6 +74,7 @@ def model_file_fault(error: BaseException) -> str | None:
 _CURES = {
     "EquinoxRuntimeError": "Give `diffeqsolve` throw=False, and the log density −inf where its result is not a success:"
     " a solve that fails at any point ends all chains.",
+    "TracerArrayConversionError": "Use jax.numpy: jnp.exp for np.exp, and data as jnp.asarray(values).",
     "SystemExit": "Leave it out: a model file is imported.",
 }
 

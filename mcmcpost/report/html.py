@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -88,7 +89,9 @@ def draw(key: str, title: str, description: str, size: tuple[float, float], plot
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with style.context(["default", STYLE]):
+    with style.context(["default", STYLE]), warnings.catch_warnings():
+        # The browser has the letters that matplotlib's own font lacks, as those of Chinese: text is kept as text.
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasSVG(figure)
         plot(figure.subplots())

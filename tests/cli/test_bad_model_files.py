@@ -71,6 +71,8 @@ BAD = [
     ("no latent site", '.to_event(1))', '.to_event(1), obs=jnp.zeros(3))', "a model with latent sites"),
     ("quantities of a missing site", 'draw["x"][0]', 'draw["z"][0]', "expected `quantities` to run, got KeyError: 'z'"),
     ("quantities without argument", "quantities(draw)", "quantities()", "a function of one argument"),
+    ("quantity of NumPy", 'draw["x"][0] ** 2', '__import__("numpy").exp(draw["x"][0])', "Use jax.numpy: jnp.exp"),
+    ("a constant site", 'numpyro.deterministic("twice", 2.0 * x)', 'numpyro.sample("c", dist.Delta(1.0))', "Delta"),
     ("quantity in words", 'draw["x"][0] ** 2', '"two"', "to return numbers, got str"),
     ("quantity of nothing", 'draw["x"][0] ** 2', "None", "to return numbers, got NoneType"),
     ("quantity complex", 'draw["x"][0] ** 2', 'draw["x"] * 1j', "real numbers"),

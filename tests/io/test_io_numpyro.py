@@ -188,6 +188,13 @@ def test_bad_models(tree):
 
     with pytest.raises(ValueError, match="discrete k"):
         attach_scores(tree, discrete, DATA)
+
+    def constant(y):
+        numpyro.sample("one", dist.Delta(1.0))
+        supports(y)
+
+    with pytest.raises(ValueError, match=r"Delta distributions of one\. Write numpyro\.deterministic"):
+        attach_scores(tree, constant, DATA)
     with pytest.raises(ValueError, match="without z, a"):
         attach_scores(tree, plain)
     with pytest.raises(ValueError, match="none"):

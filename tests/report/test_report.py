@@ -289,6 +289,11 @@ def test_the_checker_allows_the_script_that_the_policy_names():
         assert Reading(page.format(wrong)).problems, wrong
 
 
+def test_letters_without_a_glyph_are_left_to_the_browser():
+    drawing = draw("a", "title", "text", (2.0, 1.0), lambda ax: ax.set_title("変数 🎉"))
+    assert "変数 🎉" in drawing.svg
+
+
 def test_drawings_of_one_document_share_no_identifier():
     def plot(axes):
         axes.plot([0, 1], [0, 1], clip_on=True, marker="o")

@@ -166,7 +166,7 @@ def probe_model(
     dims : of every variable of the trace: no site may have their names, or one that cannot be saved.
     """
     from numpyro import handlers
-    from numpyro.distributions import biject_to
+    from numpyro.distributions import Delta, biject_to
     from numpyro.infer import init_to_sample
 
     check_function(where, "model", model, None, "Pass a NumPyro program.")
@@ -179,6 +179,7 @@ def probe_model(
     sites: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     discrete: list[str] = []
+    fixed: list[str] = []
     kept: dict[str, tuple[int, ...]] = {}
     observed: list[str] = []
 
@@ -192,6 +193,9 @@ def probe_model(
             elif site["type"] in ("sample", "deterministic"):
                 kept[name] = jnp.shape(site["value"])
             if site["type"] != "sample" or site["is_observed"] or (only is not None and name not in only):
+                continue
+            if isinstance(site["fn"], Delta):
+                fixed.append(name)
                 continue
             if site["fn"].support.is_discrete:
                 discrete.append(name)
@@ -211,6 +215,9 @@ def probe_model(
             f"discrete {', '.join(discrete)}",
             "A score exists for continuous parameters only: sum the discrete ones out of the model.",
         )
+    if fixed:
+        cure = "Write numpyro.deterministic for what has one value."
+        raise InputError(where, "latent sites that vary", f"Delta distributions of {', '.join(fixed)}", cure)
     if not sites:
         raise InputError(where, "a model with latent sites", "none", "Pass the model that was sampled.")
     return ProbedModel(where, seeded, args, kwargs, sites, shapes)
