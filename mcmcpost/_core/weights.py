@@ -97,9 +97,11 @@ def weights_khat(log_weights: Float[np.ndarray, "..."]) -> float:
     """
     from arviz_stats.base import array_stats
 
+    if log_weights.size < 25:
+        return -np.inf
     try:
         khat = float(array_stats.psislw(-log_weights.reshape(-1))[1])
-    except ValueError:  # a tail of fewer than five draws, or of one value
+    except ValueError:  # a tail of one value
         return -np.inf
     return np.inf if np.isnan(khat) else khat
 
