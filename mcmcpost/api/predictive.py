@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float
 
 from mcmcpost._core.arguments import check_kind
 from mcmcpost._core.errors import InputError
@@ -75,11 +75,11 @@ def elpd(
     n = len(found.names)
     own, other = np.arange(n), np.arange(n) + n
     parts = [
-        Smooth(("elpd_loo",), other[None], lambda mean: -jnp.log(mean).sum()),
-        Smooth(("lppd",), own[None], lambda mean: jnp.log(mean).sum()),
-        Smooth(("p_loo",), np.concatenate([own, other])[None], lambda mean: jnp.log(mean).sum()),
-        Smooth(tuple(f"elpd_loo({name})" for name in found.names), other[:, None], lambda mean: -jnp.log(mean[0])),
-        Smooth(tuple(f"lppd({name})" for name in found.names), own[:, None], lambda mean: jnp.log(mean[0])),
+        Smooth(("elpd_loo",), other[None], _minus_log_product),
+        Smooth(("lppd",), own[None], _log_product),
+        Smooth(("p_loo",), np.concatenate([own, other])[None], _log_product),
+        Smooth(tuple(f"elpd_loo({name})" for name in found.names), other[:, None], _minus_log_product),
+        Smooth(tuple(f"lppd({name})" for name in found.names), own[:, None], _log_product),
     ]
     estimate = in_float64(estimate_derived)(
         question.trace,
@@ -96,6 +96,14 @@ def elpd(
     heavy = np.concatenate([[alone[0].any(), alone[1].any(), np.any(alone)], *alone])
     status = tuple(Status.HEAVY_TAIL if h and s in TRUSTED else s for h, s in zip(heavy, estimate.status, strict=True))
     return estimate._replace(**moved, residuals=estimate.residuals + shift, status=status)
+
+
+def _log_product(means: Float[Array, " r"]) -> Float[Array, ""]:
+    return jnp.log(means).sum()
+
+
+def _minus_log_product(means: Float[Array, " r"]) -> Float[Array, ""]:
+    return -_log_product(means)
 
 
 def _few_decide(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:

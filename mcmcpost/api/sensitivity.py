@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import GOOD_KHAT
@@ -121,8 +121,8 @@ def reweight_prior(
     found, status = _derived(
         question,
         series,
-        Smooth(("log evidence",), np.zeros((1, 1), int), lambda mean: jnp.log(mean[0])),
-        Smooth(question.names, np.stack([0 * own, own], axis=1), lambda mean: mean[1] / mean[0]),
+        Smooth(("log evidence",), np.zeros((1, 1), int), _log),
+        Smooth(question.names, np.stack([0 * own, own], axis=1), _ratio),
     )
     khat = weights_khat(logs)
     if khat > GOOD_KHAT and status not in (Status.BAD_SCORES, Status.UNDEFINED):
@@ -174,8 +174,8 @@ def hyper_derivatives(
     found, status = _derived(
         question,
         np.concatenate([g, f, f * g], axis=-1),
-        Smooth(("log evidence",), np.zeros((1, 1), int), lambda mean: mean[0]),
-        Smooth(question.names, np.stack([0 * own, own, own + p], axis=1), lambda mean: mean[2] - mean[0] * mean[1]),
+        Smooth(("log evidence",), np.zeros((1, 1), int), _first),
+        Smooth(question.names, np.stack([0 * own, own, own + p], axis=1), _covariance),
     )
     return Derivatives(
         log_evidence=float(middle + found.mean[0]),
@@ -185,6 +185,22 @@ def hyper_derivatives(
         mcse=found.mcse[1:],
         status=status,
     )
+
+
+def _first(means: Float[Array, " r"]) -> Float[Array, ""]:
+    return means[0]
+
+
+def _log(means: Float[Array, " r"]) -> Float[Array, ""]:
+    return jnp.log(means[0])
+
+
+def _ratio(means: Float[Array, " r"]) -> Float[Array, ""]:
+    return means[1] / means[0]
+
+
+def _covariance(means: Float[Array, " r"]) -> Float[Array, ""]:
+    return means[2] - means[0] * means[1]
 
 
 def _one_value(where: str, tree: "xarray.DataTree", name: str, given: Any) -> Float[np.ndarray, "c n"]:

@@ -1,7 +1,7 @@
 """Smooth functions of expectations, by the delta method on the draws: standard deviations, correlations, ratios."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -76,23 +76,14 @@ class Expansion(NamedTuple):
 def expand(parts: Sequence[Smooth], point: Float[np.ndarray, " p"], covariance: Float[np.ndarray, "p p"]) -> Expansion:
     """Return the expansion of all quantities about the expectations `point`, whose errors have this covariance."""
 
-    def second_moment(function: Callable[..., Array], at: Array, own: Array) -> Array:
-        product = jax.hessian(function)(at) @ own
-        return 0.5 * jnp.sum(product * product.T) + (0.5 * jnp.trace(product)) ** 2
-
     values, slopes, moments = [], [], []
     for part in parts:
-        at = jnp.asarray(point[part.inputs])
-        value, own_slope = jax.vmap(jax.value_and_grad(part.function))(at)
-        own = jnp.nan_to_num(covariance[part.inputs[:, :, None], part.inputs[:, None, :]])
-        moment = jax.vmap(partial(second_moment, part.function))(at, own)
-        if part.steps:
-            flat = (own_slope == 0).all(axis=1) & (moment == 0)
-            value = jnp.where(flat & _moves(part.function, at, value, own), jnp.nan, value)
+        own = np.nan_to_num(covariance[part.inputs[:, :, None], part.inputs[:, None, :]])
+        value, own_slope, moment = map(np.asarray, program_of(part.function, part.steps)(point[part.inputs], own))
         moments.append(moment)
         values.append(value)
         wide = np.zeros((len(part.names), len(point)))
-        np.add.at(wide, (np.arange(len(wide))[:, None], part.inputs), np.asarray(own_slope))
+        np.add.at(wide, (np.arange(len(wide))[:, None], part.inputs), own_slope)
         slopes.append(wide)
     value, slope = np.concatenate(values), np.concatenate(slopes)
     smooth = np.isfinite(slope).all(axis=1) & ~np.isnan(value)
@@ -103,18 +94,33 @@ def expand(parts: Sequence[Smooth], point: Float[np.ndarray, " p"], covariance: 
     )
 
 
-def _moves(
-    function: Callable[[Array], Array],
-    at: Float[Array, "q r"],
-    value: Float[Array, " q"],
-    covariance: Float[Array, "q r r"],
-) -> Bool[Array, " q"]:
-    """Return whether a function has another value three errors from its expectations."""
-    errors = jnp.sqrt(jnp.diagonal(covariance, axis1=1, axis2=2))
-    directions = jnp.concatenate([jnp.eye(at.shape[1]), -jnp.eye(at.shape[1])])
-    steps = 3.0 * errors[:, None] * directions[None]
-    around = jax.vmap(jax.vmap(function))(at[:, None] + steps)
-    return (around != value[:, None]).any(axis=1)
+@lru_cache(maxsize=64)  # one for the estimates and the plain means, and for later calls with the same function
+def program_of(
+    function: Callable[[Array], Array], steps: bool
+) -> Callable[[Float[np.ndarray, "q r"], Float[np.ndarray, "q r r"]], tuple[Array, Array, Array]]:
+    """Return one compiled program for value, slope and the second moment of the second-order term of a function.
+
+    Its arguments are points and the covariances of their errors. The value is NaN where `steps`, slope and moment are
+    zero, and the function has another value three errors from its point.
+    """
+
+    def about(
+        at: Float[Array, " r"], covariance: Float[Array, "r r"]
+    ) -> tuple[Float[Array, ""], Float[Array, " r"], Float[Array, ""]]:
+        value, slope = jax.value_and_grad(function)(at)
+        product = jax.hessian(function)(at) @ covariance
+        moment = 0.5 * jnp.sum(product * product.T) + (0.5 * jnp.trace(product)) ** 2
+        if steps:
+            unit = jnp.eye(len(at))
+            directions = jnp.concatenate([jnp.zeros((1, len(at))), unit, -unit])
+            found = jax.vmap(lambda direction: function(at + 3.0 * jnp.sqrt(jnp.diagonal(covariance)) * direction))(
+                directions
+            )
+            flat = (slope == 0).all() & (moment == 0)
+            value = jnp.where(flat & (found != found[0]).any(), jnp.nan, value)
+        return value, slope, moment
+
+    return jax.jit(jax.vmap(about))
 
 
 def estimate_derived(
