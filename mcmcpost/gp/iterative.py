@@ -167,39 +167,25 @@ class FittedIterativeGP(eqx.Module):
     def _key(self) -> jax.Array:
         return jax.random.wrap_key_data(jnp.asarray(self.key_data))
 
-    def _cross(self, points: Array, weights: Array) -> Array:
-        train = jax.device_put(self.training.X)
-        operator = TileOperator(KernelTile(self.kernel), train, jnp.ones(len(train), train.dtype))
-        return operator.cross_matmul(points, weights)
-
     def _samples(self, points: np.ndarray) -> Array:
-        new = jax.device_put(points)
         assert self.sample_weights is not None
-        prior_key, _ = jax.random.split(self._key)  # as Pathwise.targets splits it
-        prior = sample_prior(
-            self.kernel,
-            prior_key,
-            num_features=self.sampler.num_features,
-            num_samples=self.sample_weights.shape[1],
-            like=new,
-        )
-        weights = jnp.asarray(self.mean_weights)[:, None] - jnp.asarray(self.sample_weights)
-        return prior(new) + self._cross(new, weights)
+        weights = jnp.asarray(self.mean_weights[:, None] - self.sample_weights)
+        train, new = jnp.asarray(self.training.X), jnp.asarray(points)
+        return _posterior_samples(self.kernel, self.sampler, self._key, train, weights, new)
 
-    def _predict(self, points: np.ndarray, exact_variance: bool) -> tuple[Array, Array]:
-        new = jax.device_put(points)
-        mean = self._cross(new, jnp.asarray(self.mean_weights)[:, None])[:, 0]
+    def _predict(self, points: np.ndarray, exact_variance: bool) -> tuple[np.ndarray, np.ndarray]:
+        weights = jnp.asarray(self.mean_weights[:, None])
+        mean = np.asarray(_cross(self.kernel, jnp.asarray(self.training.X), jnp.asarray(points), weights))[:, 0]
         if self.factor is not None or exact_variance or self.sample_weights is None:
-            parts = [self._exact_variance(new[i : i + CHUNK]) for i in range(0, len(new), CHUNK)]
-            return mean, jnp.concatenate(parts)
-        return mean, jnp.mean((self._samples(points) - mean[:, None]) ** 2, axis=1)
+            parts = [self._exact_variance(points[i : i + CHUNK]) for i in range(0, len(points), CHUNK)]
+            return mean, np.concatenate(parts)
+        return mean, np.mean((np.asarray(self._samples(points)) - mean[:, None]) ** 2, axis=1)
 
-    def _exact_variance(self, points: Array) -> Array:
-        train = jax.device_put(self.training.X)
-        cross = gram(self.kernel, train, points)
-        prior = jax.vmap(lambda x: gram(self.kernel, x[None])[0, 0])(points)
+    def _exact_variance(self, points: np.ndarray) -> np.ndarray:
+        train = jnp.asarray(self.training.X)
+        cross, prior = _covariances(self.kernel, train, jnp.asarray(points))
         if self.factor is not None:
-            explained = jnp.sum(solve_triangular(jnp.asarray(self.factor), cross, lower=True) ** 2, axis=0)
+            explained = _explained(jnp.asarray(self.factor), cross)
         else:
             system = Regularised(kernel_operator(self.kernel, train), jnp.asarray(self.noise))
             assert isinstance(self.solver, AbstractIterativeSolver)
@@ -212,7 +198,51 @@ class FittedIterativeGP(eqx.Module):
                 cure = "They are too large. Give the solver more budget or rank, or use sampled variances."
                 warn(fault("FittedIterativeGP.predict", wanted, how, cure))
             explained = jnp.sum(solution.value * (cross + solution.residual), axis=0)
-        return jnp.maximum(prior - explained, 0)
+        return np.maximum(np.asarray(prior) - np.asarray(explained), 0)
+
+
+@eqx.filter_jit
+def _cross(
+    kernel: AbstractKernel, train: Float[Array, "m d"], points: Float[Array, "n d"], weights: Float[Array, "m k"]
+) -> Float[Array, "n k"]:
+    """Return k(points, train) times weights, tile by tile."""
+    operator = TileOperator(KernelTile(kernel), train, jnp.ones(len(train), train.dtype))
+    return operator.cross_matmul(points, weights)
+
+
+@eqx.filter_jit
+def _posterior_samples(
+    kernel: AbstractKernel,
+    sampler: Pathwise,
+    key: jax.Array,
+    train: Float[Array, "m d"],
+    weights: Float[Array, "m s"],
+    points: Float[Array, "n d"],
+) -> Float[Array, "n s"]:
+    prior_key, _ = jax.random.split(key)  # as Pathwise.targets splits it
+    number = weights.shape[1]
+    prior = sample_prior(kernel, prior_key, num_features=sampler.num_features, num_samples=number, like=points)
+    return prior(points) + _cross(kernel, train, points, weights)
+
+
+@eqx.filter_jit
+def _covariances(
+    kernel: AbstractKernel, train: Float[Array, "m d"], points: Float[Array, "n d"]
+) -> tuple[Float[Array, "m n"], Float[Array, " n"]]:
+    """Return k(train, points) and the prior variance at points."""
+    return gram(kernel, train, points), jax.vmap(lambda x: gram(kernel, x[None])[0, 0])(points)
+
+
+@eqx.filter_jit
+def _explained(factor: Float[Array, "m m"], cross: Float[Array, "m n"]) -> Float[Array, " n"]:
+    return jnp.sum(solve_triangular(factor, cross, lower=True) ** 2, axis=0)
+
+
+@eqx.filter_jit
+def _targets(
+    sampler: Pathwise, kernel: AbstractKernel, noise: Float[Array, ""], X: Float[Array, "m d"], key: jax.Array
+) -> Float[Array, "m s"]:
+    return sampler.targets(kernel, noise, X, key)
 
 
 class IterativeGP(eqx.Module):
@@ -338,14 +368,14 @@ class IterativeGP(eqx.Module):
         info: dict[str, Any],
     ) -> FittedIterativeGP:
         """Solve for the mean and the samples at the final parameters."""
-        X, y = jax.device_put((training.X, training.outputs))
+        X, y = jnp.asarray(training.X), jnp.asarray(training.outputs)
         # The probes of the search were those of this key: their solutions are first guesses here.
         sample_key, solver_key = jax.random.split(key)
         sampler = self._sampler(kernel)
         probes = 0
         right = y[:, None]
         if has_random_features(kernel):
-            targets = sampler.targets(kernel, jnp.asarray(noise), X, sample_key)
+            targets = _targets(sampler, kernel, jnp.asarray(noise), X, sample_key)
             right, probes = jnp.concatenate([right, targets], axis=1), targets.shape[1]
         factor = None
         if isinstance(solver, Cholesky):

@@ -37,6 +37,7 @@ class Factor(NamedTuple):
     raised: Bool[Array, ""]
 
 
+@jax.jit  # eagerly the loop would be compiled again at each call
 def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Float[Array, ""]) -> Factor:
     """Factorise ``gram + nugget·diag(noise)``; on breakdown raise the nugget tenfold, at most eight times.
 
