@@ -10,6 +10,7 @@ from dask.callbacks import Callback
 import mcmcpost as mp
 from mcmcpost._core import large_arrays, stored
 from mcmcpost._core.stored import StoredArray, StoredRows
+from mcmcpost.control import functional
 from mcmcpost.io import read_stored_trace, read_trace
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.trace import StoredTrace, distinct_states
@@ -21,9 +22,10 @@ SHAPE = (3, 400, 4)
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take every array for a large one, and blocks of a hundred numbers for small ones."""
+    """Take every array for a large one, and blocks of a hundred numbers, or ten states of a kernel, for small ones."""
     monkeypatch.setattr(large_arrays, "LARGE", 1_000)
     monkeypatch.setattr(large_arrays, "ENTRIES", 100)
+    monkeypatch.setattr(functional, "STATE_WIDTH", 10)
     monkeypatch.setattr(stored, "SAMPLED", 2_000)
 
 
