@@ -368,7 +368,7 @@ class IterativeGP(eqx.Module):
         info: dict[str, Any],
     ) -> FittedIterativeGP:
         """Solve for the mean and the samples at the final parameters."""
-        X, y = jnp.asarray(training.X), jnp.asarray(training.outputs)
+        X, y = jax.device_put((training.X, training.outputs))
         # The probes of the search were those of this key: their solutions are first guesses here.
         sample_key, solver_key = jax.random.split(key)
         sampler = self._sampler(kernel)
