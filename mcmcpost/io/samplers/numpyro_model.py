@@ -142,8 +142,8 @@ def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:
     except (TypeError, ValueError) as error:
         value, got, cure = site["value"], "", "Match their shapes."
         if not isinstance(value, jax.Array | np.ndarray | np.number | int | float):
-            got, cure = f"a {type(value).__name__} ", "Pass an array: jax.numpy.asarray(values)."
-        got += f"of shape {np.shape(value)} for a {type(site['fn']).__name__} of shape {site['fn'].shape()}"
+            got, cure = f"a {type(value).__name__} of ", "Pass an array: jax.numpy.asarray(values)."
+        got += f"shape {np.shape(value)} for a {type(site['fn']).__name__} of shape {site['fn'].shape()}"
         raise InputError(where, f"observed values that fit the site `{name}`", got, cure) from error
 
 
