@@ -80,10 +80,7 @@ PAGES = {
         "How accurate is the log evidence, and are its errors right? `MAE` is the mean absolute error of log p(y).",
         (
             "van_der_pol",
-            "van_der_pol_40",
             "van_der_pol_mcmc",
-            "van_der_pol_semi_exact",
-            "van_der_pol_mcmc_semi_exact",
             "van_der_pol_rules",
             "evidence_radiata",
             "evidence_blr",

@@ -5,7 +5,7 @@ from jaxtyping import Float
 
 from mcmcpost._core.large_arrays import in_blocks
 from mcmcpost._core.precision import beyond_rounding
-from mcmcpost._core.weights import Weights
+from mcmcpost._core.weights import Weights, tail_draws
 
 GOOD_KHAT = 0.7
 """Pareto k̂ of weights up to which their mean and its error can be trusted (Vehtari et al. 2024, JMLR 25(72))."""
@@ -105,13 +105,8 @@ def rank_rhat(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
     return np.where(beyond_rounding(series), array_stats.rhat(thinned(series), chain_axis=0, draw_axis=1), np.nan)
 
 
-def tail_draws(size: int) -> int:
-    """Return how many of `size` draws ArviZ takes for a tail."""
-    return int(min(0.2 * size, 3 * np.sqrt(size)))
-
-
 def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
-    """Return the larger Pareto k̂ of the two tails of each series; that of a tail of one value is −∞, as of 25 draws."""
+    """Return the larger Pareto k̂ of the two tails of each series; −∞ for a tail of one value or fewer than 25 draws."""
     from arviz_stats.base import array_stats
 
     size = series.shape[0] * series.shape[1]

@@ -89,6 +89,11 @@ class Weights(NamedTuple):
         return np.minimum(np.searchsorted(total, steps * total[-1]), len(total) - 1)
 
 
+def tail_draws(size: int) -> int:
+    """Return how many of `size` draws ArviZ takes for a tail."""
+    return int(min(0.2 * size, 3 * np.sqrt(size)))
+
+
 def weights_khat(log_weights: Float[np.ndarray, "..."]) -> float:
     """Return the Pareto k̂ of weights with these logarithms; those of value zero have −∞.
 
@@ -97,12 +102,10 @@ def weights_khat(log_weights: Float[np.ndarray, "..."]) -> float:
     """
     from arviz_stats.base import array_stats
 
-    if log_weights.size < 25:
+    flat = log_weights.reshape(-1)
+    if flat.size < 25 or np.ptp(np.sort(flat)[-tail_draws(flat.size) :]) == 0:
         return -np.inf
-    try:
-        khat = float(array_stats.psislw(-log_weights.reshape(-1))[1])
-    except ValueError:  # a tail of one value
-        return -np.inf
+    khat = float(array_stats.psislw(-flat)[1])
     return np.inf if np.isnan(khat) else khat
 
 

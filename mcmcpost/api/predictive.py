@@ -8,9 +8,9 @@ from jaxtyping import Array, Bool, Float
 
 from mcmcpost._core.arguments import check_kind
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.mcse import tail_draws
 from mcmcpost._core.precision import in_float64
 from mcmcpost._core.status import TRUSTED, Status
+from mcmcpost._core.weights import tail_draws
 from mcmcpost.api.derived import estimate_options
 from mcmcpost.api.question import pose
 from mcmcpost.control import AbstractControlVariate, Auto, Estimate, Smooth, estimate_derived

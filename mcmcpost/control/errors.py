@@ -4,7 +4,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from mcmcpost._core.large_arrays import in_blocks
-from mcmcpost._core.mcse import pareto_khat, tail_draws, thinned
+from mcmcpost._core.mcse import pareto_khat, thinned
+from mcmcpost._core.weights import tail_draws
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import ControlFit
 from mcmcpost.control.problem import Problem, are_few, participants

@@ -1,9 +1,4 @@
-"""Semi-exact control variates of hundreds of coordinates: quadratic features that stand out, and a kernel of a few.
-
-With one more coordinate that is constantly one, and whose score is zero, every linear and quadratic Stein feature is
-u_i s_j + u_j s_i + 2·1(i=j) for a pair of coordinates. For a residual r, the one matrix M = (r∘u)ᵀs ranks all of them:
-the correlation of r with a feature is the entry of M + Mᵀ over the feature's norm.
-"""
+"""Semi-exact control variates of hundreds of coordinates: quadratic features that stand out, and a kernel of a few."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -30,6 +25,7 @@ from mcmcpost.control.method import (
     num_fits,
     refuse_weighted,
 )
+from mcmcpost.control.pairs import Pairs, Ranking, Rows, features_of, num_ranked, with_one
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_TRAIN
 from mcmcpost.kernels import SquaredExponential
@@ -40,9 +36,6 @@ MAX_BASE = 2_000
 
 MAX_ADDED = 300
 """Largest number of features that a round adds by default."""
-
-RANKING = 2e9
-"""Largest number of multiplications in one ranking; beyond it, fewer states are ranked, evenly spaced."""
 
 RELEVANT = 6
 """Coordinates of the kernel."""
@@ -110,7 +103,7 @@ class Screened(AbstractControlVariate):
         m, k, train = folds.num_everyone, folds.num_folds, folds.num_train
         a, s = self.num_added(train), num_fits(problem)
         q = 1 + len(_always(d, self.num_always(train)).first)
-        ranked = float(_num_ranked(m, d) * d**2)
+        ranked = float(num_ranked(m, d) * d**2)
         sizes = [a * (r + 1) for r in range(self.rounds)] + ([a * self.rounds + CENTRES] if self.kernel else [])
         path = self.rounds * ranked + m * q * sizes[-1] + sum(m * size**2 for size in sizes)
         refits = s * (q**2 + q * sizes[-1] ** 2 + sizes[-1] ** 3 / 3)
@@ -141,7 +134,7 @@ class Screened(AbstractControlVariate):
         halves = Subsets.of(k).halves
         subsets = np.concatenate([np.ones((1, k), bool), ~np.eye(k, dtype=bool), halves])
         bases = _bases(rows, always, subsets)
-        norms = rows.norms(always)
+        norms = rows.norms(always) if problem.by_residuals else np.empty(0)
 
         mean, control = np.empty(p), zeros(problem.values.shape)
         refits = Refits.none(problem)
@@ -167,9 +160,9 @@ class Screened(AbstractControlVariate):
                 continue
             chosen = full.added.first(own)
             again = [_fit(base, j, chosen, _crossed(base, chosen)) for base in bases[1:]]
-            mean[j] = rows.intercept(full.stages[stage])
-            refits.without_fold[:, j] = [rows.intercept(fit) for fit in again[:k]]
-            refits.halves[:, j] = [rows.intercept(fit) for fit in again[k:]]
+            mean[j] = _intercept(rows, full.stages[stage])
+            refits.without_fold[:, j] = [_intercept(rows, fit) for fit in again[:k]]
+            refits.halves[:, j] = [_intercept(rows, fit) for fit in again[k:]]
             control[rows.order, j] = held_out[stage]
         if problem.by_residuals:
             whole = problem.unrotated()
@@ -186,129 +179,6 @@ class Screened(AbstractControlVariate):
             "coordinates": list(coordinates),
         }
         return ControlFit(mean, control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (self.label,) * p, info)
-
-
-class Pairs(NamedTuple):
-    """Features, as pairs of coordinates; coordinate d is the constant one."""
-
-    first: Int[np.ndarray, " q"]
-    second: Int[np.ndarray, " q"]
-
-
-class Rows(NamedTuple):
-    """The states of a problem in the order of its folds.
-
-    order : (m,) the state of each row. folds : k slices of rows. root : (m,) roots of the counts.
-    draws, scores : (m, d + 1), the last coordinate constant.
-    values : (m, p), times the roots.
-    """
-
-    order: Int[np.ndarray, " m"]
-    folds: tuple[slice, ...]
-    root: Float[np.ndarray, " m"]
-    draws: Float[np.ndarray, "m d1"]
-    scores: Float[np.ndarray, "m d1"]
-    values: Float[np.ndarray, "m p"]
-
-    @classmethod
-    def of(cls, problem: Problem) -> "Rows":
-        """Return the rows of a problem, without padding."""
-        parts = [held_out for held_out, _ in problem.folds.rows()]
-        order, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])
-        root = np.sqrt(problem.counts[order])
-        return cls(
-            order=order,
-            folds=tuple(slice(end - len(part), end) for part, end in zip(parts, ends, strict=True)),
-            root=root,
-            draws=_with_one(problem.draws[order], 1.0),
-            scores=_with_one(problem.scores[order], 0.0),
-            values=problem.values[order] * root[:, None],
-        )
-
-    @property
-    def num_coordinates(self) -> int:
-        return self.draws.shape[1] - 1
-
-    def features(self, pairs: Pairs) -> Float[np.ndarray, "m a"]:
-        """Return the features of some pairs, times the roots, of unit norm; zero where they vanish."""
-        found = _features(self.draws, self.scores, pairs) * self.root[:, None]
-        found /= _norms(found)
-        return found
-
-    def norms(self, pairs: Pairs) -> Float[np.ndarray, " a"]:
-        """Return by what `features` divides."""
-        return _norms(_features(self.draws, self.scores, pairs) * self.root[:, None])
-
-    def by_fold(self, one: Float[np.ndarray, "m a"], two: Float[np.ndarray, "m b"]) -> Float[np.ndarray, "k a b"]:
-        """Return oneᵀtwo over the rows of each fold."""
-        return np.stack([one[fold].T @ two[fold] for fold in self.folds])
-
-    def intercept(self, fit: "Stage") -> float:
-        """Return the constant of a fit, whose column has unit norm."""
-        return fit.base[0] / np.linalg.norm(self.root)
-
-
-def _features(
-    draws: Float[np.ndarray, "m d1"], scores: Float[np.ndarray, "m d1"], pairs: Pairs
-) -> Float[np.ndarray, "m a"]:
-    """Return the features of some pairs of coordinates, of which the last one is constant."""
-    i, j = pairs
-    found = draws[:, i] * scores[:, j]
-    found += draws[:, j] * scores[:, i]
-    found += 2.0 * (i == j)
-    return found
-
-
-def _norms(columns: Float[np.ndarray, "m a"]) -> Float[np.ndarray, " a"]:
-    norm = np.linalg.norm(columns, axis=0)
-    return np.where(norm > 0, norm, 1.0)
-
-
-class Ranking(NamedTuple):
-    """What ranks all features: some states in single precision, and the norm of each feature on them.
-
-    chosen : (a,) rows. draws : (a, d + 1). scores : (a, d).
-    norm : (d + 1, d); infinite where an entry is no candidate, or one that stands elsewhere too.
-    num_candidates : its finite entries.
-    """
-
-    chosen: Int[np.ndarray, " a"]
-    draws: Float[np.ndarray, "a d1"]
-    scores: Float[np.ndarray, "a d"]
-    norm: Float[np.ndarray, "d1 d"]
-    num_candidates: int
-
-    @classmethod
-    def of(cls, rows: Rows, always: Pairs) -> "Ranking":
-        """Return the ranking of all features but those that every fit has."""
-        m, d = len(rows.order), rows.num_coordinates
-        chosen = np.linspace(0, m - 1, _num_ranked(m, d)).astype(int)
-        u, s = rows.draws[chosen].astype(np.float32), rows.scores[chosen, :d].astype(np.float32)
-        root = rows.root[chosen, None].astype(np.float32)
-        mixed = u[:, :d] * s * root
-        energy = ((u * root) ** 2).T @ s**2
-        energy[:d] += energy[:d].T + 2 * mixed.T @ mixed
-        energy[np.arange(d), np.arange(d)] += 8 * root[:, 0] @ mixed + 4 * (root**2).sum()
-        norm = np.sqrt(energy)
-        norm[norm <= 1e-6 * norm.max()] = np.inf
-        norm[:d][np.tril_indices(d, -1)] = np.inf
-        norm[always] = np.inf
-        return cls(chosen, u, s, norm, int(np.isfinite(norm).sum()))
-
-    def best(self, residual: Float[np.ndarray, " m"], number: int, taken: Pairs) -> Pairs:
-        """Return the features that correlate most with a residual, the best first, without those taken before."""
-        d = self.scores.shape[1]
-        found = (self.draws * residual[self.chosen, None].astype(np.float32)).T @ self.scores
-        found[:d] += found[:d].T.copy()
-        np.abs(found, out=found)
-        found /= self.norm
-        found[taken] = -1.0
-        # The largest entries are in the rows whose own largest are.
-        rows = np.sort(np.argpartition(-found.max(axis=1), min(number, d) - 1)[:number])
-        flat = found[rows].ravel()
-        most = np.argpartition(-flat, number - 1)[:number]
-        first, second = np.divmod(most[np.lexsort((most, -flat[most]))], d)
-        return Pairs(rows[first], second)
 
 
 class Base(NamedTuple):
@@ -421,13 +291,8 @@ class Rule(NamedTuple):
         self, draws: Float[np.ndarray, "b d1"], scores: Float[np.ndarray, "b d1"], always: Float[np.ndarray, "b q"]
     ) -> Float[np.ndarray, " b"]:
         """Return the control variate at some states, whose features that every fit has are `always`."""
-        found = always @ self.always + _features(draws, scores, self.pairs) @ self.added
+        found = always @ self.always + features_of(draws, scores, self.pairs) @ self.added
         return found if self.landmarks is None else found + self.landmarks.columns(draws, scores) @ self.kernel
-
-
-def _num_ranked(m: int, d: int) -> int:
-    """Return at how many of m states features are ranked."""
-    return min(m, max(int(RANKING / d**2), MIN_TRAIN))
 
 
 def _always(d: int, limit: int) -> Pairs:
@@ -511,16 +376,11 @@ def _at_states(
     """Return the control variates of all integrands at some states, by the fits without each state's fold."""
     found = zeros((len(labels), len(rules)))
     for fold, some in by_fold(labels, len(always.first) + draws.shape[1]):
-        u, s = _with_one(draws[some], 1.0), _with_one(scores[some], 0.0)
-        features = _features(u, s, always)
+        u, s = with_one(draws[some], 1.0), with_one(scores[some], 0.0)
+        features = features_of(u, s, always)
         for j, of_folds in enumerate(rules):
             found[some, j] = of_folds[fold].control(u, s, features)
     return found
-
-
-def _with_one(rows: Float[np.ndarray, "m d"], value: float) -> Float[np.ndarray, "m d1"]:
-    """Return the rows with one more coordinate, which is constant."""
-    return np.concatenate([rows, np.full((len(rows), 1), value)], axis=1)
 
 
 def _crossed(base: Base, added: Added) -> Float[np.ndarray, "q a"]:
@@ -579,6 +439,11 @@ def _kernel_gram(
     deviation."""
     kernel = SquaredExponential(2 * np.sqrt(draws.shape[1]))
     return np.asarray(stein_gram(kernel, draws, scores, centres, their_scores))
+
+
+def _intercept(rows: Rows, fit: Stage) -> float:
+    """Return the constant of a fit, whose column has unit norm."""
+    return fit.base[0] / np.linalg.norm(rows.root)
 
 
 def _fitted(base: Base, path: Path, fold: slice) -> Float[np.ndarray, "r b"]:

@@ -79,7 +79,7 @@ def expand(parts: Sequence[Smooth], point: Float[np.ndarray, " p"], covariance: 
     values, slopes, moments = [], [], []
     for part in parts:
         own = np.nan_to_num(covariance[part.inputs[:, :, None], part.inputs[:, None, :]])
-        value, own_slope, moment = map(np.asarray, program_of(part.function, part.steps)(point[part.inputs], own))
+        value, own_slope, moment = map(np.asarray, _program_of(part.function, part.steps)(point[part.inputs], own))
         moments.append(moment)
         values.append(value)
         wide = np.zeros((len(part.names), len(point)))
@@ -95,7 +95,7 @@ def expand(parts: Sequence[Smooth], point: Float[np.ndarray, " p"], covariance: 
 
 
 @lru_cache(maxsize=64)  # one for the estimates and the plain means, and for later calls with the same function
-def program_of(
+def _program_of(
     function: Callable[[Array], Array], steps: bool
 ) -> Callable[[Float[np.ndarray, "q r"], Float[np.ndarray, "q r r"]], tuple[Array, Array, Array]]:
     """Return one compiled program for value, slope and the second moment of the second-order term of a function.
