@@ -179,7 +179,7 @@ def _chosen(known: list[str], asked: Asked) -> list[str]:
 def say_left_out(variables: PosteriorVariables) -> None:
     """Warn of variables that are not estimated."""
     if variables.left_out:
-        say("warning", f"left out {', '.join(variables.left_out)}: not a number for every chain and draw")
+        say("warning", variables.left_out_text())
 
 
 def _add(scalars: dict[str, np.ndarray], names: Sequence[str], arrays: Iterable[np.ndarray]) -> None:

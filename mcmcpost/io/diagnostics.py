@@ -310,13 +310,16 @@ def gradient_difference(stored: Float[np.ndarray, "c n d"], model: Float[np.ndar
 def recorded_log_densities(
     tree: "xarray.DataTree", trace: Trace | StoredTrace
 ) -> Iterator[tuple[str, Float[np.ndarray, "c n"]]]:
-    """Yield the name and the values of each finite log density that the sampler recorded at the draws of its trace."""
+    """Yield the name and the values of each log density that the sampler recorded at the draws of its trace.
+
+    Some values may be NaN or infinite: a density counts as recorded where at least half of them are finite.
+    """
     stats = tree.children.get(GROUP)
     for name in RECORDED:
         if stats is None or name not in stats.data_vars or set(stats[name].dims) != {"chain", "draw"}:
             continue
         recorded = stats[name].transpose("chain", "draw").values
-        if recorded.shape == trace.draws.shape[:2] and recorded.dtype.kind == "f" and np.isfinite(recorded).all():
+        if recorded.shape == trace.draws.shape[:2] and recorded.dtype.kind == "f" and np.isfinite(recorded).mean() >= 0.5:
             yield name, recorded.astype(np.float64) if recorded.dtype.itemsize > 8 else recorded  # LAPACK ends there
 
 
@@ -326,9 +329,10 @@ def recorded_log_density(tree: "xarray.DataTree", trace: Trace | StoredTrace) ->
 
 
 def _compare(where: str, name: str, recorded: np.ndarray, scored: Scored) -> None:
-    flat = recorded.reshape(-1)
+    known = np.flatnonzero(np.isfinite(recorded.reshape(-1)))
+    flat = recorded.reshape(-1)[known]
     chosen = np.unique(np.linspace(0, len(flat) - 1, _COMPARED).astype(int))
-    values = scored.logdensity(scored.trace.draws.reshape(len(flat), -1)[chosen])
+    values = scored.logdensity(scored.trace.draws.reshape(recorded.size, -1)[known[chosen]])
     difference = (values - flat[chosen].astype(np.float64))[np.isfinite(values)]
     if not difference.size:
         return

@@ -14,6 +14,7 @@ from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.large_arrays import ENTRIES, zeros
 from mcmcpost._core.stored import is_chunked, merged, read_chunks, slices_of
 from mcmcpost._core.text import did_you_mean
+from mcmcpost._core.warn import warn
 from mcmcpost.io.convention import (
     GROUP,
     as_chain_draw,
@@ -60,7 +61,8 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     Parameters
     ----------
     tree : a tree with a posterior group.
-    integrands : None for every variable of the posterior group; a list of its variable names; an array (c, n) or
+    integrands : None for every variable of the posterior group that is a number for every draw (a warning names the
+        others); a list of its variable names; an array (c, n) or
         (c, n, p), or a function of one constrained draw, a dict of arrays, both named "f"; or a mapping from names to
         such arrays and functions. A function is compiled and vectorised in float64; one that JAX cannot trace is called
         draw by draw.
@@ -78,7 +80,10 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     check_tree_type("integrands", tree)
     chains_draws = _chains_draws(tree)
     if integrands is None:
-        parts = [named_values(_variable(tree, str(name))) for name in _posterior(tree).data_vars]
+        variables = posterior_variables(tree)
+        if variables.left_out:
+            warn(f"Integrands: {variables.left_out_text()}. Encode what you ask for as numbers.")
+        parts = list(map(variables.elements_of, variables.usable))
     elif isinstance(integrands, str):
         parts = [named_values(_variable(tree, integrands))]
     elif isinstance(integrands, (list, tuple)) and all(isinstance(name, str) for name in integrands):
@@ -119,6 +124,10 @@ class PosteriorVariables(NamedTuple):
 
     usable: "dict[str, xarray.DataArray]"
     left_out: tuple[str, ...]
+
+    def left_out_text(self) -> str:
+        """Return which variables are left out, and why."""
+        return f"left out {', '.join(self.left_out)}: not a number for every chain and draw"
 
     def draws(self) -> dict[str, np.ndarray]:
         """Return the usable variables as arrays (c, n, ...), without a copy but of those in chunks of dask."""

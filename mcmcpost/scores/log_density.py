@@ -42,13 +42,17 @@ def misfit(
     """Compare ℓ(y) − ℓ(x) with ½(s(x) + s(y))·(y − x) over near pairs of draws, which differ by O(|y − x|³).
 
     The differences of the two are regressed on the second and on y − x, with weights for errors of third order and for
-    the rounding of ℓ. A log density of the other sign, as some programs record, is turned.
+    the rounding of ℓ. A log density of the other sign, as some programs record, is turned. Draws at which none was
+    recorded (NaN, or an infinity) are left out.
 
     Returns
     -------
     None where there are too few different draws, for so many parameters, to tell.
     """
-    kept = np.linspace(0, len(draws) - 1, min(len(draws), MOST_DRAWS)).astype(int)
+    rows = np.flatnonzero(np.isfinite(log_density))
+    if not rows.size:
+        return None
+    kept = rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_DRAWS)).astype(int)]
     x, first = np.unique(draws[kept], axis=0, return_index=True)
     s, values = scores[kept][first], log_density[kept][first]
     m, d = x.shape

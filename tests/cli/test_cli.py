@@ -306,8 +306,10 @@ def test_the_program_from_another_directory(trace, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.splitlines()[0].split() == COLUMNS
-    bad = subprocess.run([*command[:-1], "no"], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    module = [sys.executable, "-m", "mcmcpost", *command[1:-1], "no"]
+    bad = subprocess.run(module, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert bad.returncode == 2
+    assert bad.stderr.startswith("mcmcpost: error: Invalid value for '--method'")
 
 
 def test_version_and_help(run):

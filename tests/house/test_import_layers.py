@@ -23,6 +23,7 @@ LAYERS = (
     ("api",),
     ("__init__",),
     ("cli",),
+    ("__main__",),
 )
 ROW = {name: row for row, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {("linops", "kernels"), ("scores", "trace")}

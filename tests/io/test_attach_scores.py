@@ -81,9 +81,13 @@ def test_a_constant_between_the_densities_is_allowed_and_rounding_is_too(sampled
         tree = bare.copy()
         tree["sample_stats"] = bare["sample_stats"].to_dataset().assign(lp=other)
         mp.attach_scores(tree, model, Y)
-    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(lp=record * 0.9)
-    with pytest.raises(mp.ScoreError, match="by a constant"):
-        mp.attach_scores(tree, model, Y)
+    partly = xarray.where(record.draw % 7 == 3, -np.inf, record)
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(lp=partly)
+    mp.attach_scores(tree, model, Y)
+    for other in (record * 0.9, partly * 0.9):
+        tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(lp=other)
+        with pytest.raises(mp.ScoreError, match="by a constant"):
+            mp.attach_scores(tree, model, Y)
 
 
 @pytest.mark.slow

@@ -143,8 +143,11 @@ def test_trees_without_draws():
     with pytest.raises(ValueError, match="dims chain and draw"):
         integrand_values(xarray.DataTree())
     lonely = xarray.Dataset({"a": (("chain", "draw"), np.zeros((1, 2))), "b": ("draw", np.zeros(2))})
+    tree = xarray.DataTree.from_dict({"posterior": lonely})
     with pytest.raises(ValueError, match="`b` with dims chain and draw"):
-        integrand_values(xarray.DataTree.from_dict({"posterior": lonely}))
+        integrand_values(tree, ["b"])
+    with pytest.warns(UserWarning, match="left out b: not a number for every chain and draw"):
+        assert integrand_values(tree).names == ("a",)
 
 
 def test_the_tree_is_untouched(tree):

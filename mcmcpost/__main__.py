@@ -1,0 +1,5 @@
+"""``python -m mcmcpost``: the command line where the program `mcmcpost` is not on PATH."""
+
+from mcmcpost.cli import main
+
+main()
