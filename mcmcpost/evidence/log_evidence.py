@@ -297,6 +297,8 @@ def estimate_log_evidence(
         estimates.append(mbar_estimate(part, energies[0], energies[1:, -1], converged=converged))
     if not estimates:
         estimates = [EvidenceEstimate("none", np.nan, np.nan, Status.UNDEFINED, {"discretisation_error": np.nan})]
+    elif part.temperatures[-1] > 0:
+        estimates = [e.with_rounding(part.log_likelihood[:, :, -1]) for e in estimates]
     best = estimates[0]
     info: dict[str, Any] = {
         "num_chains": ladder.draws.shape[0],

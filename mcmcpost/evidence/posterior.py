@@ -176,8 +176,7 @@ def estimate_from_posterior(
             densities, gradients = densities + c * n, gradients + c * n
     size |= {"pareto_khat": max(proposal_khat(half) for half in halves)}
     size |= {"densities": densities, "gradients": gradients}
-    rounding = float(np.finfo(float).eps * np.abs(posterior.log_density).max())
-    estimates = [e._replace(mcse=float(np.hypot(e.mcse, rounding))) for e in estimates]
+    estimates = [e.with_rounding(posterior.log_density) for e in estimates]
     ordered = _best_first([refuse_drift(e, points, names, weights) for e in estimates])
     uneven = _uneven(weights)
     if uneven:

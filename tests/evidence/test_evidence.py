@@ -80,6 +80,13 @@ def test_gaussian_path_is_exact(rng: np.random.Generator) -> None:
     assert not disagreements(found)
 
 
+def test_no_error_on_a_ladder_is_below_the_rounding_of_its_likelihood(rng: np.random.Generator) -> None:
+    ladder = usual(rng)
+    found = evidence(ladder._replace(log_likelihood=ladder.log_likelihood - 1e9), ZeroVariance(2))
+    assert abs(found.value + 1e9 - LOG_EVIDENCE) < 4.5 * found.error
+    assert all(estimate.mcse >= 0.5 * np.spacing(1e9) for estimate in found.estimates)
+
+
 @pytest.mark.slow
 def test_free_energies_of_every_rung_in_fifty_dimensions(rng: np.random.Generator) -> None:
     path = gaussian_path(50)

@@ -35,6 +35,11 @@ class EvidenceEstimate(NamedTuple):
         """√(mcse² + discretisation_error²)."""
         return float(np.hypot(self.mcse, self.info.get("discretisation_error", 0.0)))
 
+    def with_rounding(self, log_densities: Float[np.ndarray, "..."]) -> "EvidenceEstimate":
+        """Return the estimate with the rounding of the log densities, which all draws share, in its error."""
+        rounding = float(np.finfo(float).eps * np.abs(log_densities).max())
+        return self._replace(mcse=float(np.hypot(self.mcse, rounding)))
+
 
 BOTH_ENDS = "Both ends are rungs."
 
