@@ -294,7 +294,7 @@ def _fit_some(
     for means, found in zip(refits, again, strict=True):
         means[:, asked] = found
     doubt = np.zeros(p)
-    if own.draws.shape[1] <= COMPARED_COORDINATES and not own.weighted:
+    if not own.weighted:
         doubt[asked] = _unseen_error(own, columns_of(control, asked))
     return ControlFit(mean, control, refits, doubt, tuple(status), (choice.label,) * p, {"fits": facts})
 
@@ -302,13 +302,16 @@ def _fit_some(
 def _unseen_error(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[np.ndarray, " p"]:
     """Return what `tail_inflation` adds to the error of the mean of the residuals, by how many make up their variance.
 
-    Those of the few outermost draws are the only sign of how wrong the kernel is beyond them. A chain that mixes slowly
-    visits a tail for many draws in a row: the variance is at least that of sums over blocks of √n states of a chain.
+    Those of the few outermost draws are the only sign of how wrong the kernel is beyond them. In more coordinates more
+    of the draws are outermost, and the factor counts less: in d above `COMPARED_COORDINATES`, to the power of their
+    ratio. A chain that mixes slowly visits a tail for many draws in a row: the variance is at least that of sums over
+    blocks of √n states of a chain.
     """
     m, total = problem.num_states, problem.counts.sum()
     counts, chains = problem.counts[:m], problem.chains[:m]
     length = max(int(np.sqrt(m / (chains.max() + 1))), 1)
     starts = np.union1d(np.arange(0, m, length), np.flatnonzero(np.diff(chains)) + 1)
+    power = min(COMPARED_COORDINATES / problem.draws.shape[1], 1.0)
     error = np.zeros(control.shape[1])
     for j, (values, fitted) in enumerate(zip(problem.values[:m].T, control[:m].T, strict=True)):
         residual = values - fitted
@@ -316,7 +319,7 @@ def _unseen_error(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[
         blocks = np.add.reduceat(counts * residual, starts)
         variance = max(counts @ residual**2, blocks @ blocks) / total**2
         few = participants(residual[:, None], counts)
-        error[j] = np.sqrt((tail_inflation(few, total)[0] - 1) * variance)
+        error[j] = np.sqrt((tail_inflation(few, total)[0] ** power - 1) * variance)
     return error
 
 
