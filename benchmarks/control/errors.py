@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 from scipy.integrate import quad
-from scipy.stats import gamma
+from scipy.special import gamma as gamma_function
+from scipy.stats import gamma, loggamma
 
 import mcmcpost as mp
 from benchmarks._command import Command
@@ -63,10 +64,33 @@ def _growing() -> Target:
     )
 
 
+def _log_gamma() -> Target:
+    """Four independent logarithms of gamma variables of shape 3: one tail is exponential, one is a double exponent."""
+
+    def draw(rng: np.random.Generator, number: int) -> tuple[np.ndarray, np.ndarray]:
+        x = np.log(rng.gamma(3.0, size=(number, 4)))
+        return x, 3 - np.exp(x)
+
+    law = loggamma(3)
+    mean = law.mean()
+    cosine = quad(lambda x: law.pdf(x) * np.cos(x), -60, 10, limit=500)[0]
+    return Target(
+        draw,
+        {
+            "x1": (lambda x: x[:, 0], mean),
+            "x1^2": (lambda x: x[:, 0] ** 2, mean**2 + law.var()),
+            "x1 x2": (lambda x: x[:, 0] * x[:, 1], mean**2),
+            "cos(x1)": (lambda x: np.cos(x[:, 0]), cosine),
+            "exp(.3 x1)": (lambda x: np.exp(0.3 * x[:, 0]), float(gamma_function(3.3) / gamma_function(3))),
+        },
+    )
+
+
 CASES: Mapping[str, Target] = {
     **{name: target for name, target in TARGETS.items() if name not in ("cauchy", "exponential raw")},
     "gamma": _gamma(),
     "gaussian d=3": _growing(),
+    "log gamma d=4": _log_gamma(),
     "AR(.5)": autoregressive(0.5),
     "AR(.9)": autoregressive(0.9),
     "AR(.97)": autoregressive(0.97),
