@@ -37,6 +37,7 @@ from mcmcpost.io import (
     Scored,
     Target,
     check_agreement,
+    check_convergence,
     check_slopes,
     gate,
     ladder_to_datatree,
@@ -45,6 +46,7 @@ from mcmcpost.io import (
     read_target,
     read_weights,
     recorded_log_density,
+    warn_of_convergence,
 )
 from mcmcpost.scores import ScoreWarning
 from mcmcpost.trace import make_trace
@@ -272,6 +274,8 @@ def bridge_evidence(
         draws may be of another density.
     EvidenceWarning : the overlap is poor, a few weighted draws decide, chains or halves disagree, or methods differ by
         more than four joint errors.
+    ConvergenceWarning : transitions were divergent, or two chains are the same. A region without draws, such as the
+        neck of a funnel, is missing from the fitted density too, and no bridge can show it.
     """
     where = "bridge_evidence"
     choice = resolve_method(method)
@@ -289,6 +293,7 @@ def bridge_evidence(
     check_key(where, key)
     target = read_density(where, tree, model, args, kwargs, logdensity_fn)
     options = {"key": key, "degree": degree, "num_proposals": num_proposals}
+    warn_of_convergence(check_convergence(tree, ()))  # disagreeing chains are complaints of the evidence
     evidence = in_float64(_bridge)(tree, target, choice, allow_bad_scores, options)
     for text in (*evidence.complaints, *disagreements(evidence)):
         warn(f"{where}: {text}", EvidenceWarning)

@@ -1,4 +1,4 @@
-"""Model files: Python modules with ``model``, ``data`` and, optionally, ``quantities`` and ``init``, loaded by path."""
+"""Model files: Python modules with ``model`` and, optionally, ``data``, ``quantities`` and ``init``, loaded by path."""
 
 import hashlib
 import importlib.util
@@ -25,7 +25,8 @@ class ModelFile(NamedTuple):
 
     path : where it was read, absolute.
     model : NumPyro program.
-    data : returns the keyword arguments of `model`, or a tuple of its positional ones.
+    data : returns the keyword arguments of `model`, or a tuple of its positional ones; none where the file has no
+        ``data``.
     quantities : one constrained draw (a dict of arrays) -> named scalars, or None.
     init : returns constrained starting values by site, or None.
     """
@@ -113,7 +114,7 @@ def load_model_file(path: str | Path) -> ModelFile:
     FileNotFoundError
         There is no such file.
     ValueError
-        It is not a Python module, or lacks a callable ``model`` or ``data``.
+        It is not a Python module, or lacks a callable ``model``, or ``data`` where `model` needs arguments.
     TypeError
         ``quantities`` does not take one argument.
     """
@@ -121,10 +122,11 @@ def load_model_file(path: str | Path) -> ModelFile:
     if not file.is_file():
         raise missing_file("Model file", "an existing Python file", Path(path))
     module = _execute(file)
+    model = _function(module, file, "model")
     loaded = ModelFile(
         file,
-        _function(module, file, "model"),
-        _function(module, file, "data"),
+        model,
+        _function(module, file, "data") if hasattr(module, "data") or _needs_arguments(model) else _no_data,
         _function(module, file, "quantities") if hasattr(module, "quantities") else None,
         _function(module, file, "init") if hasattr(module, "init") else None,
     )
@@ -166,9 +168,21 @@ def _function(module: ModuleType, file: Path, name: str) -> Callable[..., Any]:
             f"Model file {file}",
             f"a function `{name}`",
             got,
-            "A model file defines model(...) and data(), and optionally quantities(draw) and init().",
+            "A model file defines model(...), data() for its arguments, and optionally quantities(draw) and init().",
         )
     return value
+
+
+def _no_data() -> dict[str, Any]:
+    return {}
+
+
+def _needs_arguments(model: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(model).bind()
+    except TypeError:
+        return True
+    return False
 
 
 def _accepted(function: Callable[..., Any]) -> set[str | None]:

@@ -75,7 +75,7 @@ def test_neighbouring_files_can_be_imported_while_it_loads(write):
     ("text", "match"),
     [
         ("def data(): return {}", r"expected a function `model`, got no `model`. A model file defines"),
-        ("def model(): ...", r"expected a function `data`, got no `data`"),
+        ("def model(y): ...", r"expected a function `data`, got no `data`"),
         ("model = 3\ndef data(): return {}", r"expected a function `model`, got `model` of type int"),
         ("def model(:\n", r"gaussian.py, line 1: expected valid Python, got"),
         ("def model(): ...\ndef data(): ...\nquantities = {}", r"expected a function `quantities`"),
@@ -84,6 +84,14 @@ def test_neighbouring_files_can_be_imported_while_it_loads(write):
 def test_a_broken_file_is_named(write, text, match):
     with pytest.raises(ValueError, match=match):
         load_model_file(write(text))
+
+
+def test_a_model_without_arguments_needs_no_data(write):
+    for model in ("def model(): ...", "def model(scale=2.0): ..."):
+        loaded = load_model_file(write(model))
+        assert loaded.arguments() == ((), {})
+        with pytest.raises(ValueError, match=r"options among none, got \['scale'\]"):
+            loaded.arguments({"scale": 3.0})
 
 
 def test_a_file_that_fails_keeps_its_own_error(write):
