@@ -295,11 +295,11 @@ def _landmark_features(
     kernel = SquaredExponential(jnp.asarray(LENGTHSCALE * np.sqrt(z.shape[1])))
     at = np.searchsorted(np.cumsum(weights), (np.arange(num_landmarks) + 0.5) / num_landmarks)
     chosen = np.minimum(at, len(weights) - 1)
-    across = np.asarray(stein_gram(kernel, z[chosen], scores[chosen], z, scores))
-    among = across[:, chosen]
+    across = np.asarray(stein_gram(kernel, z, scores, z[chosen], scores[chosen]))
+    among = across[chosen]
     size = np.trace(among) / num_landmarks
     factor = _factor(among / size + JITTER * num_landmarks * np.eye(num_landmarks))
-    return solve_lower(factor, across / size).T
+    return solve_lower(size * factor, across.T).T
 
 
 def _factor(matrix: Float[np.ndarray, "q q"]) -> Float[np.ndarray, "q q"]:
@@ -395,23 +395,25 @@ class _Levels(NamedTuple):
         scale[:top] = 1.0 / np.where(norm > 0, norm, 1.0)
         gram = covariance * np.outer(scale, scale) + RIDGE * max(len(scale), 1) * np.eye(len(scale))
         slopes = gradient * scale
-        factor = _factor(gram[:top, :top])
+        factor, plain = _factor(gram[:top, :top]), len(self.sizes)
         change = np.zeros_like(gradient)
-        for level, size in enumerate(self.sizes):
-            half = solve_lower(factor[:size, :size], slopes[level, :size, None])
-            change[level, :size] = solve_lower(factor[:size, :size], half, transposed=True)[:, 0]
+        # One solve for all degrees: the first entries of L⁻¹x depend on the first of x only, and L⁻ᵀ keeps last zeros.
+        beyond = np.arange(top)[:, None] >= np.array(self.sizes)
+        half = np.where(beyond, 0.0, solve_lower(factor, slopes[:plain, :top].T))
+        change[:plain, :top] = np.where(beyond, 0.0, solve_lower(factor, half, transposed=True)).T
         if self.num_landmarks:
             # The kernel is what its columns have that the polynomials, which are not penalised, have not.
             size = self.kernel_size
             lower = factor[:size, :size]
-            shared = solve_lower(lower, gram[:size, kernel])
+            white = solve_lower(lower, np.concatenate([gram[:size, kernel], slopes[plain:, :size].T], axis=1))
+            shared, half = white[:, : self.num_landmarks], white[:, self.num_landmarks :]
             own = gram[kernel, kernel] - shared.T @ shared
-            for level, penalty in enumerate(PENALTIES, start=len(self.sizes)):
-                half = solve_lower(lower, slopes[level, :size, None])
-                slope = slopes[level, kernel] - penalty * coefficients[level, kernel]
-                solved = solve_positive(own + penalty * np.eye(len(own)), slope[:, None] - shared.T @ half)
-                change[level, :size] = solve_lower(lower, half - shared @ solved, transposed=True)[:, 0]
-                change[level, kernel] = solved[:, 0]
+            for level, penalty in enumerate(PENALTIES):
+                slope = slopes[plain + level, kernel] - penalty * coefficients[plain + level, kernel]
+                right = slope - shared.T @ half[:, level]
+                change[plain + level, kernel] = solve_positive(own + penalty * np.eye(len(own)), right[:, None])[:, 0]
+            solved = change[plain:, kernel].T
+            change[plain:, :size] = solve_lower(lower, half - shared @ solved, transposed=True).T
         return change * scale
 
 
