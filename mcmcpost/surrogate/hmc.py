@@ -170,11 +170,16 @@ class SurrogateHMC:
         x = jax.vmap(lambda one: ravel_pytree(one)[0])(z)
         c, d = x.shape
         init_nuts, sample_nuts = hmc(potential_fn_gen=lambda *a, **k: self._target(z, a, k).energy, algo="NUTS")
-        first = jax.vmap(
-            lambda x, key: init_nuts(
-                x, num_warmup=num_warmup, **self._adaptation, model_args=model_args, model_kwargs=kwargs, rng_key=key
-            )
-        )(x, keys[:, 1])
+
+        @jax.jit  # one program, where NumPyro's own code is a hundred small ones
+        def initialise(x: Array, keys: Array) -> Any:
+            def one(x: Array, key: Array) -> Any:
+                given = {"model_args": model_args, "model_kwargs": kwargs, "rng_key": key}
+                return init_nuts(x, num_warmup=num_warmup, **self._adaptation, **given)
+
+            return jax.vmap(one)(x, keys)
+
+        first = initialise(x, keys[:, 1])
         slots = max(1, min(self.settings.history_size // self.settings.num_steps, num_warmup - num_warmup // 3))
         fits = self._enough(num_warmup, c, slots, d)
         adapter = warmup_adapter(num_warmup, **{k: v for k, v in self._adaptation.items() if k != "step_size"})

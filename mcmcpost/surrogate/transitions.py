@@ -202,8 +202,12 @@ def _transition(
     nothing = Trajectory(*(jnp.zeros_like(leaf[:, 0]) for leaf in state.history))
     type Moved = tuple[Point, Outcome, Trajectory]
 
+    coin = jax.random.uniform(key_coin) < settings.true_gradient_probability
+    kind = jnp.where(warm, 0, jnp.where(state.surrogate_used[0], jnp.where(coin, 0, 2), 1))
+    # Before the choice, and not in each of the two that need it: its program is compiled once.
+    known, extra = _with_gradient(target, point, kind != 2)
+
     def truly() -> Moved:
-        known, extra = _with_gradient(target, point)
         most = settings.num_steps
         num_steps = jax.random.randint(key_length, (), 1, most + 1)
         move = jax.vmap(lambda p, m, k: hamiltonian_move(target, p, m, k, num_steps, most))
@@ -211,7 +215,6 @@ def _transition(
         return moved, _charge(outcome, extra), Trajectory(path.points, path.gradients, path.energies)
 
     def by_nuts() -> Moved:
-        known, extra = _with_gradient(target, point)
         moved, outcome = jax.vmap(lambda p, a, k: _nuts_move(program, p, a, k))(known, adapted, keys[:, 1])
         return moved, _charge(outcome, extra), nothing
 
@@ -221,14 +224,12 @@ def _transition(
         )
         return *move(point, finer, keys[:, 1]), nothing
 
-    coin = jax.random.uniform(key_coin) < settings.true_gradient_probability
-    kind = jnp.where(warm, 0, jnp.where(state.surrogate_used[0], jnp.where(coin, 0, 2), 1))
     return jax.lax.switch(kind, (truly, by_nuts, surrogately))
 
 
-def _with_gradient(target: Target, point: Point) -> tuple[Point, Int[Array, " c"]]:
-    """Return the points with their true gradients, and how many each chain had to evaluate."""
-    unknown = ~jnp.isfinite(point.gradient).all(1)
+def _with_gradient(target: Target, point: Point, wanted: Bool[Array, ""]) -> tuple[Point, Int[Array, " c"]]:
+    """Return the points with their true gradients where `wanted`, and how many each chain had to evaluate."""
+    unknown = wanted & ~jnp.isfinite(point.gradient).all(1)
     gradient = jax.lax.cond(unknown.any(), lambda: jax.vmap(target.evaluate)(point.x).gradient, lambda: point.gradient)
     return point._replace(gradient=gradient), unknown.astype(int)
 
