@@ -116,6 +116,7 @@ CASES = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("case", CASES)
 def test_the_error_is_calibrated(case, rng):
     z = calibration(rng, *CASES[case])

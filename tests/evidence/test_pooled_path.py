@@ -72,6 +72,7 @@ def test_the_levels_minimise_their_objectives_with_and_without_each_block(rng):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 def test_a_kernel_beside_the_quadratic_is_better_and_its_error_honest(rng):
     replications = 12
     errors, reported, polynomials, methods = [], [], [], []

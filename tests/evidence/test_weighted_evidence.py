@@ -140,6 +140,7 @@ CASES = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("case", CASES)
 def test_the_error_of_plain_bridges_is_calibrated(case, rng):
     draw, density, truth = CASES[case]
@@ -159,6 +160,7 @@ def test_the_error_of_plain_bridges_is_calibrated(case, rng):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 def test_control_variates_of_weighted_draws_shrink_an_honest_error(rng):
     z, gain = [], []
     for r in range(12):
