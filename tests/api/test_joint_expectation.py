@@ -373,6 +373,7 @@ def mean_squares(seed, replications, *, shift=0.0):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 def test_the_errors_are_calibrated_one_by_one_and_together(seed):
     each, together = mean_squares(seed, REPLICATIONS)
     assert (each < band(REPLICATIONS)).all()

@@ -85,6 +85,7 @@ def test_few_participants_and_a_gap_enlarge_the_error(rng):
     np.testing.assert_allclose(apart, np.sqrt(error**2 + 1.0), rtol=1e-9)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_constant_that_a_few_draws_decide_has_an_error_of_its_size():
     """Held-out residuals of a kernel that follows the integrand are small around a constant that is wrong."""
     z = []
@@ -158,6 +159,7 @@ def test_an_unseen_tail_is_worse_where_chains_mix_slowly():
 
 
 @pytest.mark.parametrize("method", [ZeroVariance(2), SemiExact(2, KERNEL, 1e-6)])
+@pytest.mark.usefixtures("unchecked")
 def test_gains_that_are_there_are_reported(method):
     """At least a tenth of the true gain, over replications, and never twice as much."""
     off, gain, plain = [], [], []
