@@ -304,14 +304,14 @@ def _unseen_error(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[
 
     Those of the few outermost draws are the only sign of how wrong the kernel is beyond them. In more coordinates more
     of the draws are outermost, and the factor counts less: in d above `COMPARED_COORDINATES`, to the power of their
-    ratio. A chain that mixes slowly visits a tail for many draws in a row: the variance is at least that of sums over
+    squared ratio. A chain that mixes slowly visits a tail for many draws in a row: the variance is at least that of sums over
     blocks of √n states of a chain.
     """
     m, total = problem.num_states, problem.counts.sum()
     counts, chains = problem.counts[:m], problem.chains[:m]
     length = max(int(np.sqrt(m / (chains.max() + 1))), 1)
     starts = np.union1d(np.arange(0, m, length), np.flatnonzero(np.diff(chains)) + 1)
-    power = min(COMPARED_COORDINATES / problem.draws.shape[1], 1.0)
+    power = min((COMPARED_COORDINATES / problem.draws.shape[1]) ** 2, 1.0)
     error = np.zeros(control.shape[1])
     for j, (values, fitted) in enumerate(zip(problem.values[:m].T, control[:m].T, strict=True)):
         residual = values - fitted
