@@ -304,8 +304,8 @@ def _unseen_error(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[
 
     Those of the few outermost draws are the only sign of how wrong the kernel is beyond them. In more coordinates more
     of the draws are outermost, and the factor counts less: in d above `COMPARED_COORDINATES`, to the power of their
-    squared ratio. A chain that mixes slowly visits a tail for many draws in a row: the variance is at least that of sums over
-    blocks of √n states of a chain.
+    squared ratio. A chain that mixes slowly visits a tail for many draws in a row: the variance is at least that of
+    sums over blocks of √n states of a chain.
     """
     m, total = problem.num_states, problem.counts.sum()
     counts, chains = problem.counts[:m], problem.chains[:m]
