@@ -319,7 +319,11 @@ def recorded_log_densities(
         if stats is None or name not in stats.data_vars or set(stats[name].dims) != {"chain", "draw"}:
             continue
         recorded = stats[name].transpose("chain", "draw").values
-        if recorded.shape == trace.draws.shape[:2] and recorded.dtype.kind == "f" and np.isfinite(recorded).mean() >= 0.5:
+        if (
+            recorded.shape == trace.draws.shape[:2]
+            and recorded.dtype.kind == "f"
+            and np.isfinite(recorded).mean() >= 0.5
+        ):
             yield name, recorded.astype(np.float64) if recorded.dtype.itemsize > 8 else recorded  # LAPACK ends there
 
 

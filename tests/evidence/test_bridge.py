@@ -404,7 +404,9 @@ def test_divergent_transitions_and_repeated_chains_are_told(rng, key):
     diverging = np.zeros((4, 200), bool)
     diverging[0, 3] = True
     tree["sample_stats"] = xarray.DataTree(xarray.Dataset({"diverging": (("chain", "draw"), diverging)}))
-    with pytest.warns(mp.ConvergenceWarning, match=r"Chains 1 and 2 have the same draws.* 1 of 800 transitions were div"):
+    with pytest.warns(
+        mp.ConvergenceWarning, match=r"Chains 1 and 2 have the same draws.* 1 of 800 transitions were div"
+    ):
         mp.bridge_evidence(tree, logdensity_fn=standard, key=key, method="plain")
 
 
