@@ -142,9 +142,12 @@ def log_evidence(
     -----
     ScoreWarning : the gradients are not those of the stored draws: no control variate is used.
     EvidenceWarning : rungs were left out or have not converged, or methods disagree by more than four joint errors.
+    ConvergenceWarning : transitions were divergent at any temperature, or two chains are the same.
     """
+    ladder = read_ladder(tree)
+    warn_of_convergence(check_convergence(tree, ()))  # rungs that disagree are complaints of the evidence
     return evidence_of(
-        read_ladder(tree),
+        ladder,
         None if method is None else resolve_method(method),
         path=path,
         degree=degree,
@@ -293,7 +296,7 @@ def bridge_evidence(
     check_key(where, key)
     target = read_density(where, tree, model, args, kwargs, logdensity_fn)
     options = {"key": key, "degree": degree, "num_proposals": num_proposals}
-    warn_of_convergence(check_convergence(tree, ()))  # disagreeing chains are complaints of the evidence
+    warn_of_convergence(check_convergence(tree, ()))  # chains that disagree are complaints of the evidence
     evidence = in_float64(_bridge)(tree, target, choice, allow_bad_scores, options)
     for text in (*evidence.complaints, *disagreements(evidence)):
         warn(f"{where}: {text}", EvidenceWarning)

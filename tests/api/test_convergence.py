@@ -2,12 +2,14 @@
 
 import warnings
 
+import jax
 import numpy as np
 import pytest
 import xarray
+from ladder_cases import short_ladder
 
 import mcmcpost as mp
-from mcmcpost.io import check_convergence
+from mcmcpost.io import check_convergence, ladder_to_datatree
 
 
 @pytest.fixture
@@ -30,6 +32,9 @@ ASKED = {
     "quantile": lambda tree: mp.quantile(tree, 0.5, method="plain"),
     "joint_expectation": lambda tree: mp.joint_expectation({"one": (tree, ["a"]), "two": (tree, ["b"])}),
     "html_report": lambda tree: mp.html_report(tree, method="zv1"),
+    "bridge_evidence": lambda tree: mp.bridge_evidence(
+        tree, logdensity_fn=lambda x: -0.5 * x @ x, key=jax.random.key(0), method="plain"
+    ),
 }
 
 
@@ -41,6 +46,16 @@ def test_divergences_are_told_once(diverging, name):
     assert str(warning.message).startswith("3 of 800 transitions were divergent")
     assert "target_accept_prob" in str(warning.message)
     assert warning.filename == __file__
+
+
+def test_divergences_of_a_ladder_are_told(rng):
+    tree = ladder_to_datatree(short_ladder(rng)[0])
+    flags = np.zeros((2, 60, 5), bool)
+    flags[1, 7, 2:] = True
+    stats = tree["sample_stats"].to_dataset()
+    tree["sample_stats"] = stats.assign(diverging=(("chain", "draw", "temperature"), flags))
+    with pytest.warns(mp.ConvergenceWarning, match="3 of 600 transitions were divergent"):
+        mp.log_evidence(tree, degree=2)
 
 
 @pytest.mark.parametrize("kept", [["posterior", "sample_stats"], ["posterior"]])

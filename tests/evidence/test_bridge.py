@@ -398,18 +398,6 @@ def test_a_numpyro_model_has_its_normalised_evidence(rng, key):
         assert found.mcse < 0.02
 
 
-def test_divergent_transitions_and_repeated_chains_are_told(rng, key):
-    draws = rng.normal(size=(3, 200))
-    tree = tree_of(mu=draws[[0, 1, 1, 2]])
-    diverging = np.zeros((4, 200), bool)
-    diverging[0, 3] = True
-    tree["sample_stats"] = xarray.DataTree(xarray.Dataset({"diverging": (("chain", "draw"), diverging)}))
-    with pytest.warns(
-        mp.ConvergenceWarning, match=r"Chains 1 and 2 have the same draws.* 1 of 800 transitions were div"
-    ):
-        mp.bridge_evidence(tree, logdensity_fn=standard, key=key, method="plain")
-
-
 def test_the_model_of_other_data_is_noticed(rng, key):
     y = rng.normal(size=6)
     draws = y.sum() / 6.25 + rng.normal(size=(4, 250)) / np.sqrt(6.25)
