@@ -172,11 +172,11 @@ def test_rungs_without_overlap_fall_back(rng: np.random.Generator) -> None:
 
 @pytest.mark.slow
 def test_the_number_of_rungs_that_a_complaint_names_does_overlap(rng: np.random.Generator) -> None:
-    path = GaussianPath(np.full(20, 3.0), 0.1)
-    ladder = path.ladder(rng, 100, power_ladder(8, 5))
+    path = GaussianPath(np.full(10, 3.0), 0.1)
+    ladder = path.ladder(rng, 100, power_ladder(6, 5))
     (complaint,) = (text for text in evidence(ladder).complaints if text.startswith("no pooled path"))
     number = int(re.search(r"sample (\d+) rungs at barrier_ladder\(tree, \1\)", complaint)[1])
-    assert number > 8
+    assert number > 6
     better = path.ladder(rng, 100, ladder_barrier(ladder).place(number))
     found = evidence(better)
     assert found.method == "pooled"
