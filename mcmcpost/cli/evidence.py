@@ -132,6 +132,8 @@ def source_evidence(
         with warnings.catch_warnings():  # a cross-check that is not sound is not used
             warnings.simplefilter("ignore", mcmcpost.EvidenceWarning)
             warnings.simplefilter("ignore", mcmcpost.ScoreWarning)
+            if source.ladder is None:  # its last rung's divergences are among those that the ladder's evidence tells
+                warnings.simplefilter("ignore", mcmcpost.ConvergenceWarning)
             beside = bridge(posterior_rung(ladder) if source.ladder is None else source.tree)
     except InputError as error:
         say("warning", f"no bridge beside the ladder: {error}")
