@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from mcmcpost._core.arguments import check_count, check_kind, check_number
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.large_arrays import columns_of, zeros
+from mcmcpost._core.large_arrays import columns_of, in_blocks, zeros
 from mcmcpost._core.status import Status
 from mcmcpost._core.stored import over_rows
 from mcmcpost.control.errors import judged_variance, residual_variance, tail_inflation
@@ -41,7 +41,7 @@ from mcmcpost.control.method import (
     merge_fits,
     no_control,
 )
-from mcmcpost.control.problem import Problem, participants
+from mcmcpost.control.problem import Problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN, has_enough
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
@@ -308,19 +308,24 @@ def _unseen_error(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[
     sums over blocks of √n states of a chain.
     """
     m, total = problem.num_states, problem.counts.sum()
-    counts, chains = problem.counts[:m], problem.chains[:m]
+    counts, chains = problem.counts, problem.chains[:m]
     length = max(int(np.sqrt(m / (chains.max() + 1))), 1)
     starts = np.union1d(np.arange(0, m, length), np.flatnonzero(np.diff(chains)) + 1)
+    mean = (counts @ problem.values - counts @ control) / total
+    squares, fourths = np.zeros((2, control.shape[1]))
+    blocks = np.zeros((len(starts), control.shape[1]))
+    for rows in in_blocks(m, control.shape[1]):
+        residual = problem.values[rows] - control[rows] - mean
+        squares += counts[rows] @ residual**2
+        fourths += counts[rows] @ residual**4
+        first = np.searchsorted(starts, rows.start, side="right") - 1
+        inside = np.maximum(starts[first : np.searchsorted(starts, rows.stop)] - rows.start, 0)
+        blocks[first : first + len(inside)] += np.add.reduceat(counts[rows, None] * residual, inside, axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        few = np.where(fourths > 0, squares**2 / fourths, total / 3)  # as in `participants`
     power = min((COMPARED_COORDINATES / problem.draws.shape[1]) ** 2, 1.0)
-    error = np.zeros(control.shape[1])
-    for j, (values, fitted) in enumerate(zip(problem.values[:m].T, control[:m].T, strict=True)):
-        residual = values - fitted
-        residual -= counts @ residual / total
-        blocks = np.add.reduceat(counts * residual, starts)
-        variance = max(counts @ residual**2, blocks @ blocks) / total**2
-        few = participants(residual[:, None], counts)
-        error[j] = np.sqrt((tail_inflation(few, total)[0] ** power - 1) * variance)
-    return error
+    variance = np.maximum(squares, (blocks**2).sum(axis=0)) / total**2
+    return np.sqrt((tail_inflation(few, total) ** power - 1) * variance)
 
 
 def _at_states(
