@@ -143,6 +143,16 @@ def test_what_a_kernel_makes_of_a_tail_that_no_draw_visited_is_in_its_error():
     assert np.mean(np.square(z)) < 4
 
 
+def test_an_unseen_tail_counts_less_in_more_coordinates(rng, monkeypatch):
+    x = np.log(rng.gamma(3.0, size=(4, 300, 6)))
+    problem = make_problem(make_trace(x, 3 - np.exp(x)), np.exp(0.3 * x[..., :1]), num_folds=8)
+    doubts = []
+    for few in (1, 3, 6):
+        monkeypatch.setattr("mcmcpost.control.functional.COMPARED_COORDINATES", few)
+        doubts.append(ControlFunctional(SquaredExponential(2.0), 1e-6, max_states=200).crossfit(problem).doubt[0])
+    assert 0 < 1.5 * doubts[0] < doubts[1] < doubts[2] / 1.5
+
+
 def test_an_unseen_tail_is_worse_where_chains_mix_slowly():
     """The same states in another order: those of a tail no longer follow each other."""
     ratios = []
