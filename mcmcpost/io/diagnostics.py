@@ -160,7 +160,7 @@ def check_convergence(
     stats = tree.children.get(GROUP)
     diverging = np.zeros(0) if stats is None or "diverging" not in stats else np.asarray(stats["diverging"].values)
     largest = known.get(worst, float("nan"))
-    divergences, repeated = int(diverging.sum()), _repeated_chains(tree)
+    divergences, repeated = int((diverging == 1).sum()), _repeated_chains(tree)  # NaN where no sampler recorded it
     return Convergence(largest, worst, apart, limit, divergences, diverging.size, weights, repeated)
 
 

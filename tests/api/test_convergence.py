@@ -48,6 +48,14 @@ def test_divergences_are_told_once(diverging, name):
     assert warning.filename == __file__
 
 
+@pytest.mark.parametrize("missing", [np.nan, None])
+def test_divergences_that_some_chains_do_not_record_are_none(diverging, missing):
+    stats = diverging["sample_stats"].to_dataset()
+    stats["diverging"] = stats["diverging"].astype(float if missing is np.nan else object)
+    stats["diverging"][:2] = missing
+    assert check_convergence(xarray.DataTree.from_dict({"sample_stats": stats}), []).divergences == 3
+
+
 def test_divergences_of_a_ladder_are_told(rng):
     tree = ladder_to_datatree(short_ladder(rng)[0])
     flags = np.zeros((2, 60, 5), bool)
