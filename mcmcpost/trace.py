@@ -68,8 +68,7 @@ def make_trace(draws: object, scores: object, names: Iterable[str] | None = None
     _check_same_shape(draws_.shape, scores_.shape)
     _check_not_empty(draws_.shape)
     if not np.isfinite(draws_).all():
-        bad = int((~np.isfinite(draws_)).any(-1).sum())
-        raise InputError("Trace", "finite draws", f"{bad} draws with NaN or infinity", "Remove them.")
+        raise _not_finite(~np.isfinite(draws_).all(axis=-1))
     check_size("Trace", "draws", draws_)
     return Trace(draws_, scores_, as_labels("Trace", names, draws_.shape[-1]))
 
@@ -87,6 +86,17 @@ def make_stored_trace(draws: Any, scores: Any, names: Iterable[str] | None = Non
     check_size("Trace", "draws", np.stack([draws_.low, draws_.high])[None])
     scores_ = StoredArray.of(scores, draws_.chunks, labelled=False)
     return StoredTrace(draws_, scores_, as_labels("Trace", names, draws.shape[-1]))
+
+
+def _not_finite(bad: Bool[np.ndarray, "c n"]) -> InputError:
+    """Return the error for draws with NaN or infinity: how many, where, and the cure."""
+    chain, draw = np.argwhere(bad)[0]
+    got = f"{int(bad.sum())} of {bad.size} draws with NaN or infinity, the first at chain {chain}, draw {draw}"
+    lengths, cure = (~bad).sum(axis=1), "Remove them."
+    if lengths.min() and (bad == (np.arange(bad.shape[1]) >= lengths[:, None])).all():
+        least = int(lengths.min())
+        cure = f"Chains of different lengths are padded so: keep {least} draws of each, isel(draw=slice({least}))."
+    return InputError("Trace", "finite draws", got, cure)
 
 
 def _check_not_empty(shape: tuple[int, ...]) -> None:

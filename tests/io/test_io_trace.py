@@ -96,6 +96,18 @@ def test_arrays_that_do_not_fit(draws, change, words):
         from_arrays(**{"draws": draws, "scores": -draws} | change)
 
 
+def test_draws_that_are_not_finite_are_placed(draws):
+    some = draws.copy()
+    some[1, 3] = np.inf
+    with pytest.raises(ValueError, match=r"the first at chain 1, draw 3. Remove them."):
+        from_arrays(some, -some)
+    padded = draws.copy()
+    padded[-1, -2:] = np.nan
+    kept = draws.shape[1] - 2
+    with pytest.raises(ValueError, match=rf"Chains of different lengths are padded so: keep {kept} draws of each"):
+        from_arrays(padded, -padded)
+
+
 def test_named_dims_may_come_in_any_order(draws):
     labelled = xarray.DataArray(draws, dims=("chain", "draw", "k")).transpose("draw", "k", "chain")
     trace = read_trace(from_arrays(labelled, -draws, labelled))
