@@ -95,9 +95,9 @@ def tail_draws(size: int) -> int:
 
 
 def weights_khat(log_weights: Float[np.ndarray, "..."]) -> float:
-    """Return the Pareto k̂ of weights with these logarithms; those of value zero have −∞.
+    """Return the Pareto k̂ of weights with these logarithms; that of a weight of zero is −∞.
 
-    It is −∞ for fewer than 25 draws or where the largest weights are equal, and ∞ where a few draws have all the weight
+    k̂ is −∞ for fewer than 25 draws or where the largest weights are equal, and ∞ where a few draws have all the weight
     that floating-point numbers can show.
     """
     from arviz_stats.base import array_stats

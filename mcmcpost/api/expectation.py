@@ -54,8 +54,9 @@ def expectation(
         scores in the chunks of dask, larger than memory, are reduced chunk by chunk. Draws with weights,
         ``sample_stats.log_weight``, have self-normalised means and weighted control variates
         (docs/methods/weighted_draws.md).
-    integrands : None for every variable of the posterior group; a list of variable names; an array (chain, draw[, p])
-        or a function of one constrained draw (a dict of arrays), named ``f``; or a mapping from names to such.
+    integrands : None for every variable of the posterior group that is a number for every draw, with a warning of the
+        others; a list of variable names; an array (chain, draw[, p]) or a function of one constrained draw (a dict of
+        arrays), named ``f``; or a mapping from names to such.
     method : ``"auto"``, another name in `METHODS`, or an object such as ``ZeroVariance(degree=2)``.
     standardize : known (mean, sd) of the unconstrained draws, each a scalar or (d,), as for a prior; by default the
         sample's own moments.

@@ -196,9 +196,8 @@ def evidence_text(name: str, evidence: "Evidence") -> str:
     head = f"{name}: log evidence {value} {errors}, {evidence.method}, {evidence.status}"
     facts = diagnostics_text(evidence)
     methods = evidence.to_dataframe()
-    whole = np.hypot(methods["mcse"], methods["discretisation_error"].fillna(0.0))
     table = methods.assign(
-        log_evidence=list(map(digits_of, methods["log_evidence"], whole)),
+        log_evidence=[digits_of(e.value, e.error) for e in evidence.estimates],
         mcse=[significant(x, 2) for x in methods["mcse"]],
         discretisation_error=["" if np.isnan(x) else significant(x, 2) for x in methods["discretisation_error"]],
     )

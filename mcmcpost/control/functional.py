@@ -41,7 +41,7 @@ from mcmcpost.control.method import (
     merge_fits,
     no_control,
 )
-from mcmcpost.control.problem import Problem
+from mcmcpost.control.problem import Problem, participants
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN, has_enough
 from mcmcpost.kernels import AbstractKernel
 from mcmcpost.linsolve import Cholesky, ConjugateGradients
@@ -308,24 +308,20 @@ def _unseen_error(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[
     sums over blocks of √n states of a chain.
     """
     m, total = problem.num_states, problem.counts.sum()
-    counts, chains = problem.counts, problem.chains[:m]
+    counts, chains = problem.counts[:m], problem.chains[:m]
     length = max(int(np.sqrt(m / (chains.max() + 1))), 1)
     starts = np.union1d(np.arange(0, m, length), np.flatnonzero(np.diff(chains)) + 1)
-    mean = (counts @ problem.values - counts @ control) / total
-    squares, fourths = np.zeros((2, control.shape[1]))
+    mean = (problem.counts @ problem.values - problem.counts @ control) / total
+    residual = zeros((m, control.shape[1]))
     blocks = np.zeros((len(starts), control.shape[1]))
-    for rows in in_blocks(m, control.shape[1]):
-        residual = problem.values[rows] - control[rows] - mean
-        squares += counts[rows] @ residual**2
-        fourths += counts[rows] @ residual**4
+    for rows in in_blocks(*residual.shape):
+        residual[rows] = problem.values[rows] - control[rows] - mean
         first = np.searchsorted(starts, rows.start, side="right") - 1
         inside = np.maximum(starts[first : np.searchsorted(starts, rows.stop)] - rows.start, 0)
-        blocks[first : first + len(inside)] += np.add.reduceat(counts[rows, None] * residual, inside, axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        few = np.where(fourths > 0, squares**2 / fourths, total / 3)  # as in `participants`
+        blocks[first : first + len(inside)] += np.add.reduceat(counts[rows, None] * residual[rows], inside, axis=0)
+    variance = np.maximum(residual_variance(problem, control) / total, (blocks**2).sum(axis=0) / total**2)
     power = min((COMPARED_COORDINATES / problem.draws.shape[1]) ** 2, 1.0)
-    variance = np.maximum(squares, (blocks**2).sum(axis=0)) / total**2
-    return np.sqrt((tail_inflation(few, total) ** power - 1) * variance)
+    return np.sqrt((tail_inflation(participants(residual, counts), total) ** power - 1) * variance)
 
 
 def _at_states(

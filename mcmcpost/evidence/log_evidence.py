@@ -257,7 +257,7 @@ def estimate_log_evidence(
     """Estimate log p(y) = ∫₀¹ E_t[log p(y|x)] dt from draws of the power posteriors.
 
     Rungs that are not usable are left out and named in `complaints`. Where the score gate failed no control variate is
-    used unless `allow_bad_scores`.
+    used unless `allow_bad_scores`. No error is below the rounding of the log likelihood at the last rung.
 
     Parameters
     ----------

@@ -154,8 +154,10 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
             else:
                 _with_order(tree).to_netcdf(temporary, engine="h5netcdf")
         except (TypeError, ValueError, NotImplementedError) as error:
-            expected, cure = "values and attributes that a file can have", "Leave out what is no number and no text."
             places = _not_plain(tree)
+            if not places and not isinstance(error, TypeError):
+                raise  # what is written is not at fault
+            expected, cure = "values and attributes that a file can have", "Leave out what is no number and no text."
             if any("MultiIndex" in place for place in places):
                 cure += " The levels of a MultiIndex are coordinates after dataset.reset_index(name)."
             raise InputTypeError("save_tree", expected, ", ".join(places) or str(error), cure) from error

@@ -62,10 +62,9 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     ----------
     tree : a tree with a posterior group.
     integrands : None for every variable of the posterior group that is a number for every draw (a warning names the
-        others); a list of its variable names; an array (c, n) or
-        (c, n, p), or a function of one constrained draw, a dict of arrays, both named "f"; or a mapping from names to
-        such arrays and functions. A function is compiled and vectorised in float64; one that JAX cannot trace is called
-        draw by draw.
+        others); a list of its variable names; an array (c, n) or (c, n, p), or a function of one constrained draw, a
+        dict of arrays, both named "f"; or a mapping from names to such arrays and functions. A function is compiled and
+        vectorised in float64; one that JAX cannot trace is called draw by draw.
 
     Returns
     -------

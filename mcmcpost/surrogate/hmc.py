@@ -171,7 +171,7 @@ class SurrogateHMC:
         c, d = x.shape
         init_nuts, sample_nuts = hmc(potential_fn_gen=lambda *a, **k: self._target(z, a, k).energy, algo="NUTS")
 
-        @jax.jit  # one program, where NumPyro's own code is a hundred small ones
+        @jax.jit  # one program: eagerly NumPyro compiles dozens of small ones
         def initialise(x: Array, keys: Array) -> Any:
             def one(x: Array, key: Array) -> Any:
                 given = {"model_args": model_args, "model_kwargs": kwargs, "rng_key": key}
