@@ -80,11 +80,15 @@ def test_gaussian_path_is_exact(rng: np.random.Generator) -> None:
     assert not disagreements(found)
 
 
-def test_no_error_on_a_ladder_is_below_the_rounding_of_its_likelihood(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("constant", [1e3, 3e4, 1e7, 1e9])
+def test_a_constant_moves_an_exact_evidence_to_rounding_and_no_error_is_below(
+    constant: float, rng: np.random.Generator
+) -> None:
     ladder = usual(rng)
-    found = evidence(ladder._replace(log_likelihood=ladder.log_likelihood - 1e9), ZeroVariance(2))
-    assert abs(found.value + 1e9 - LOG_EVIDENCE) < 4.5 * found.error
-    assert all(estimate.mcse >= 0.5 * np.spacing(1e9) for estimate in found.estimates)
+    found = evidence(ladder._replace(log_likelihood=ladder.log_likelihood - constant), ZeroVariance(2))
+    assert found.method == "pooled"
+    assert abs(found.value + constant - LOG_EVIDENCE) < 4.5 * found.mcse < 1e-14 * constant
+    assert found.mcse >= np.finfo(float).eps * constant
 
 
 @pytest.mark.slow
