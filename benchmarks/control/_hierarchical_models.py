@@ -69,13 +69,13 @@ def varying_slopes(num_groups: int = 80, each: int = 8) -> Model:
     return Model(program, 4 * DRAWS, quantities)
 
 
-def logistic(d: int, laplace: bool = False) -> Model:
-    """Logistic regression on 4d rows, at most 1,000, whose covariates are correlated by a half.
+def logistic(d: int, each: int = 4, laplace: bool = False) -> Model:
+    """Logistic regression on 4 rows, or `each`, for a coefficient, whose covariates are correlated by a half.
 
     laplace : sample with the covariance at the mode as inverse mass, which takes a tenth of the gradients.
     """
     rng = np.random.default_rng(d)
-    rows = min(4 * d, 1_000)
+    rows = each * d
     x = (rng.normal(size=(rows, d)) + rng.normal(size=(rows, 1))) / np.sqrt(2)
     beta = rng.normal(size=d) * 2 / np.sqrt(d)
     y = (rng.random(rows) < 1 / (1 + np.exp(-x @ beta))).astype(int)
@@ -197,6 +197,7 @@ MODELS: Mapping[str, Callable[[], Model]] = {
     "horseshoe d=202": horseshoe,
     "volatility d=500": stochastic_volatility,
     "logistic d=500": lambda: logistic(500, laplace=True),
+    "logistic d=500, 10 d rows": lambda: logistic(500, each=10, laplace=True),
 }
 
 

@@ -11,6 +11,7 @@ from mcmcpost._core.status import Status
 from mcmcpost._core.steps import say_step
 from mcmcpost.control.errors import judged_variance, residual_variance
 from mcmcpost.control.functional import ControlFunctional, SemiExact, crossfit_both, is_compared
+from mcmcpost.control.kernel_choice import POLISH_STATES
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, LeastSquares, Ridge
 from mcmcpost.control.method import (
     ROUNDING,
@@ -36,8 +37,16 @@ MAX_DEGREE = {1: 8, 2: 6}
 KERNEL_STATES = 1_600
 """States on which the kernel candidate is fitted, so that ten different kernels take seconds."""
 
+OWN_KERNEL_STATES = 1_000
+"""States on which another one is fitted where there are more: so few that `GridREML` gives every integrand a kernel of
+its own, with a lengthscale for each coordinate."""
+
 SCREENED_STATES = 4_000
-"""States on which `Screened` is fitted at least before it adds fewer features a round."""
+"""States on which `Screened` is fitted: at most where a quadratic fits too, and else at least, before it adds fewer
+features a round."""
+
+FEW_COORDINATES = 10
+"""Coordinates up to which a kernel of all of them is as good as that of the few that matter to an integrand."""
 
 MAX_KERNEL_COORDINATES = 60
 """Coordinates up to which a kernel of all of them is tried."""
@@ -60,10 +69,12 @@ class Auto(AbstractControlVariate):
 
     The candidates are zero variance of every degree for which there are at least three distinct training draws per
     feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
-    control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions; up to
+    control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions. Of more
+    than 1,000 states a second one is fitted on 1,000, with kernels of the integrands' own (`GridREML`). Up to
     500 states, and in up to three dimensions, the kernel alone is tried too, and either error sees the other's estimate
     (`crossfit_both`). Where draws are too few for a quadratic by least squares, or it has more than 2,000 features,
-    `Screened` is tried too. Of weighted draws the effective number counts, and `Screened` is not tried. A richer method
+    `Screened` is tried too; elsewhere in more than ten dimensions, for its kernel of the coordinates that matter, on at
+    most 4,000 states. Of weighted draws the effective number counts, and `Screened` is not tried. A richer method
     replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds that give the
     error, which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
 
@@ -77,8 +88,8 @@ class Auto(AbstractControlVariate):
 
     A candidate that would take more than `max_work` for each integrand, or ten times that once, is left out; `Screened`
     is fitted on fewer states, at least 4,000, or adds fewer features a round instead. So the kernel is tried up to 1.1
-    million states of 50 parameters. There are at most five candidates (eight in two dimensions, ten in one): p
-    integrands take at most 5(10 + p) times `max_work`.
+    million states of 50 parameters. There are at most ten candidates: p integrands take at most 10(10 + p) times
+    `max_work`.
 
     Parameters
     ----------
@@ -111,7 +122,8 @@ class Auto(AbstractControlVariate):
         for method, fit in self._crossfits(problem):
             honest = judged_variance(problem, fit)
             ratio = _ratio(plain, residual_variance(problem, fit.control))
-            tried[method.label] = {"variance_ratio": ratio, "work": work_of(method, problem).total(p), **fit.info}
+            label = method.label if method.label not in tried else f"{method.label}, {OWN_KERNEL_STATES} states"
+            tried[label] = {"variance_ratio": ratio, "work": work_of(method, problem).total(p), **fit.info}
             # Below rounding nothing is better: which of two exact fits has the smaller residual is chance.
             better = np.isfinite(honest) & (honest * NEED < lowest) & (lowest > ROUNDING**2)
             best = merge_fits(best, fit, better)
@@ -126,7 +138,7 @@ class Auto(AbstractControlVariate):
                 semi, alone = crossfit_both(problem, method)
                 apart = PART_OF_DISTANCE * np.abs(semi.mean - alone.mean)
                 yield method, semi
-                yield ControlFunctional(), alone._replace(doubt=np.fmax(alone.doubt, apart))
+                yield ControlFunctional(max_states=method.max_states), alone._replace(doubt=np.fmax(alone.doubt, apart))
             else:
                 yield method, method.crossfit(problem)
 
@@ -145,13 +157,16 @@ class Auto(AbstractControlVariate):
         most = min(MAX_FEATURES, 4 * train)
         if degree < top and num_polynomial_features(d, degree + 1) <= (most if degree else MAX_FEATURES):
             methods += [method for method in (ZeroVariance(degree + 1, Ridge()),) if self._allows(method, problem)]
-        if degree < 2 <= top and not problem.weighted:
-            methods += [method for method in self._screened(problem) if self._allows(method, problem)][:1]
-        few = problem.thin(KERNEL_STATES).folds.num_train
-        base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)
-        kernel = SemiExact(base, solver=Cholesky(), max_states=KERNEL_STATES) if base else None
-        if self.kernel and kernel and d <= MAX_KERNEL_COORDINATES and self._allows(kernel, problem):
-            methods.append(kernel)
+        if top >= 2 and not problem.weighted and (degree < 2 or (self.kernel and d > FEW_COORDINATES)):
+            screened = self._screened(problem) if degree < 2 else [Screened(max_states=SCREENED_STATES)]
+            methods += [method for method in screened if self._allows(method, problem)][:1]
+        if self.kernel and d <= MAX_KERNEL_COORDINATES:
+            own = d > 1 and problem.folds.num_everyone > POLISH_STATES
+            for states in (KERNEL_STATES, OWN_KERNEL_STATES) if own else (KERNEL_STATES,):
+                few = problem.thin(states).folds.num_train
+                base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)
+                kernels = [SemiExact(base, solver=Cholesky(), max_states=states)] if base else []
+                methods += [method for method in kernels if self._allows(method, problem)]
         return methods
 
     def _screened(self, problem: Problem) -> Iterator[Screened]:
@@ -183,8 +198,8 @@ def work_of(method: AbstractControlVariate, problem: Problem) -> Work:
             return Work(shared=2.0 * m * q**2 + s * q**3 / 3, each=float(s * m * q))
         case Screened():
             return method.work(problem)
-        case _:
-            size = float(problem.folds.thin(KERNEL_STATES).num_everyone)
+        case ControlFunctional() | SemiExact():
+            size = float(problem.folds.thin(method.max_states).num_everyone)
             return Work(shared=size**2 * d, each=3 * size**3 + m * size * d)
 
 

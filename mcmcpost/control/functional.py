@@ -164,17 +164,18 @@ def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[ControlFit, Cont
     that is far away because it has not seen a tail would hide that this one has not either.
     """
     options = {name: value for name, value in choice.__dict__.items() if name != "degree"}
-    fits = _crossfit(problem, choice, choice.degree), _crossfit(problem, ControlFunctional(**options), 0)
-    sure = [fit._replace(doubt=np.zeros_like(fit.doubt)) for fit in fits]
-    errors = [np.sqrt(judged_variance(problem, fit) / problem.counts.sum()) for fit in sure]
-    distance = np.abs(fits[0].mean - fits[1].mean)
+    semi, alone = _crossfit(problem, choice, choice.degree), _crossfit(problem, ControlFunctional(**options), 0)
+    doubts = _apart(problem, semi, alone), _apart(problem, alone, semi)
+    semi, alone = (fit._replace(doubt=np.hypot(fit.doubt, d)) for fit, d in zip((semi, alone), doubts, strict=True))
+    return semi, alone
 
-    def doubted(fit: ControlFit, error_of_other: Float[np.ndarray, " p"]) -> ControlFit:
-        inexact = residual_variance(problem, fit.control) > ROUNDING**2
-        apart = np.where(inexact, np.fmax(distance - AGREEMENT * error_of_other, 0.0), 0.0)
-        return fit._replace(doubt=np.hypot(fit.doubt, apart))
 
-    return doubted(fits[0], errors[1]), doubted(fits[1], errors[0])
+def _apart(problem: Problem, fit: ControlFit, other: ControlFit) -> Float[np.ndarray, " p"]:
+    """Return by how much two estimates differ beyond twice the error of the other, its doubt not counted."""
+    sure = other._replace(doubt=np.zeros_like(other.doubt))
+    error = np.sqrt(judged_variance(problem, sure) / problem.counts.sum())
+    inexact = residual_variance(problem, fit.control) > ROUNDING**2
+    return np.where(inexact, np.fmax(np.abs(fit.mean - other.mean) - AGREEMENT * error, 0.0), 0.0)
 
 
 def _check(choice: ControlFunctional | SemiExact) -> None:
@@ -196,6 +197,7 @@ def _check(choice: ControlFunctional | SemiExact) -> None:
 
 def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: int) -> ControlFit:
     tuning = choice.tuning or (GridREML() if choice.kernel is None else None)
+    whole = problem
     problem = problem.thin(DENSE_LIMIT if problem.weighted and choice.max_states is None else choice.max_states)
     if problem.folds.num_train < (MIN_TRAIN if tuning or degree else MIN_GIVEN):
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label)
@@ -217,8 +219,33 @@ def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: i
     fit = fit_with(settings)
     if isinstance(tuning, GridREML) and choice.nugget is None:
         fit = _or_with_ridge(problem, settings, fit, fit_with)
+    if degree and isinstance(tuning, GridREML) and isinstance(solver, Cholesky) and not is_compared(whole, choice):
+        fit = fit._replace(doubt=np.hypot(fit.doubt, _doubt_of_few(whole, settings, fit, choice)))
     facts = {"degree": degree, "num_features": size - 1, "num_fitted": fitted, "solver": type(solver).__name__}
     return fit._replace(info=facts | fit.info)
+
+
+def _doubt_of_few(
+    problem: Problem, settings: Sequence[Setting], fit: ControlFit, choice: ControlFunctional | SemiExact
+) -> Float[np.ndarray, " p"]:
+    """Return the doubts of `crossfit_both` where a kernel varies in few of many coordinates, by the same kernel alone.
+
+    Such a fit is as good as one in few coordinates, and knows as little of the tails that no draw has visited. Their
+    mass is about 1/n: where the residuals have more than 1/n of the variance, what happens there is no matter.
+    """
+    doubt, d = np.zeros(len(fit.mean)), problem.draws.shape[1]
+    if problem.weighted or d <= COMPARED_COORDINATES:
+        return doubt
+    plain = residual_variance(problem, np.zeros_like(fit.control))
+    sharp = problem.counts.sum() * residual_variance(problem, fit.control) < plain
+    for setting in settings:
+        members = np.array([j for j in setting.members if sharp[j]], int)
+        if len(members) and setting.num_resolved(d) <= COMPARED_COORDINATES:
+            own, part = problem.select(members), fit.select(members)
+            given = {"kernel": setting.kernel, "nugget": setting.nugget}
+            alone = ControlFunctional(**given, solver=choice.solver, max_states=choice.max_states)
+            doubt[members] = _apart(own, part, _crossfit(own, alone, 0))
+    return doubt
 
 
 def _fit(
@@ -286,6 +313,8 @@ def _fit_some(
             status[j] = _status(choice, rules[-1].nugget)
         facts.append(setting.describe() | {"nugget_used": rules[-1].nugget, "num_products": 0})
     asked = np.concatenate([setting.members for setting in settings])
+    d = problem.draws.shape[1]
+    resolved = np.concatenate([np.full(len(each.members), each.num_resolved(d)) for each in settings])
     states, labels = (problem.draws, problem.scores), labels_of(problem)
     for index, found in over_rows(_at_states, states, (labels,), (features, rules)):
         control[index[:, None] if isinstance(index, np.ndarray) else index, asked] = found
@@ -295,17 +324,19 @@ def _fit_some(
         means[:, asked] = found
     doubt = np.zeros(p)
     if not own.weighted:
-        doubt[asked] = _unseen_error(own, columns_of(control, asked))
+        doubt[asked] = _unseen_error(own, columns_of(control, asked), resolved)
     return ControlFit(mean, control, refits, doubt, tuple(status), (choice.label,) * p, {"fits": facts})
 
 
-def _unseen_error(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[np.ndarray, " p"]:
+def _unseen_error(
+    problem: Problem, control: Float[np.ndarray, "m p"], resolved: Float[np.ndarray, " p"]
+) -> Float[np.ndarray, " p"]:
     """Return what `tail_inflation` adds to the error of the mean of the residuals, by how many make up their variance.
 
     Those of the few outermost draws are the only sign of how wrong the kernel is beyond them. In more coordinates more
-    of the draws are outermost, and the factor counts less: in d above `COMPARED_COORDINATES`, to the power of their
-    squared ratio. A chain that mixes slowly visits a tail for many draws in a row: the variance is at least that of
-    sums over blocks of √n states of a chain.
+    of the draws are outermost, and the factor counts less: where the kernel resolves more than `COMPARED_COORDINATES`,
+    to the power of their squared ratio. A chain that mixes slowly visits a tail for many draws in a row: the variance
+    is at least that of sums over blocks of √n states of a chain.
     """
     m, total = problem.num_states, problem.counts.sum()
     counts, chains = problem.counts[:m], problem.chains[:m]
@@ -320,7 +351,7 @@ def _unseen_error(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[
         inside = np.maximum(starts[first : np.searchsorted(starts, rows.stop)] - rows.start, 0)
         blocks[first : first + len(inside)] += np.add.reduceat(counts[rows, None] * residual[rows], inside, axis=0)
     variance = np.maximum(residual_variance(problem, control) / total, (blocks**2).sum(axis=0) / total**2)
-    power = min((COMPARED_COORDINATES / problem.draws.shape[1]) ** 2, 1.0)
+    power = np.minimum((COMPARED_COORDINATES / resolved) ** 2, 1.0)
     return np.sqrt((tail_inflation(participants(residual, counts), total) ** power - 1) * variance)
 
 

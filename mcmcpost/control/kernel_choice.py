@@ -93,6 +93,13 @@ class Setting(NamedTuple):
     nugget: float
     members: tuple[int, ...]
 
+    def num_resolved(self, d: int) -> float:
+        """Return in how many of d coordinates the kernel varies: Σ (ℓ_min/ℓ_j)², or all of them."""
+        if not isinstance(self.kernel, SquaredExponential):
+            return float(d)
+        lengthscale = np.broadcast_to(np.asarray(self.kernel.lengthscale), (d,))
+        return float(np.sum((lengthscale.min() / lengthscale) ** 2))
+
     def describe(self) -> dict[str, Any]:
         """Return JSON-able facts."""
         return {

@@ -208,3 +208,22 @@ def test_auto_gains_what_is_to_be_had_from_fewer_draws_than_parameters(rng):
     assert (np.abs(found.mean) < 5 * found.mcse + 1e-9).all()
     assert (found.gain[:2] > 100).all()
     assert 1 <= found.gain[2] < 3
+
+
+@pytest.mark.parametrize(("d", "kernel", "tried"), [(30, True, True), (30, False, False), (10, True, False)])
+def test_auto_tries_it_beside_a_quadratic_for_its_kernel_in_many_coordinates(rng, d, kernel, tried):
+    problem = make_problem(gaussian_trace(rng, (4, 500, d)), rng.normal(size=(4, 500, 1)))
+    found = Auto(kernel=kernel).candidates(problem)
+    assert ZeroVariance(2, LeastSquares()) in found
+    assert (Screened(max_states=auto.SCREENED_STATES) in found) == tried
+
+
+@pytest.mark.slow
+def test_auto_reaches_what_depends_on_few_of_many_coordinates(rng):
+    x = rng.normal(size=(4, 500, 30))
+    values = np.stack([np.exp(0.5 * x[..., 0]), np.cos(x[..., 2]), x[..., 0] * x[..., 7]], axis=-1)
+    truth = np.array([np.exp(0.125), np.exp(-0.5), 0.0])
+    found, without = (estimate(make_trace(x, -x), values, Auto(kernel=kernel)) for kernel in (True, False))
+    assert found.method[:2] == ("Screened()",) * 2
+    assert (found.gain[:2] > 2 * without.gain[:2]).all()
+    assert (np.abs(found.mean - truth) < 4 * found.mcse + 1e-9).all()
