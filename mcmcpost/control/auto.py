@@ -67,16 +67,19 @@ PART_OF_DISTANCE = 1 / 3
 class Auto(AbstractControlVariate):
     """Choose per integrand among the plain mean, polynomials and a kernel, by `judged_variance`, refits included.
 
-    The candidates are zero variance of every degree for which there are at least three distinct training draws per
-    feature (up to degree three; eight and six in one and two dimensions), the next degree by ridge, and a semi-exact
-    control functional on the quadratic (or linear) part, fitted on at most 1,600 states, in up to 60 dimensions. Of more
-    than 1,000 states a second one is fitted on 1,000, with kernels of the integrands' own (`GridREML`). Up to
-    500 states, and in up to three dimensions, the kernel alone is tried too, and either error sees the other's estimate
-    (`crossfit_both`). Where draws are too few for a quadratic by least squares, or it has more than 2,000 features,
-    `Screened` is tried too; elsewhere in more than ten dimensions, for its kernel of the coordinates that matter, on at
-    most 4,000 states. Of weighted draws the effective number counts, and `Screened` is not tried. A richer method
-    replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds that give the
-    error, which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
+    The candidates are
+
+    - zero variance of every degree for which there are at least three distinct training draws per feature (up to degree
+      three; eight and six in one and two dimensions), and the next degree by ridge;
+    - `Screened`, where draws are too few for a quadratic by least squares, or it has more than 2,000 features;
+      elsewhere in more than ten dimensions, for its kernel of the coordinates that matter, on at most 4,000 states;
+    - a semi-exact control functional on the quadratic (or linear) part, in up to 60 dimensions, fitted on at most 1,600
+      states; of more than 1,000, another on 1,000, with kernels of the integrands' own (`GridREML`). Up to 500 states,
+      and in up to three dimensions, also the kernel alone: either error sees the other's estimate (`crossfit_both`).
+
+    Of weighted draws the effective number counts, and `Screened` is not tried. A richer method replaces a simpler one
+    if it lowers the error variance by 5 per cent. The choice is made on the folds that give the error, which is
+    optimistic; ``benchmarks.control.calibration`` measures what is left of it.
 
     Work is bounded before it is done, by counts of multiplications and never by a clock, and so that no choice depends
     on what else is asked for. With m states, k folds, s = 1 + k + 14 fits and q features, one candidate takes
@@ -198,7 +201,8 @@ def work_of(method: AbstractControlVariate, problem: Problem) -> Work:
             return Work(shared=2.0 * m * q**2 + s * q**3 / 3, each=float(s * m * q))
         case Screened():
             return method.work(problem)
-        case ControlFunctional() | SemiExact():
+        case _:
+            assert isinstance(method, ControlFunctional | SemiExact)
             size = float(problem.folds.thin(method.max_states).num_everyone)
             return Work(shared=size**2 * d, each=3 * size**3 + m * size * d)
 

@@ -242,8 +242,8 @@ def _doubt_of_few(
         members = np.array([j for j in setting.members if sharp[j]], int)
         if len(members) and setting.num_resolved(d) <= COMPARED_COORDINATES:
             own, part = problem.select(members), fit.select(members)
-            given = {"kernel": setting.kernel, "nugget": setting.nugget}
-            alone = ControlFunctional(**given, solver=choice.solver, max_states=choice.max_states)
+            kernel, nugget = setting.kernel, setting.nugget
+            alone = ControlFunctional(kernel, nugget, solver=choice.solver, max_states=choice.max_states)
             doubt[members] = _apart(own, part, _crossfit(own, alone, 0))
     return doubt
 
