@@ -11,7 +11,7 @@ from mcmcpost._core.status import Status
 from mcmcpost._core.steps import say_step
 from mcmcpost.control.errors import judged_variance, residual_variance
 from mcmcpost.control.functional import ControlFunctional, SemiExact, crossfit_both, is_compared
-from mcmcpost.control.kernel_choice import POLISH_STATES
+from mcmcpost.control.kernel_choice import POLISH_STATES, OwnGridREML
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, LeastSquares, Ridge
 from mcmcpost.control.method import (
     ROUNDING,
@@ -74,8 +74,9 @@ class Auto(AbstractControlVariate):
     - `Screened`, where draws are too few for a quadratic by least squares, or it has more than 2,000 features;
       elsewhere in more than ten dimensions, for its kernel of the coordinates that matter, on at most 4,000 states;
     - a semi-exact control functional on the quadratic (or linear) part, in up to 60 dimensions, fitted on at most 1,600
-      states; of more than 1,000, another on 1,000, with kernels of the integrands' own (`GridREML`). Up to 500 states,
-      and in up to three dimensions, also the kernel alone: either error sees the other's estimate (`crossfit_both`).
+      states; of more than 1,000, another on 1,000, of the integrands to which lengthscales of their own are worth much
+      (`OwnGridREML`). Up to 500 states, and in up to three dimensions, also the kernel alone: either error sees the
+      other's estimate (`crossfit_both`).
 
     Of weighted draws the effective number counts, and `Screened` is not tried. A richer method replaces a simpler one
     if it lowers the error variance by 5 per cent. The choice is made on the folds that give the error, which is
@@ -164,12 +165,14 @@ class Auto(AbstractControlVariate):
             screened = self._screened(problem) if degree < 2 else [Screened(max_states=SCREENED_STATES)]
             methods += [method for method in screened if self._allows(method, problem)][:1]
         if self.kernel and d <= MAX_KERNEL_COORDINATES:
-            own = d > 1 and problem.folds.num_everyone > POLISH_STATES
-            for states in (KERNEL_STATES, OWN_KERNEL_STATES) if own else (KERNEL_STATES,):
+            kernels: dict[int, OwnGridREML | None] = {KERNEL_STATES: None}
+            if d > 1 and problem.folds.num_everyone > POLISH_STATES:
+                kernels[OWN_KERNEL_STATES] = OwnGridREML()
+            for states, tuning in kernels.items():
                 few = problem.thin(states).folds.num_train
                 base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)
-                kernels = [SemiExact(base, solver=Cholesky(), max_states=states)] if base else []
-                methods += [method for method in kernels if self._allows(method, problem)]
+                wanted = [SemiExact(base, tuning=tuning, solver=Cholesky(), max_states=states)] if base else []
+                methods += [method for method in wanted if self._allows(method, problem)]
         return methods
 
     def _screened(self, problem: Problem) -> Iterator[Screened]:

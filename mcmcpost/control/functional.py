@@ -210,6 +210,8 @@ def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: i
     if size > 1 and problem.folds.num_train < DRAWS_PER_FEATURE * size:
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label, {"num_features": size - 1})
     settings = tune(part, basis, choice.kernel, choice.nugget, tuning, solver)
+    if not settings:
+        return no_control(problem, Status.PLAIN, choice.label)
 
     def fit_with(settings: Sequence[Setting]) -> ControlFit:
         if some:

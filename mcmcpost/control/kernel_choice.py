@@ -86,6 +86,16 @@ class GridREML(eqx.Module):
         check_flags("GridREML", shared=self.shared)
 
 
+OWN_GAIN = 60.0
+"""Nats from which `OwnGridREML` fits an integrand: on `POLISH_DRAWS` states, half of the variance."""
+
+
+class OwnGridREML(GridREML):
+    """`GridREML` for the integrands alone whose own lengthscales gain `OWN_GAIN`; others are not fitted."""
+
+    polish: bool | None = True
+
+
 class Setting(NamedTuple):
     """The kernel and nugget of some integrands (`members`)."""
 
@@ -157,13 +167,16 @@ def _polish(
     nuggets: tuple[float, ...],
     tuning: GridREML,
 ) -> Iterator[Setting]:
-    """Yield the settings of those integrands to which lengthscales of their own are worth it, and that of the rest.
+    """Yield the settings of those integrands to which lengthscales of their own are worth it, and that of the rest
+    unless these are not to be fitted.
 
     One kernel for all integrands is sought more widely, with the nugget free where several `nuggets` are allowed.
     """
     free = tuning.shared and len(nuggets) > 1
     size, shortest = (tuning.max_draws, 1 / RESTRICTED_RANGE) if tuning.shared else (POLISH_DRAWS, SHORTEST)
     draws, scores, design, values = _some_rows(problem, basis, size)
+    own = isinstance(tuning, OwnGridREML)
+    least = OWN_GAIN if own else problem.draws.shape[1]
     left = setting.members
     for members in [left] if tuning.shared else [(member,) for member in left]:
         tuned = maximise_restricted_likelihood(
@@ -177,10 +190,10 @@ def _polish(
             shortest=shortest,
             max_steps=tuning.max_steps,
         )
-        if tuning.shared or tuned.gain > problem.draws.shape[1]:
+        if tuning.shared or tuned.gain > least:
             yield Setting(rounded(tuned.kernel), max(tuned.nugget, nuggets[0]) if free else setting.nugget, members)
             left = tuple(member for member in left if member not in members)
-    if left:
+    if left and not own:
         yield setting._replace(members=left)
 
 
