@@ -8,8 +8,9 @@ from control_cases import ar1, estimate, gaussian_trace
 from scipy.stats import norm
 
 from mcmcpost._core.status import Status
-from mcmcpost.control import REML, ControlFunctional, GridREML, SemiExact, solve_stein_weights
+from mcmcpost.control import REML, Auto, ControlFunctional, GridREML, SemiExact, solve_stein_weights
 from mcmcpost.control.folds import Subsets
+from mcmcpost.control.kernel_choice import OwnGridREML
 from mcmcpost.control.kernel_systems import KernelData, cross_product, crossfit_dense, crossfit_iterative, kernel_data
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.problem import make_problem
@@ -227,3 +228,28 @@ def test_a_step_that_the_likelihood_would_interpolate_is_fitted_with_a_ridge():
         ridged += len(found.info["fits"]) > 1
     assert ridged >= 3
     assert np.std(off) < np.std(plain)
+
+
+@pytest.mark.parametrize(("d", "draws", "own"), [(1, 300, False), (4, 250, False), (4, 251, True)])
+def test_auto_has_a_second_kernel_beyond_a_thousand_states_of_several_coordinates(rng, d, draws, own):
+    problem = make_problem(gaussian_trace(rng, (4, draws, d)), rng.normal(size=(4, draws, 1)))
+    tunings = [method.tuning for method in Auto().candidates(problem) if isinstance(method, SemiExact)]
+    assert tunings == ([None, OwnGridREML()] if own else [None])
+
+
+@pytest.mark.slow
+def test_a_kernel_of_an_integrands_own_is_fitted_where_its_lengthscales_are_worth_much(rng):
+    trace = gaussian_trace(rng, (4, 300, 6))
+    x = trace.draws
+    values = np.stack([np.cos(2 * x[..., 0]), np.sin(x.sum(axis=-1) / np.sqrt(6))], axis=-1)
+    problem = make_problem(trace, values)
+    fit = SemiExact(2, tuning=OwnGridREML(), max_states=1_000).crossfit(problem)
+    assert [facts["integrands"] for facts in fit.info["fits"]] == [[0]]
+    assert np.isfinite(fit.mean).tolist() == [True, False]
+    nothing = SemiExact(2, tuning=OwnGridREML(), max_states=1_000).crossfit(make_problem(trace, values[..., 1:]))
+    assert nothing.status == (Status.PLAIN,)
+    assert not nothing.control.any()
+    alike = estimate(trace, values, SemiExact(2, tuning=GridREML(polish=False), max_states=1_000))
+    found = estimate(trace, values, Auto())
+    assert found.gain[0] > 20 * alike.gain[0]
+    assert (np.abs(found.mean - [np.exp(-2.0), 0.0]) < 4 * found.mcse).all()
