@@ -51,6 +51,7 @@ PAGES = {
         "means that errors are wider than they need to be.",
         (
             "errors",
+            "errors_500",
             "errors_4000",
             "calibration_ar1__5",
             "calibration_ar1__9",

@@ -57,6 +57,10 @@ MAX_WORK = 1e11
 SHARED = 10.0
 """How many times as many it may take for what all integrands share."""
 
+SLOW = 5.0
+"""Ratio of the error variance of a plain mean to that of independent draws from which the second kernel is not used: it
+passes through what was visited, and a tail is visited in few excursions."""
+
 NEED = 1.05
 """A richer method must lower the cross-fitted residual variance by this factor, or the simpler one is kept."""
 
@@ -75,8 +79,8 @@ class Auto(AbstractControlVariate):
       elsewhere in more than ten dimensions, for its kernel of the coordinates that matter, on at most 4,000 states;
     - a semi-exact control functional on the quadratic (or linear) part, in up to 60 dimensions, fitted on at most 1,600
       states; of more than 1,000, another on 1,000, of the integrands to which lengthscales of their own are worth much
-      (`OwnGridREML`). Up to 500 states, and in up to three dimensions, also the kernel alone: either error sees the
-      other's estimate (`crossfit_both`).
+      (`OwnGridREML`) and whose chains do not mix slowly. Up to 500 states, and in up to three dimensions, also the
+      kernel alone: either error sees the other's estimate (`crossfit_both`).
 
     Of weighted draws the effective number counts, and `Screened` is not tried. A richer method replaces a simpler one
     if it lowers the error variance by 5 per cent. The choice is made on the folds that give the error, which is
@@ -122,6 +126,7 @@ class Auto(AbstractControlVariate):
         plain = residual_variance(problem, best.control)
         moved = best._replace(refits=mean_of_residuals(problem, best.control)[1])  # sees autocorrelation, as theirs do
         lowest = judged_variance(problem, moved)
+        slow = lowest > SLOW * plain
         tried: dict[str, Any] = {}
         for method, fit in self._crossfits(problem):
             honest = judged_variance(problem, fit)
@@ -130,6 +135,8 @@ class Auto(AbstractControlVariate):
             tried[label] = {"variance_ratio": ratio, "work": work_of(method, problem).total(p), **fit.info}
             # Below rounding nothing is better: which of two exact fits has the smaller residual is chance.
             better = np.isfinite(honest) & (honest * NEED < lowest) & (lowest > ROUNDING**2)
+            if isinstance(method, SemiExact) and isinstance(method.tuning, OwnGridREML):
+                better &= ~slow
             best = merge_fits(best, fit, better)
             lowest = np.where(better, honest, lowest)
         return best._replace(info={"tried": tried})

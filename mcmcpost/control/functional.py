@@ -15,7 +15,7 @@ from mcmcpost._core.status import Status
 from mcmcpost._core.stored import over_rows
 from mcmcpost.control.errors import judged_variance, residual_variance, tail_inflation
 from mcmcpost.control.folds import pad_rows
-from mcmcpost.control.kernel_choice import REML, GridREML, Setting, tune
+from mcmcpost.control.kernel_choice import REML, GridREML, OwnGridREML, Setting, tune
 from mcmcpost.control.kernel_systems import (
     FoldRules,
     KernelFit,
@@ -152,7 +152,8 @@ def is_compared(problem: Problem, choice: ControlFunctional | SemiExact) -> bool
         compared = fitted <= DENSE_LIMIT
     else:
         compared = fitted == states <= COMPARED_STATES
-    return compared and not problem.weighted and choice.kernel is None and choice.budget is None
+    tuned = choice.kernel is None and not isinstance(choice.tuning, OwnGridREML)  # its kernel alone may be none
+    return compared and tuned and not problem.weighted and choice.budget is None
 
 
 def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[ControlFit, ControlFit]:
@@ -230,13 +231,13 @@ def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: i
 def _doubt_of_few(
     problem: Problem, settings: Sequence[Setting], fit: ControlFit, choice: ControlFunctional | SemiExact
 ) -> Float[np.ndarray, " p"]:
-    """Return the doubts of `crossfit_both` where a kernel varies in few of many coordinates, by the same kernel alone.
+    """Return the doubts of `crossfit_both` where a kernel varies in few coordinates, by the same kernel alone.
 
     Such a fit is as good as one in few coordinates, and knows as little of the tails that no draw has visited. Their
     mass is about 1/n: where the residuals have more than 1/n of the variance, what happens there is no matter.
     """
     doubt, d = np.zeros(len(fit.mean)), problem.draws.shape[1]
-    if problem.weighted or d <= COMPARED_COORDINATES:
+    if problem.weighted:
         return doubt
     plain = residual_variance(problem, np.zeros_like(fit.control))
     sharp = problem.counts.sum() * residual_variance(problem, fit.control) < plain
