@@ -82,9 +82,9 @@ class Auto(AbstractControlVariate):
       (`OwnGridREML`) and whose chains do not mix slowly. Up to 500 states, and in up to three dimensions, also the
       kernel alone: either error sees the other's estimate (`crossfit_both`).
 
-    Of weighted draws the effective number counts, and `Screened` is not tried. A richer method replaces a simpler one
-    if it lowers the error variance by 5 per cent. The choice is made on the folds that give the error, which is
-    optimistic; ``benchmarks.control.calibration`` measures what is left of it.
+    Of weighted draws the effective number counts, and neither `Screened` nor the second kernel is tried. A richer
+    method replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds that
+    give the error, which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
 
     Work is bounded before it is done, by counts of multiplications and never by a clock, and so that no choice depends
     on what else is asked for. With m states, k folds, s = 1 + k + 14 fits and q features, one candidate takes
@@ -173,7 +173,7 @@ class Auto(AbstractControlVariate):
             methods += [method for method in screened if self._allows(method, problem)][:1]
         if self.kernel and d <= MAX_KERNEL_COORDINATES:
             kernels: dict[int, OwnGridREML | None] = {KERNEL_STATES: None}
-            if d > 1 and problem.folds.num_everyone > POLISH_STATES:
+            if d > 1 and not problem.weighted and problem.folds.num_everyone > POLISH_STATES:
                 kernels[OWN_KERNEL_STATES] = OwnGridREML()
             for states, tuning in kernels.items():
                 few = problem.thin(states).folds.num_train
