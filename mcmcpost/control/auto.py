@@ -37,10 +37,6 @@ MAX_DEGREE = {1: 8, 2: 6}
 KERNEL_STATES = 1_600
 """States on which the kernel candidate is fitted, so that ten different kernels take seconds."""
 
-OWN_KERNEL_STATES = 1_000
-"""States on which another one is fitted where there are more: so few that `GridREML` gives every integrand a kernel of
-its own, with a lengthscale for each coordinate."""
-
 SCREENED_STATES = 4_000
 """States on which `Screened` is fitted: at most where a quadratic fits too, and else at least, before it adds fewer
 features a round."""
@@ -131,7 +127,7 @@ class Auto(AbstractControlVariate):
         for method, fit in self._crossfits(problem):
             honest = judged_variance(problem, fit)
             ratio = _ratio(plain, residual_variance(problem, fit.control))
-            label = method.label if method.label not in tried else f"{method.label}, {OWN_KERNEL_STATES} states"
+            label = method.label if method.label not in tried else f"{method.label}, {POLISH_STATES} states"
             tried[label] = {"variance_ratio": ratio, "work": work_of(method, problem).total(p), **fit.info}
             # Below rounding nothing is better: which of two exact fits has the smaller residual is chance.
             better = np.isfinite(honest) & (honest * NEED < lowest) & (lowest > ROUNDING**2)
@@ -174,7 +170,7 @@ class Auto(AbstractControlVariate):
         if self.kernel and d <= MAX_KERNEL_COORDINATES:
             kernels: dict[int, OwnGridREML | None] = {KERNEL_STATES: None}
             if d > 1 and not problem.weighted and problem.folds.num_everyone > POLISH_STATES:
-                kernels[OWN_KERNEL_STATES] = OwnGridREML()
+                kernels[POLISH_STATES] = OwnGridREML()
             for states, tuning in kernels.items():
                 few = problem.thin(states).folds.num_train
                 base = max((b for b in (1, 2) if b <= top and _fits(d, b, few)), default=0)

@@ -214,7 +214,9 @@ def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: i
     if not settings:
         return no_control(problem, Status.PLAIN, choice.label)
 
-    def fit_with(settings: Sequence[Setting]) -> ControlFit:
+    def fit_with(
+        settings: Sequence[Setting], basis: Float[np.ndarray, "m b"] = basis, features: Features = features
+    ) -> ControlFit:
         if some:
             return _fit_some(problem, part, basis, features, settings, choice)
         return _fit(problem, basis, settings, solver, choice)
@@ -222,33 +224,29 @@ def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: i
     fit = fit_with(settings)
     if isinstance(tuning, GridREML) and choice.nugget is None:
         fit = _or_with_ridge(problem, settings, fit, fit_with)
-    if degree and isinstance(tuning, GridREML) and isinstance(solver, Cholesky) and not is_compared(whole, choice):
-        fit = fit._replace(doubt=np.hypot(fit.doubt, _doubt_of_few(whole, settings, fit, choice)))
+    comparable = degree and isinstance(tuning, GridREML) and isinstance(solver, Cholesky) and not problem.weighted
+    if comparable and not is_compared(whole, choice) and (few := _of_few(problem, settings, fit)):
+        alone = fit_with(few, *basis_with_features(part, exponents_of_degree(problem.draws.shape[1], 0)))
+        with np.errstate(invalid="ignore"):  # the other integrands have no such fit, and no doubt
+            fit = fit._replace(doubt=np.hypot(fit.doubt, _apart(problem, fit, alone)))
     facts = {"degree": degree, "num_features": size - 1, "num_fitted": fitted, "solver": type(solver).__name__}
     return fit._replace(info=facts | fit.info)
 
 
-def _doubt_of_few(
-    problem: Problem, settings: Sequence[Setting], fit: ControlFit, choice: ControlFunctional | SemiExact
-) -> Float[np.ndarray, " p"]:
-    """Return the doubts of `crossfit_both` where a kernel varies in few coordinates, by the same kernel alone.
+def _of_few(problem: Problem, settings: Sequence[Setting], fit: ControlFit) -> list[Setting]:
+    """Return the settings whose kernel varies in few coordinates, of integrands that a tail can matter to.
 
     Such a fit is as good as one in few coordinates, and knows as little of the tails that no draw has visited. Their
-    mass is about 1/n: where the residuals have more than 1/n of the variance, what happens there is no matter.
+    mass is about 1/n: they cannot matter where the residuals have more than 1/n of the variance.
     """
-    doubt, d = np.zeros(len(fit.mean)), problem.draws.shape[1]
-    if problem.weighted:
-        return doubt
     plain = residual_variance(problem, np.zeros_like(fit.control))
     sharp = problem.counts.sum() * residual_variance(problem, fit.control) < plain
+    found = []
     for setting in settings:
-        members = np.array([j for j in setting.members if sharp[j]], int)
-        if len(members) and setting.num_resolved(d) <= COMPARED_COORDINATES:
-            own, part = problem.select(members), fit.select(members)
-            kernel, nugget = setting.kernel, setting.nugget
-            alone = ControlFunctional(kernel, nugget, solver=choice.solver, max_states=choice.max_states)
-            doubt[members] = _apart(own, part, _crossfit(own, alone, 0))
-    return doubt
+        members = tuple(j for j in setting.members if sharp[j])
+        if members and setting.num_resolved(problem.draws.shape[1]) <= COMPARED_COORDINATES:
+            found.append(setting._replace(members=members))
+    return found
 
 
 def _fit(

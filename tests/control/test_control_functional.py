@@ -233,8 +233,10 @@ def test_a_step_that_the_likelihood_would_interpolate_is_fitted_with_a_ridge():
 @pytest.mark.parametrize(("d", "draws", "own"), [(1, 300, False), (4, 250, False), (4, 251, True)])
 def test_auto_has_a_second_kernel_beyond_a_thousand_states_of_several_coordinates(rng, d, draws, own):
     problem = make_problem(gaussian_trace(rng, (4, draws, d)), rng.normal(size=(4, draws, 1)))
-    tunings = [method.tuning for method in Auto().candidates(problem) if isinstance(method, SemiExact)]
-    assert tunings == ([None, OwnGridREML()] if own else [None])
+    for weighted in (False, True):
+        tried = Auto().candidates(problem._replace(weighted=weighted))
+        tunings = [method.tuning for method in tried if isinstance(method, SemiExact)]
+        assert tunings == ([None, OwnGridREML()] if own and not weighted else [None])
 
 
 @pytest.mark.slow
@@ -253,3 +255,16 @@ def test_a_kernel_of_an_integrands_own_is_fitted_where_its_lengthscales_are_wort
     found = estimate(trace, values, Auto())
     assert found.gain[0] > 20 * alike.gain[0]
     assert (np.abs(found.mean - [np.exp(-2.0), 0.0]) < 4 * found.mcse).all()
+
+
+@pytest.mark.slow
+def test_a_kernel_of_an_integrands_own_is_left_out_where_chains_mix_slowly(rng, monkeypatch):
+    x = ar1(rng, (4, 300, 3), 0.97)
+    trace, values = make_trace(x, -x), np.cos(2 * x[..., :1])
+    slowly = estimate(trace, values, Auto())
+    monkeypatch.setattr("mcmcpost.control.auto.SLOW", np.inf)
+    believed = estimate(trace, values, Auto())
+    monkeypatch.setattr("mcmcpost.control.kernel_choice.OWN_GAIN", np.inf)
+    without = estimate(trace, values, Auto())
+    assert believed.mcse[0] < slowly.mcse[0]
+    np.testing.assert_array_equal(slowly.mean, without.mean)
