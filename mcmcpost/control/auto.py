@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from mcmcpost._core.arguments import check_count, check_flags, check_number
 from mcmcpost._core.status import Status
@@ -28,6 +28,7 @@ from mcmcpost.control.problem import Problem
 from mcmcpost.control.screened import Screened
 from mcmcpost.control.zero_variance import MIN_TRAIN, ZeroVariance, has_enough
 from mcmcpost.linsolve import Cholesky
+from mcmcpost.scores import effective_size
 from mcmcpost.stein import num_polynomial_features
 
 MAX_FEATURES = 2_000
@@ -54,8 +55,8 @@ SHARED = 10.0
 """How many times as many it may take for what all integrands share."""
 
 SLOW = 5.0
-"""Ratio of the error variance of a plain mean to that of independent draws from which the second kernel is not used: it
-passes through what was visited, and a tail is visited in few excursions."""
+"""Draws of an integrand per effective draw from which the second kernel is not used: it passes through what was seen,
+and a tail is visited in few excursions."""
 
 NEED = 1.05
 """A richer method must lower the cross-fitted residual variance by this factor, or the simpler one is kept."""
@@ -122,7 +123,6 @@ class Auto(AbstractControlVariate):
         plain = residual_variance(problem, best.control)
         moved = best._replace(refits=mean_of_residuals(problem, best.control)[1])  # sees autocorrelation, as theirs do
         lowest = judged_variance(problem, moved)
-        slow = lowest > SLOW * plain
         tried: dict[str, Any] = {}
         for method, fit in self._crossfits(problem):
             honest = judged_variance(problem, fit)
@@ -132,7 +132,7 @@ class Auto(AbstractControlVariate):
             # Below rounding nothing is better: which of two exact fits has the smaller residual is chance.
             better = np.isfinite(honest) & (honest * NEED < lowest) & (lowest > ROUNDING**2)
             if isinstance(method, SemiExact) and isinstance(method.tuning, OwnGridREML):
-                better &= ~slow
+                better &= ~_mixes_slowly(problem)
             best = merge_fits(best, fit, better)
             lowest = np.where(better, honest, lowest)
         return best._replace(info={"tried": tried})
@@ -211,6 +211,13 @@ def work_of(method: AbstractControlVariate, problem: Problem) -> Work:
             assert isinstance(method, ControlFunctional | SemiExact)
             size = float(problem.folds.thin(method.max_states).num_everyone)
             return Work(shared=size**2 * d, each=3 * size**3 + m * size * d)
+
+
+def _mixes_slowly(problem: Problem) -> Bool[np.ndarray, " p"]:
+    """Return for which integrands an effective draw takes more than `SLOW` draws."""
+    num_chains = problem.chains.max() + 1
+    series = problem.values[problem.inverse].reshape(num_chains, -1, problem.values.shape[1])
+    return len(problem.inverse) > SLOW * effective_size(series, series.std(axis=(0, 1)))
 
 
 def _fits(d: int, degree: int, train: int) -> bool:
