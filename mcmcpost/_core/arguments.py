@@ -190,8 +190,12 @@ def check_kind(where: str, name: str, value: object, kind: type | tuple[type | N
     kinds = tuple(type(None) if one is None else one for one in (kind if isinstance(kind, tuple) else (kind,)))
     if not isinstance(value, kinds):
         names = " or ".join("None" if k is type(None) else k.__name__.removeprefix("Abstract") for k in kinds)
-        got = repr(value) if isinstance(value, str | type) else f"a {type(value).__name__}"
-        raise InputTypeError(where, f"`{name}` to be a {names}", got, cure)
+        got = repr(value) if isinstance(value, str | type) else _with_article(type(value).__name__)
+        raise InputTypeError(where, f"`{name}` to be {_with_article(names)}", got, cure)
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def check_tree_type(where: str, tree: object) -> None:

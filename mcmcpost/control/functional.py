@@ -21,6 +21,7 @@ from mcmcpost.control.kernel_systems import (
     KernelFit,
     crossfit_dense,
     crossfit_iterative,
+    fit_constant,
     fit_without_folds,
     kernel_data,
 )
@@ -59,6 +60,9 @@ only beyond the outermost ones, where no residual shows it.
 
 AGREEMENT = 2.0
 """Errors of the other fit within which the estimates of two kernel fits agree."""
+
+LONGER = 1.4
+"""Factor on the lengthscales of a tuned kernel under which its estimate should not move."""
 
 STATE_WIDTH = 1 << 8
 """Numbers that stand for a state where kernel fits are evaluated in blocks: 4,096 states at a time."""
@@ -258,14 +262,17 @@ def _fit(
 ) -> ControlFit:
     """Return the fit of the integrands that have a setting, on all states; NaN for others."""
     p = problem.values.shape[1]
-    mean, control = np.full(p, np.nan), zeros(problem.values.shape)
+    mean, doubt, control = np.full(p, np.nan), np.zeros(p), zeros(problem.values.shape)
     refits = Refits.none(problem)
     status = [Status.CONTROLLED] * p
     facts = []
+    tuned = choice.kernel is None and isinstance(solver, Cholesky) and not problem.by_residuals
     for setting in settings:
         columns = np.array(setting.members)
         own = problem.select(columns)
         fit = _solve(own, basis, setting, solver)
+        if tuned:
+            doubt[columns] = np.abs(_with_longer_scales(own, basis, setting) - np.asarray(fit.mean)[0])
         control[:, columns] = own.folds.scatter(np.asarray(fit.control), len(control))
         mean[columns] = np.asarray(fit.mean)[0]
         again = Refits(*(np.asarray(means)[:, 0] for means in fit.refits))
@@ -277,7 +284,20 @@ def _fit(
         for j in columns:
             status[j] = _status(choice, reached, bool(fit.converged))
         facts.append(setting.describe() | {"nugget_used": reached, "num_products": int(fit.num_steps)})
-    return ControlFit(mean, control, refits, np.zeros(p), tuple(status), (choice.label,) * p, {"fits": facts})
+    exact = residual_variance(problem, control) <= ROUNDING**2
+    doubt = np.where(exact, 0.0, doubt)
+    return ControlFit(mean, control, refits, doubt, tuple(status), (choice.label,) * p, {"fits": facts})
+
+
+def _with_longer_scales(part: Problem, basis: Float[np.ndarray, "m q"], setting: Setting) -> Float[np.ndarray, " p"]:
+    """Return the means of the same fit with all lengthscales `LONGER`: how far they are is a doubt.
+
+    Where the density at the outermost draws is not small, f − Lv = β has a solution v on all draws for every β
+    (`errors.total_error`), and which of them is the smoothest is for the kernel to say.
+    """
+    kernel = jax.tree.map(lambda scale: LONGER * scale, setting.kernel)
+    data = kernel_data((np.asarray(part.draws), np.asarray(part.scores)), basis, part.values, part)
+    return fit_constant(SteinTile(kernel), setting.nugget, data)
 
 
 def _status(choice: ControlFunctional | SemiExact, nugget: float, converged: bool = True) -> Status:

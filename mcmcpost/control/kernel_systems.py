@@ -146,6 +146,14 @@ def crossfit_dense(tile: Tile, nugget: float, data: KernelData, *, num_constants
     )
 
 
+def fit_constant(tile: Tile, nugget: float, data: KernelData) -> Float[np.ndarray, " p"]:
+    """Return the `mean` of `crossfit_dense`, of the fit on all rows alone."""
+    system = dense_system(tile, data)
+    everyone = np.arange(len(system.gram))
+    with blas_threads(len(everyone)):
+        return fit_rows(*system.of(everyone, nugget))[0].coefficients[0]
+
+
 def _without_folds(
     system: DenseSystem, nugget: float, folds: Folds
 ) -> tuple[Int[np.ndarray, " m"], list[LeastSquaresSolution], float]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mcmcpost._core.arguments import as_float64, as_real, check_tree_type
-from mcmcpost._core.errors import InputError, fault
+from mcmcpost._core.errors import InputError, InputTypeError, fault
 from mcmcpost._core.stored import is_chunked
 from mcmcpost._core.weights import Weights
 from mcmcpost.trace import StoredTrace, Trace, check_same_order, make_stored_trace, make_trace
@@ -342,4 +342,8 @@ def posterior_as_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray,
     names = tuple(name for key, value in sites.items() for name in element_names(key, value.shape[2:]))
     if not names:
         raise InputError(where, "variables with dims chain and draw", "none in the posterior group", "Load a trace.")
+    for key, value in sites.items():
+        if value.dtype.kind not in "fiub":
+            cure = "Leave it out of the posterior group."
+            raise InputTypeError(where, f"`{key}` to be a real number", f"dtype {value.dtype}", cure)
     return np.concatenate([v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64), names

@@ -76,6 +76,8 @@ def _load(place: Path, lazy: bool) -> "xarray.DataTree":
     check_no_pipe("load_tree", place)
     if place.suffix.lower() == ".csv":
         return read_csv(place)
+    if place.is_dir() and not _is_zarr(place):
+        raise InputError("load_tree", f"a netCDF-4 file, or a folder *.zarr, at {place}", "another folder", _CURE)
     kind = "Zarr" if _is_zarr(place) else "netCDF-4"
     try:
         if place.is_file():

@@ -218,7 +218,7 @@ def named_values(variable: "xarray.DataArray") -> Integrands:
 
 def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draws: tuple[int, int]) -> list[Integrands]:
     for name in entries:
-        check_kind("integrands", "integrands", name, str, "Their keys are names.")
+        check_kind("integrands", "key", name, str, "The keys of a dict of integrands are their names.")
     computed = any(map(callable, entries.values()))
     known = computed or "posterior" in tree.children
     variables = posterior_variables(tree) if known else PosteriorVariables({}, ())

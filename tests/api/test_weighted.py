@@ -293,3 +293,14 @@ def test_results_of_dynesty_become_a_tree(rng):
     assert live[0] == 100
     with pytest.raises(mp.InputTypeError, match="results with samples, logwt"):
         mp.from_dynesty(np.zeros(3))
+
+
+@pytest.mark.parametrize("logs", [lambda x: np.where(x == x.max(), 500.0, 0.0), lambda x: 40 * x, lambda x: 3 * x])
+def test_a_few_draws_with_all_the_weight_have_no_error_at_rounding(rng, logs):
+    x = rng.normal(size=(4, 100, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        tree = mp.from_arrays(x, -x, log_weights=logs(x[..., 0]))
+        for found in (mp.expectation(tree), mp.quantile(tree, 0.5)):
+            assert set(found.status) == {mp.Status.HEAVY_TAIL}
+            assert (np.isnan(found.mcse) | (found.mcse > 0.1)).all()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from control_cases import ar1, estimate, gaussian_trace
 from scipy.integrate import quad
-from scipy.stats import t as student
+from scipy.stats import norm, t as student
 
 from mcmcpost._core.mcse import mcse_mean
 from mcmcpost._core.status import Status
@@ -18,12 +18,14 @@ from mcmcpost.control import (
     estimate_quantiles,
 )
 from mcmcpost.control.errors import judged_variance, refit_variance, residual_variance, total_error
+from mcmcpost.control.estimates.estimate import Fitted, assemble
+from mcmcpost.control.estimates.integrands import plain_means, read_integrands
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.functional import crossfit_both, is_compared
 from mcmcpost.control.method import Refits, mean_of_residuals
 from mcmcpost.control.problem import make_problem
 from mcmcpost.kernels import SquaredExponential
-from mcmcpost.trace import make_trace
+from mcmcpost.trace import distinct_states, make_trace
 
 KERNEL = SquaredExponential(2.0)
 
@@ -239,6 +241,83 @@ def test_an_event_that_was_not_seen_has_an_error_of_one_over_the_effective_draws
     known = estimate(trace, values, Auto(), events=np.zeros(2, bool))
     assert known.status == (Status.CONSTANT, Status.CONSTANT)
     np.testing.assert_array_equal(known.mcse, 0.0)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_errors_of_quantiles_hold_in_the_tails_and_beyond_the_draws():
+    levels = np.array([1e-6, 1e-4, 1e-3, 0.01, 0.25, 0.5, 0.999])
+    z = []
+    for r in range(30):
+        x = np.random.default_rng(r).normal(size=(4, 250, 1))
+        found = estimate_quantiles(make_trace(x, -x), ("x",), x, levels, PlainMean())
+        assert [s is Status.UNSEEN for s in found.status] == [True, True, True, False, False, False, True]
+        z.append((found.mean - norm.ppf(levels)) / found.mcse)
+    assert (np.mean(np.square(z), axis=0) < 2).all()
+    assert np.abs(z).max() < 5
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_quantile_near_a_jump_has_the_error_of_both_sides():
+    """The median of an indicator whose probability is 0.515: in a third of the runs the other side looks likelier."""
+    square, error = [], []
+    for r in range(40):
+        x = np.random.default_rng(r).normal(size=(4, 50, 1))
+        found = estimate_quantiles(make_trace(x, -x), ("i",), (x > norm.ppf(0.515)) * 1.0, np.array([0.5]), PlainMean())
+        square.append(found.mean[0] ** 2)
+        error.append(found.mcse[0])
+    assert np.mean(square) > 0.2
+    assert 0.5 < np.mean(np.square(error)) / np.mean(square) < 2.0
+
+
+@pytest.mark.parametrize("draws", [1, 2, 3])
+def test_a_quantile_of_too_few_draws_has_no_error(draws, rng):
+    x = rng.normal(size=(4, draws, 1))
+    found = estimate_quantiles(make_trace(x, -x), ("x",), x, np.array([0.1, 0.5]), Auto())
+    assert np.isnan([found.mcse, found.mcse_plain]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_a_kernel_that_the_draws_leave_free_is_in_doubt():
+    """Where the density is not small at the outermost draws: cosines of a Student t, a bump beyond the last draw."""
+    weights, places, scales = np.array([0.2, 0.5, 0.3]), np.array([-2.5, 0.0, 2.0]), np.array([0.6, 0.7, 0.5])
+    modes = np.sum(weights * np.exp(0.5 * places + scales**2 / 8))
+    heavy = 2 * quad(lambda x: student.pdf(x, 5) * np.cos(x), 0, 200, limit=2000, epsabs=1e-13)[0]
+    z = []
+    for r in range(12):
+        rng = np.random.default_rng(r)
+        x = rng.standard_t(5, size=(4, 250, 1))
+        one = estimate(make_trace(x, -6 * x / (5 + x**2)), np.cos(x), Auto())
+        mode = rng.choice(3, p=weights, size=(4, 50))
+        x = (places[mode] + scales[mode] * rng.normal(size=(4, 50)))[..., None]
+        part = weights * norm.pdf(x, places, scales)
+        scores = (part * (places - x) / scales**2).sum(axis=-1, keepdims=True) / part.sum(axis=-1, keepdims=True)
+        two = estimate(make_trace(x, scores), np.exp(x / 2), Auto())
+        z.append([(one.mean[0] - heavy) / one.mcse[0], (two.mean[0] - modes) / two.mcse[0]])
+        assert one.gain[0] > 20
+    assert (np.mean(np.square(z), axis=0) < 2).all()
+
+
+def test_a_controlled_mean_is_the_less_sure_the_further_it_is_from_the_plain_one(rng):
+    x = rng.normal(size=(4, 100, 1))
+    trace, values = make_trace(x, -x), np.cos(x)
+    problem = make_problem(trace, values)
+    fit = ZeroVariance(2).crossfit(problem)
+    own = read_integrands(("f",), values, distinct_states(trace))
+    plain = plain_means(own)
+
+    def moved(errors):
+        by = (plain.mean + errors * plain.mcse - problem.location) / problem.scale - fit.mean
+        refits = Refits(*(means + by for means in fit.refits))
+        far = fit._replace(mean=fit.mean + by, control=fit.control - by, refits=refits)
+        return assemble(own, Fitted(far, problem), fallback=False)
+
+    found = [moved(errors) for errors in (0.0, 2.0, 4.5, 20.0)]
+    mcse = np.array([each.mcse[0] for each in found])
+    assert found[-1].status == (Status.BAD_SCORES,)
+    np.testing.assert_allclose(mcse[:2], fit_error := mcse[0], rtol=1e-6)
+    assert fit_error < plain.mcse[0] < mcse[2]
+    assert found[2].status == (Status.CONTROLLED,)
 
 
 @pytest.mark.parametrize(("chains", "draws"), [(2000, 1), (3000, 3), (400, 10)])

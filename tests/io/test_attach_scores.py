@@ -1,5 +1,6 @@
 """Scores for a stored trace: from a file and its model, checked against what the sampler recorded."""
 
+import arviz_base
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -219,3 +220,10 @@ def test_stan_models_that_are_of_another_trace(stan_tree):
     thrown = posterior.assign(sigma=posterior["sigma"] + 10.0)
     with pytest.raises(mp.ScoreError, match="not finite"):
         mp.attach_scores(xarray.DataTree.from_dict({"posterior": thrown}), StanModel())
+
+
+def test_a_density_of_variables_that_are_no_numbers(rng):
+    posterior = {"a": rng.normal(size=(4, 50)), "label": np.full((4, 50), "q")}
+    tree = arviz_base.from_dict({"posterior": posterior})
+    with pytest.raises(mp.InputTypeError, match="`label` to be a real number"):
+        mp.attach_scores(tree, logdensity_fn=lambda x: -0.5 * x @ x)

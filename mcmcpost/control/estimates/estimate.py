@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 DISAGREEMENT = 2.9e-7
 """One-sided probability at which the controlled and the plain mean contradict each other: five standard errors."""
 
+DOUBT = 1.35e-3
+"""One-sided probability from which their distance begins to count as an error: three standard errors."""
+
 CONTRADICTING = 100.0
 """Effective draws of an integrand from which its plain mean may contradict a controlled one.
 
@@ -406,10 +409,12 @@ def assemble(
     heavy[columns] = heavy_tailed(
         integrands.fitted_values if weights is None else weights.influence(integrands.fitted_values)
     )
+    doubtful: tuple[Status, ...] = TRUSTED
     if weights is not None:
-        heavy[columns] |= weights.khat > GOOD_KHAT
+        heavy |= integrands.varying & (weights.khat > GOOD_KHAT)
+        doubtful = (*TRUSTED, Status.TOO_FEW_DRAWS)  # few draws have all the weight, however many there are
         info |= {"pareto_khat": weights.khat, "ess": weights.ess}
-    status = [Status.HEAVY_TAIL if h and s in TRUSTED else s for h, s in zip(heavy, found.status, strict=True)]
+    status = [Status.HEAVY_TAIL if h and s in doubtful else s for h, s in zip(heavy, found.status, strict=True)]
     return Estimate(
         names=integrands.names,
         mean=found.mean,
@@ -451,13 +456,21 @@ def judge(
         ess = (plain.sd / plain.mcse) ** 2
         mcse = problem.scale * total_error(problem, fit, seen / problem.scale)
         exact = np.isfinite(seen) & (np.maximum(np.sqrt(variance), mcse) <= ROUNDING * size)
+        mean = problem.location + problem.scale * fit.mean
+        total = problem.counts.sum()
+        independent = plain.sd / np.sqrt(total)  # an ESS above the number of draws is often chance
+        slack = np.fmax(plain.mcse, independent) * np.sqrt(tail_inflation(problem.participants, total))
+        doubted, limit = (
+            scipy.stats.t.isf(chance, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
+            for chance in (DOUBT, DISAGREEMENT)
+        )
+        apart = np.where(believe | (ess < CONTRADICTING), 0.0, np.abs(mean - plain.mean))
+        believed = ~(apart > limit)
+        doubt = apart * np.clip((apart - doubted) / (limit - doubted), 0.0, 1.0)
+        mcse = np.where(exact | ~believed, mcse, np.hypot(mcse, doubt))
         usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain.mcse) | (not fallback))
         gain = (plain.mcse / mcse) ** 2
         ratio = variance_over_draws(asked, weights) / variance
-        mean = problem.location + problem.scale * fit.mean
-        slack = plain.mcse * np.sqrt(tail_inflation(problem.participants, problem.counts.sum()))
-        limit = scipy.stats.t.isf(DISAGREEMENT, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
-        believed = believe | (ess < CONTRADICTING) | ~(np.abs(mean - plain.mean) > limit)
     fitted = np.array([status not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for status in fit.status])
     finished = np.array([status is not Status.NOT_CONVERGED for status in fit.status])
     used = fitted & usable & believed

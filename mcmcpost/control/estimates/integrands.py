@@ -17,7 +17,7 @@ from mcmcpost.scores import effective_size
 from mcmcpost.trace import States
 
 MIN_STATES = 4
-"""Distinct states below which no error is reported, not even of a constant."""
+"""Distinct states, or effective draws of weighted ones, below which no error is reported, not even of a constant."""
 
 
 class Integrands(NamedTuple):
@@ -43,8 +43,9 @@ class Integrands(NamedTuple):
 
     @property
     def too_few(self) -> bool:
-        """Whether there are too few distinct states to know anything of the errors."""
-        return len(self.states.counts) < MIN_STATES
+        """Whether there are too few distinct states, or effective draws, to know anything of the errors."""
+        decided = self.weights is not None and self.weights.ess < MIN_STATES
+        return decided or len(self.states.counts) < MIN_STATES
 
     @property
     def columns(self) -> Int[np.ndarray, " k"]:

@@ -1,11 +1,15 @@
 """Quantiles by inverting a controlled distribution function."""
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
+from scipy import special
 
+from mcmcpost._core.mcse import pareto_khat
 from mcmcpost._core.precision import beyond_rounding, in_units, units_of
+from mcmcpost._core.status import TRUSTED, Status
 from mcmcpost._core.weights import Weights
 from mcmcpost.control.estimates.estimate import (
     Estimate,
@@ -17,10 +21,23 @@ from mcmcpost.control.estimates.estimate import (
 from mcmcpost.control.estimates.integrands import first_of_same, read_integrands
 from mcmcpost.control.method import AbstractControlVariate
 from mcmcpost.control.problem import check_cross_fitting
+from mcmcpost.scores import effective_size
 from mcmcpost.trace import StoredTrace, Trace, distinct_states
 
 RULE_OF_THREE = 3.0
 """Over n draws, an upper bound of 95 % for the probability of an event that none of them saw."""
+
+TAIL = 20.0
+"""Effective draws of a tail that is taken for a Pareto tail: which of them lie close together is chance."""
+
+INNER = np.log(4.0)
+"""Log ratio of the levels of the two quantiles that it goes through."""
+
+EXPONENTIAL = 1e-6
+"""Least k̂, which stands for zero."""
+
+STEPS = np.linspace(-4.0, 4.0, 65)
+"""Normal deviates at which the distribution of the level of an order statistic is looked at."""
 
 
 def estimate_quantiles(
@@ -38,11 +55,16 @@ def estimate_quantiles(
     """Estimate quantiles of each integrand, one result per (integrand, probability).
 
     The empirical distribution function F̂, moved by the control variate's correction at the quantile itself, is
-    inverted: q solves F̂(q) = π − (F_cv(q₀) − F̂(q₀)) with q₀ the quantile of the previous pass, in two passes. The
-    error of a plain quantile is half the distance between the empirical quantiles at π ± the mcse of F̂, as in ArviZ;
-    that of a controlled one is smaller by as much as F_cv has a smaller mcse than F̂, since the few draws between its
-    own two quantiles say little about the density. Indicators are rough, so gains are modest. The quantile of an event
-    that was not seen is in doubt, with an error of one, where its probability may be as large as the quantile's tail.
+    inverted: q solves F̂(q) = π − (F_cv(q₀) − F̂(q₀)) with q₀ the quantile of the previous pass, in two passes.
+
+    The error of a plain quantile is the root mean square distance from those at the levels where it may stand, which
+    are distributed as those of an order statistic of S independent draws, S the effective sample size of F̂: a jump
+    that two errors of F̂ reach counts, and so does what lies beyond the draws (`_QuantileFunction`). That of a
+    controlled one is smaller by as much as F_cv has a smaller mcse than F̂, since the few draws between its own levels
+    say little about the density, and at least that of its own levels. Indicators are rough, so gains are modest.
+
+    A quantile with fewer than three effective draws beyond it is ``unseen``. That of an event that was not seen is in
+    doubt, with an error of one, where its probability may be as large as the quantile's tail.
 
     Parameters
     ----------
@@ -88,25 +110,37 @@ def estimate_quantiles(
         estimate = assemble(indicators, fitted, bad_scores=bad_scores, verified=verified)
         quantile = invert(levels - (estimate.mean - estimate.mean_plain))
     nan = np.where(finite, 0.0, np.nan)
-    plain_half = 0.5 * (invert(levels + estimate.mcse_plain) - invert(levels - estimate.mcse_plain))
+    series = safe.reshape(below.shape)
+    size = _effective_size(estimate, series)
+    known, used = np.isfinite(size), estimate.mcse < estimate.mcse_plain
+    size = np.where(known, size, 1.0)
+    khat = _tail_shape(series, levels, size) if weights is None else np.full(len(size), EXPONENTIAL)
+    function = _QuantileFunction(ordered, places, np.minimum(TAIL / size, 0.25), khat)
     with np.errstate(invalid="ignore", divide="ignore"):
-        half = plain_half * np.where(estimate.mcse_plain > 0, estimate.mcse / estimate.mcse_plain, 1.0)
+        gain = np.where(used, (estimate.mcse_plain / estimate.mcse) ** 2, 1.0)
+    plain_error = np.where(known, function.error(levels, size), np.nan)
+    own = function.error(levels - (estimate.mean - estimate.mean_plain), size * gain)
+    error = np.where(used, np.fmax(plain_error / np.sqrt(gain), own), plain_error)
+    constant = ordered[0] == ordered[-1]
     tail = np.where(ordered[0] > 0, levels, 1 - levels)
-    never = indicators.unseen & (ordered[0] == ordered[-1]) & np.isin(ordered[0], (0.0, 1.0))
+    never = indicators.unseen & constant & np.isin(ordered[0], (0.0, 1.0))
     doubted = never & (tail < RULE_OF_THREE * estimate.mcse)
-    half, plain_half = np.where(doubted, 1.0, half), np.where(doubted, 1.0, plain_half)
+    error, plain_error = np.where(doubted, 1.0, error), np.where(doubted, 1.0, plain_error)
+    few = ~constant & (size * np.minimum(levels, 1 - levels) < RULE_OF_THREE)
+    status = [Status.UNSEEN if rare and s in TRUSTED else s for rare, s in zip(few, estimate.status, strict=True)]
     crossfit = invert(levels - (estimate.mean_crossfit - estimate.mean_plain))
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = estimate.covariance / estimate.mcse[:, None] / estimate.mcse[None, :]
     found = estimate._replace(
         mean=quantile + nan,
-        mcse=half + nan,
+        mcse=error + nan,
         mean_plain=plain + nan,
-        mcse_plain=plain_half + nan,
+        mcse_plain=plain_error + nan,
         mean_crossfit=crossfit + nan,
-        gain=np.where(doubted, 1.0, estimate.gain) + nan,
+        gain=np.where(used & (error > 0), (plain_error / np.where(error > 0, error, 1.0)) ** 2, 1.0) + nan,
+        status=tuple(status),
         sd=_sd(safe, weights) + nan,
-        covariance=correlation * half[:, None] * half[None, :],
+        covariance=correlation * error[:, None] * error[None, :],
         info=estimate.info | {"note": "residuals are those of the indicator of each quantile"},
     )
     return rescaled(found, np.repeat(units, a))._replace(residuals=estimate.residuals)
@@ -119,8 +153,64 @@ def quantile_labels(names: tuple[str, ...], probabilities: Float[np.ndarray, " a
 
 def _sd(values: Float[np.ndarray, "m q"], weights: Weights | None) -> Float[np.ndarray, " q"]:
     if weights is None:
-        return values.std(axis=0, ddof=1)
+        return values.std(axis=0, ddof=1) if len(values) > 1 else np.full(values.shape[1], np.nan)
     return np.sqrt(weights.variance(values.reshape(*weights.values.shape, -1)))
+
+
+def _effective_size(estimate: Estimate, values: Float[np.ndarray, "c n q"]) -> Float[np.ndarray, " q"]:
+    """Return the effective sample size of the indicator of each quantile; where it is constant, that of the values."""
+    size = np.prod(values.shape[:2])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        of_indicator = (estimate.sd / estimate.mcse_plain) ** 2
+    of_values = effective_size(values, values.std(axis=(0, 1)))
+    known = np.where(np.isfinite(estimate.mcse_plain), of_values, np.nan)
+    return np.where(estimate.sd > 0, of_indicator, known).clip(1.0, 100.0 * size)
+
+
+class _QuantileFunction(NamedTuple):
+    """The quantile function of each column; in its tails that of a generalised Pareto distribution.
+
+    ordered, places : (n, q) as for `_invert`.
+    start : (q,) level of the tails, which go through the quantiles there and at a quarter of it.
+    khat : (q,) their shape.
+    """
+
+    ordered: Float[np.ndarray, "n q"]
+    places: Float[np.ndarray, "n q"] | None
+    start: Float[np.ndarray, " q"]
+    khat: Float[np.ndarray, " q"]
+
+    def __call__(self, levels: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
+        start, invert = self.start, partial(_invert, self.ordered, self.places)
+        found = invert(np.clip(levels, start, 1 - start))
+        inner = start * np.exp(-INNER)
+        for level, last in (
+            (levels, invert(inner) - invert(start)),
+            (1 - levels, invert(1 - inner) - invert(1 - start)),
+        ):
+            beyond = np.log(start / np.clip(level, np.finfo(float).tiny, start))
+            found = found + last * np.expm1(self.khat * beyond) / np.expm1(self.khat * INNER)
+        return found
+
+    def error(self, levels: Float[np.ndarray, " q"], size: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
+        """Return √E(Q(U) − Q(π))² for the level U of an order statistic, Beta(Sπ + 1, S(1−π) + 1) for S draws."""
+        inside, middle = np.clip(levels, 0.0, 1.0), self(levels)
+        chances = np.exp(-0.5 * STEPS**2)
+        square = np.zeros(len(levels))
+        for step, chance in zip(STEPS, chances / chances.sum(), strict=True):
+            level = special.betaincinv(size * inside + 1, size * (1 - inside) + 1, special.ndtr(step))
+            square += chance * (self(level) - middle) ** 2
+        return np.sqrt(square)
+
+
+def _tail_shape(
+    values: Float[np.ndarray, "c n q"], levels: Float[np.ndarray, " q"], size: Float[np.ndarray, " q"]
+) -> Float[np.ndarray, " q"]:
+    """Return the Pareto k̂ of the columns whose quantile lies in a tail, and about zero, its least value, elsewhere."""
+    found = np.full(len(levels), EXPONENTIAL)
+    near = np.flatnonzero(size * np.minimum(levels, 1 - levels) < TAIL)
+    found[near] = pareto_khat(values[..., near]).clip(EXPONENTIAL)
+    return found
 
 
 def _places(weights: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "n q"]:
