@@ -22,7 +22,8 @@ class Status(StrEnum):
     """The Pareto k̂ of the integrand is too large for its draws, as where its variance is infinite: the error of the
     mean, controlled or plain, may be far too small, and the more so the fewer draws the tail has."""
     UNSEEN = "unseen"
-    """An indicator that no draw contradicts: the error is one over the effective sample size, not zero."""
+    """An indicator that no draw contradicts: the error is one over the effective sample size, not zero. Or a quantile
+    with fewer than three effective draws beyond it: its error rests on the tail that others show."""
     PLAIN = "plain"
     """No gain was found: the plain posterior mean is returned."""
     REGULARISED = "regularised"

@@ -217,7 +217,7 @@ def quantile(
 
     Other arguments and errors are those of `expectation`. One result per integrand and probability, named
     ``name [probability]``; `mcse` is in the integrand's units. Indicators are not smooth, so that gains are modest;
-    without one the status is ``plain``.
+    without one the status is ``plain``. A quantile with fewer than three effective draws beyond it is ``unseen``.
 
     Raises
     ------

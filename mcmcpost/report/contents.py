@@ -175,7 +175,7 @@ def listing(names: Sequence[str]) -> str:
 
 WITHOUT_GAIN_BECAUSE = {
     Status.PLAIN: "no control variate had a smaller error",
-    Status.UNSEEN: "no draw contradicts the event",
+    Status.UNSEEN: "no draw contradicts the event, or fewer than three lie beyond the quantile",
     Status.TOO_FEW_DRAWS: "there are too few draws",
     Status.HEAVY_TAIL: "a few draws decide the mean, and no error of it can be trusted",
     Status.UNDEFINED: "the integrand is not finite at some draw",

@@ -119,7 +119,10 @@ def estimate_quantiles(
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(used, (estimate.mcse_plain / estimate.mcse) ** 2, 1.0)
     plain_error = np.where(known, function.error(levels, size), np.nan)
-    own = function.error(levels - (estimate.mean - estimate.mean_plain), size * gain)
+    moved = np.clip(
+        levels - (estimate.mean - estimate.mean_plain), np.fmin(levels, 1 / size), np.fmax(levels, 1 - 1 / size)
+    )
+    own = function.error(moved, size * gain)
     error = np.where(used, np.fmax(plain_error / np.sqrt(gain), own), plain_error)
     constant = ordered[0] == ordered[-1]
     tail = np.where(ordered[0] > 0, levels, 1 - levels)
@@ -159,12 +162,12 @@ def _sd(values: Float[np.ndarray, "m q"], weights: Weights | None) -> Float[np.n
 
 def _effective_size(estimate: Estimate, values: Float[np.ndarray, "c n q"]) -> Float[np.ndarray, " q"]:
     """Return the effective sample size of the indicator of each quantile; where it is constant, that of the values."""
-    size = np.prod(values.shape[:2])
     with np.errstate(invalid="ignore", divide="ignore"):
-        of_indicator = (estimate.sd / estimate.mcse_plain) ** 2
-    of_values = effective_size(values, values.std(axis=(0, 1)))
-    known = np.where(np.isfinite(estimate.mcse_plain), of_values, np.nan)
-    return np.where(estimate.sd > 0, of_indicator, known).clip(1.0, 100.0 * size)
+        found = (estimate.sd / estimate.mcse_plain) ** 2
+    same = np.flatnonzero((estimate.sd == 0) & np.isfinite(estimate.mcse_plain))
+    if len(same):
+        found[same] = effective_size(values[..., same], values[..., same].std(axis=(0, 1)))
+    return found.clip(1.0, 100.0 * np.prod(values.shape[:2]))
 
 
 class _QuantileFunction(NamedTuple):
@@ -189,7 +192,8 @@ class _QuantileFunction(NamedTuple):
             (1 - levels, invert(1 - inner) - invert(1 - start)),
         ):
             beyond = np.log(start / np.clip(level, np.finfo(float).tiny, start))
-            found = found + last * np.expm1(self.khat * beyond) / np.expm1(self.khat * INNER)
+            with np.errstate(over="ignore"):
+                found = found + last * np.expm1(self.khat * beyond) / np.expm1(self.khat * INNER)
         return found
 
     def error(self, levels: Float[np.ndarray, " q"], size: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
