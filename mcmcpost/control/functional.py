@@ -62,7 +62,7 @@ AGREEMENT = 2.0
 """Errors of the other fit within which the estimates of two kernel fits agree."""
 
 LONGER = 1.4
-"""Factor on the lengthscales of a tuned kernel under which its estimate should not move."""
+"""Factor on the lengthscales of a tuned kernel under which its estimate should not move by more than its error."""
 
 STATE_WIDTH = 1 << 8
 """Numbers that stand for a state where kernel fits are evaluated in blocks: 4,096 states at a time."""
@@ -177,10 +177,15 @@ def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[ControlFit, Cont
 
 def _apart(problem: Problem, fit: ControlFit, other: ControlFit) -> Float[np.ndarray, " p"]:
     """Return by how much two estimates differ beyond twice the error of the other, its doubt not counted."""
-    sure = other._replace(doubt=np.zeros_like(other.doubt))
-    error = np.sqrt(judged_variance(problem, sure) / problem.counts.sum())
     inexact = residual_variance(problem, fit.control) > ROUNDING**2
-    return np.where(inexact, np.fmax(np.abs(fit.mean - other.mean) - AGREEMENT * error, 0.0), 0.0)
+    return np.where(inexact, _beyond(problem, other, fit.mean, AGREEMENT), 0.0)
+
+
+def _beyond(problem: Problem, fit: ControlFit, mean: Float[np.ndarray, " p"], errors: float) -> Float[np.ndarray, " p"]:
+    """Return how far another estimate is from that of a fit beyond some of its errors, its doubt not counted."""
+    sure = fit._replace(doubt=np.zeros_like(fit.doubt))
+    error = np.sqrt(judged_variance(problem, sure) / problem.counts.sum())
+    return np.fmax(np.abs(fit.mean - mean) - errors * error, 0.0)
 
 
 def _check(choice: ControlFunctional | SemiExact) -> None:
@@ -262,7 +267,7 @@ def _fit(
 ) -> ControlFit:
     """Return the fit of the integrands that have a setting, on all states; NaN for others."""
     p = problem.values.shape[1]
-    mean, doubt, control = np.full(p, np.nan), np.zeros(p), zeros(problem.values.shape)
+    mean, moved, control = np.full(p, np.nan), np.full(p, np.nan), zeros(problem.values.shape)
     refits = Refits.none(problem)
     status = [Status.CONTROLLED] * p
     facts = []
@@ -272,7 +277,7 @@ def _fit(
         own = problem.select(columns)
         fit = _solve(own, basis, setting, solver)
         if tuned:
-            doubt[columns] = np.abs(_with_longer_scales(own, basis, setting) - np.asarray(fit.mean)[0])
+            moved[columns] = _with_longer_scales(own, basis, setting)
         control[:, columns] = own.folds.scatter(np.asarray(fit.control), len(control))
         mean[columns] = np.asarray(fit.mean)[0]
         again = Refits(*(np.asarray(means)[:, 0] for means in fit.refits))
@@ -284,13 +289,12 @@ def _fit(
         for j in columns:
             status[j] = _status(choice, reached, bool(fit.converged))
         facts.append(setting.describe() | {"nugget_used": reached, "num_products": int(fit.num_steps)})
-    exact = residual_variance(problem, control) <= ROUNDING**2
-    doubt = np.where(exact, 0.0, doubt)
-    return ControlFit(mean, control, refits, doubt, tuple(status), (choice.label,) * p, {"fits": facts})
+    made = ControlFit(mean, control, refits, np.zeros(p), tuple(status), (choice.label,) * p, {"fits": facts})
+    return made._replace(doubt=_beyond(problem, made, moved, 1.0)) if tuned else made
 
 
 def _with_longer_scales(part: Problem, basis: Float[np.ndarray, "m q"], setting: Setting) -> Float[np.ndarray, " p"]:
-    """Return the means of the same fit with all lengthscales `LONGER`: how far they are is a doubt.
+    """Return the means of the same fit with all lengthscales `LONGER`.
 
     Where the density at the outermost draws is not small, f − Lv = β has a solution v on all draws for every β
     (`errors.total_error`), and which of them is the smoothest is for the kernel to say.
