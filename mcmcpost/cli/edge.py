@@ -45,7 +45,7 @@ def usage_fault(error: BaseException) -> str | None:
 def model_file_fault(error: BaseException) -> str | None:
     """Return the message of an error raised in a model file or in code that it calls; None for any other error.
 
-    An error that the file raises itself keeps its own message, if it has one that says more than a key. A solve that
+    An error that the file raises itself keeps its own message, after the line, if it says more than a key. A solve that
     fails in a compiled program leaves no line of the file in the traceback.
     """
     if "EquinoxRuntimeError" in str(error):
@@ -63,9 +63,9 @@ def model_file_fault(error: BaseException) -> str | None:
         return None
     code = place.tb_frame.f_code
     own = place.tb_next is None and _is_raised_at(Path(code.co_filename), place.tb_lineno)
-    if own and str(error) and not isinstance(error, KeyError):
-        return str(error)
     where = f"Model file {code.co_filename}, line {place.tb_lineno}"
+    if own and str(error) and not isinstance(error, KeyError):
+        return f"{where}: {error}"
     said = _gist(error) or linecache.getline(code.co_filename, place.tb_lineno).strip()
     cure = _CURES.get(type(error).__name__, "Set MCMCPOST_DEBUG=1 to see the traceback.")
     return fault(where, f"`{code.co_name}` to run", f"{type(error).__name__}: {said.rstrip('.')}", cure)

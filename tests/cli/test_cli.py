@@ -233,7 +233,8 @@ def test_an_existing_output_is_refused_before_sampling(run, model, tmp_path, nam
 
 def test_what_a_model_file_raises_itself_is_in_its_own_words(run, model):
     model.write_text(GAUSSIAN.replace('return {"loc": loc}', 'raise ValueError("Give another loc.")'))
-    assert run("sample", model, "-o", "trace.nc").err == "mcmcpost: error: Give another loc.\n"
+    said = run("sample", model, "-o", "trace.nc").err
+    assert said == f"mcmcpost: error: Model file {model}, line 12: Give another loc.\n"
 
 
 @pytest.mark.parametrize("command", [["reduce"], ["report", "-o", "report.html"]])
