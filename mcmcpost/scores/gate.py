@@ -93,7 +93,8 @@ def diagnose(
     if (constant & failing).any():
         return _no_gain(trace.names, constant & failing, "constant", "are constant: the density has no slope to use")
     if apart.any():
-        return _disagree(trace.names, apart)
+        said = f"the chains disagree on {listed(trace.names, apart)}"
+        return _apart("every draw is the same" if stuck.all() else said)
     if bounded:
         which = np.isin(np.arange(len(trace.names)), bounded)
         return _no_gain(trace.names, which, "boundary", "do not average to zero because the density ends at a boundary")
@@ -160,12 +161,12 @@ def _no_gain(names: tuple[str, ...], which: Bool[np.ndarray, " d"], pattern: str
     )
 
 
-def _disagree(names: tuple[str, ...], apart: Bool[np.ndarray, " d"]) -> Finding:
+def _apart(said: str) -> Finding:
     return Finding(
         "warn",
         "not_converged",
-        f"Score gate: the chains disagree on {listed(names, apart)} and the scores do not average as they must: not"
-        " converged; run longer or reparameterise before trusting any average.",
+        f"Score gate: {said} and the scores do not average as they must: not converged; run longer or reparameterise"
+        " before trusting any average.",
     )
 
 

@@ -130,7 +130,7 @@ def test_non_finite_scores_are_an_error(rng, bad):
         (lambda rng: np.abs(rng.normal(size=(4, 500, 1))), lambda x: -x, "boundary", "no gain is possible"),
         (lambda rng: rng.normal(size=(4, 500, 2)), lambda x: -0.4 * x, "scale", "tempered"),
         (lambda rng: rng.normal(size=(4, 500, 2)), lambda x: -x + 0.5 * x**2, "unknown", "log-Jacobian"),
-        (lambda rng: np.full((4, 500, 1), rng.normal()), lambda x: 0 * x, "not_converged", "not converged"),
+        (lambda rng: np.full((4, 500, 1), rng.normal()), lambda x: 0 * x, "not_converged", "every draw is the same"),
         (lambda rng: rng.normal(size=(4, 3, 1)), lambda x: -x, "too_few_draws", "too few"),
     ],
 )
