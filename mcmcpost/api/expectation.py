@@ -218,6 +218,7 @@ def quantile(
     Other arguments and errors are those of `expectation`. One result per integrand and probability, named
     ``name [probability]``; `mcse` is in the integrand's units. Indicators are not smooth, so that gains are modest;
     without one the status is ``plain``. A quantile with fewer than three effective draws beyond it is ``unseen``.
+    The error is that of Maritz and Jarrett (1978, doi:10.1080/01621459.1978.10480027); see `estimate_quantiles`.
 
     Raises
     ------

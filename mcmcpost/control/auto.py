@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from mcmcpost._core.arguments import check_count, check_flags, check_number
+from mcmcpost._core.large_arrays import in_blocks
 from mcmcpost._core.status import Status
 from mcmcpost._core.steps import say_step
 from mcmcpost.control.errors import judged_variance, residual_variance
@@ -132,7 +133,7 @@ class Auto(AbstractControlVariate):
             # Below rounding nothing is better: which of two exact fits has the smaller residual is chance.
             better = np.isfinite(honest) & (honest * NEED < lowest) & (lowest > ROUNDING**2)
             if isinstance(method, SemiExact) and isinstance(method.tuning, OwnGridREML):
-                better &= ~_mixes_slowly(problem)
+                better[better] = ~_mix_slowly(problem, np.flatnonzero(better))
             best = merge_fits(best, fit, better)
             lowest = np.where(better, honest, lowest)
         return best._replace(info={"tried": tried})
@@ -213,11 +214,14 @@ def work_of(method: AbstractControlVariate, problem: Problem) -> Work:
             return Work(shared=size**2 * d, each=3 * size**3 + m * size * d)
 
 
-def _mixes_slowly(problem: Problem) -> Bool[np.ndarray, " p"]:
-    """Return for which integrands an effective draw takes more than `SLOW` draws."""
-    num_chains = problem.chains.max() + 1
-    series = problem.values[problem.inverse].reshape(num_chains, -1, problem.values.shape[1])
-    return len(problem.inverse) > SLOW * effective_size(series, series.std(axis=(0, 1)))
+def _mix_slowly(problem: Problem, columns: Int[np.ndarray, " k"]) -> Bool[np.ndarray, " k"]:
+    """Return for which of some integrands an effective draw takes more than `SLOW` draws."""
+    rows = problem.inverse.reshape(problem.num_chains, -1)
+    size = np.empty(len(columns))
+    for some in in_blocks(len(columns), rows.size):
+        series = problem.values[rows[:, :, None], columns[some]]
+        size[some] = effective_size(series, series.std(axis=(0, 1)))
+    return rows.size > SLOW * size
 
 
 def _fits(d: int, degree: int, train: int) -> bool:

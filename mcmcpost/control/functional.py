@@ -18,6 +18,7 @@ from mcmcpost.control.folds import pad_rows
 from mcmcpost.control.kernel_choice import REML, GridREML, OwnGridREML, Setting, tune
 from mcmcpost.control.kernel_systems import (
     FoldRules,
+    KernelData,
     KernelFit,
     crossfit_dense,
     crossfit_iterative,
@@ -181,7 +182,9 @@ def _apart(problem: Problem, fit: ControlFit, other: ControlFit) -> Float[np.nda
     return np.where(inexact, _beyond(problem, other, fit.mean, AGREEMENT), 0.0)
 
 
-def _beyond(problem: Problem, fit: ControlFit, mean: Float[np.ndarray, " p"], errors: float) -> Float[np.ndarray, " p"]:
+def _beyond(
+    problem: Problem, fit: ControlFit, mean: Float[np.ndarray, " p"], errors: float = 1.0
+) -> Float[np.ndarray, " p"]:
     """Return how far another estimate is from that of a fit beyond some of its errors, its doubt not counted."""
     sure = fit._replace(doubt=np.zeros_like(fit.doubt))
     error = np.sqrt(judged_variance(problem, sure) / problem.counts.sum())
@@ -275,9 +278,10 @@ def _fit(
     for setting in settings:
         columns = np.array(setting.members)
         own = problem.select(columns)
-        fit = _solve(own, basis, setting, solver)
+        data = kernel_data((np.asarray(own.draws), np.asarray(own.scores)), basis, own.values, own)
+        fit = _solve(data, setting, solver)
         if tuned:
-            moved[columns] = _with_longer_scales(own, basis, setting)
+            moved[columns] = _with_longer_scales(data, setting)
         control[:, columns] = own.folds.scatter(np.asarray(fit.control), len(control))
         mean[columns] = np.asarray(fit.mean)[0]
         again = Refits(*(np.asarray(means)[:, 0] for means in fit.refits))
@@ -290,17 +294,16 @@ def _fit(
             status[j] = _status(choice, reached, bool(fit.converged))
         facts.append(setting.describe() | {"nugget_used": reached, "num_products": int(fit.num_steps)})
     made = ControlFit(mean, control, refits, np.zeros(p), tuple(status), (choice.label,) * p, {"fits": facts})
-    return made._replace(doubt=_beyond(problem, made, moved, 1.0)) if tuned else made
+    return made._replace(doubt=_beyond(problem, made, moved)) if tuned else made
 
 
-def _with_longer_scales(part: Problem, basis: Float[np.ndarray, "m q"], setting: Setting) -> Float[np.ndarray, " p"]:
+def _with_longer_scales(data: KernelData, setting: Setting) -> Float[np.ndarray, " p"]:
     """Return the means of the same fit with all lengthscales `LONGER`.
 
     Where the density at the outermost draws is not small, f − Lv = β has a solution v on all draws for every β
     (`errors.total_error`), and which of them is the smoothest is for the kernel to say.
     """
     kernel = jax.tree.map(lambda scale: LONGER * scale, setting.kernel)
-    data = kernel_data((np.asarray(part.draws), np.asarray(part.scores)), basis, part.values, part)
     return fit_constant(SteinTile(kernel), setting.nugget, data)
 
 
@@ -430,8 +433,7 @@ def choose_solver(
     return dataclasses.replace(solver, budget=choice.budget)
 
 
-def _solve(part: Problem, design: np.ndarray, setting: Setting, solver: Cholesky | ConjugateGradients) -> KernelFit:
-    data = kernel_data((np.asarray(part.draws), np.asarray(part.scores)), design, part.values, part)
+def _solve(data: KernelData, setting: Setting, solver: Cholesky | ConjugateGradients) -> KernelFit:
     tile = SteinTile(setting.kernel)
     match solver:
         case Cholesky():

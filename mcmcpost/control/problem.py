@@ -40,7 +40,7 @@ class Problem(NamedTuple):
     chains : (m,) the chain in which each state was first visited, zero on padding; the states of a chain are in order.
     folds : the rows that are held out in turn.
     location, scale : (p,) such that integrand = location + scale·values.
-    inverse : (c·n,) the row of each draw.
+    inverse : (c·n,) the row of each draw. num_chains : c.
     num_states : rows that are not padding.
     lower : (d, d) the L of the standard coordinates.
     participants : (p,) the draws that make up the variance of each integrand or, if they are fewer, of a coordinate, by
@@ -58,6 +58,7 @@ class Problem(NamedTuple):
     location: Float[np.ndarray, " p"]
     scale: Float[np.ndarray, " p"]
     inverse: Int[np.ndarray, " n"]
+    num_chains: int
     num_states: int
     lower: Float[np.ndarray, "d d"]
     participants: Float[np.ndarray, " p"]
@@ -99,6 +100,7 @@ class Problem(NamedTuple):
             chains=pad_rows(self.chains[rows]),
             folds=Folds(self.folds.labels[rows], np.ones(len(rows), bool), self.folds.num_folds),
             inverse=np.arange(len(rows)),
+            num_chains=1,
             num_states=len(rows),
         )
 
@@ -169,6 +171,7 @@ def make_problem(
         location=location,
         scale=scale,
         inverse=states.inverse,
+        num_chains=len(values),
         num_states=m,
         lower=lower,
         participants=involved,

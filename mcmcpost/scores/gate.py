@@ -94,7 +94,7 @@ def diagnose(
         return _no_gain(trace.names, constant & failing, "constant", "are constant: the density has no slope to use")
     if apart.any():
         said = f"the chains disagree on {listed(trace.names, apart)}"
-        return _apart("every draw is the same" if stuck.all() else said)
+        return _disagree("every draw is the same" if stuck.all() else said)
     if bounded:
         which = np.isin(np.arange(len(trace.names)), bounded)
         return _no_gain(trace.names, which, "boundary", "do not average to zero because the density ends at a boundary")
@@ -161,7 +161,7 @@ def _no_gain(names: tuple[str, ...], which: Bool[np.ndarray, " d"], pattern: str
     )
 
 
-def _apart(said: str) -> Finding:
+def _disagree(said: str) -> Finding:
     return Finding(
         "warn",
         "not_converged",

@@ -268,3 +268,11 @@ def test_a_kernel_of_an_integrands_own_is_left_out_where_chains_mix_slowly(rng, 
     without = estimate(trace, values, Auto())
     assert believed.mcse[0] < slowly.mcse[0]
     np.testing.assert_array_equal(slowly.mean, without.mean)
+
+
+def test_a_chain_that_repeats_another_leaves_the_second_kernel_alone(rng):
+    """Its states are first visited by the other, so that no state has its number."""
+    x = rng.normal(size=(4, 400, 3))
+    x[3] = x[0]
+    found = estimate(make_trace(x, -x), np.cos(2 * x[..., :1]), Auto())
+    assert found.gain[0] > 100

@@ -12,7 +12,8 @@ from mcmcpost._core.arguments import check_tree_type
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import zeros
 from mcmcpost._core.status import Status
-from mcmcpost.control.estimates.estimate import DISAGREEMENT, GROUP, NUMBERS, Estimate
+from mcmcpost.control.estimates.estimate import GROUP, NUMBERS, Estimate
+from mcmcpost.control.estimates.judgement import DISAGREEMENT
 
 if TYPE_CHECKING:
     import xarray

@@ -115,7 +115,7 @@ def estimate_quantiles(
     known, used = np.isfinite(size), estimate.mcse < estimate.mcse_plain
     size = np.where(known, size, 1.0)
     khat = _tail_shape(series, levels, size) if weights is None else np.full(len(size), EXPONENTIAL)
-    function = _QuantileFunction(ordered, places, np.minimum(TAIL / size, 0.25), khat)
+    function = _QuantileFunction.of(ordered, places, size, khat)
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(used, (estimate.mcse_plain / estimate.mcse) ** 2, 1.0)
     plain_error = np.where(known, function.error(levels, size), np.nan)
@@ -174,30 +174,45 @@ class _QuantileFunction(NamedTuple):
     """The quantile function of each column; in its tails that of a generalised Pareto distribution.
 
     ordered, places : (n, q) as for `_invert`.
-    start : (q,) level of the tails, which go through the quantiles there and at a quarter of it.
-    khat : (q,) their shape.
+    start, khat : (q,) level at which the tails begin, and their shape.
+    low, high : (q,) how far each of them goes from there to a quarter of that level.
     """
 
     ordered: Float[np.ndarray, "n q"]
     places: Float[np.ndarray, "n q"] | None
     start: Float[np.ndarray, " q"]
     khat: Float[np.ndarray, " q"]
+    low: Float[np.ndarray, " q"]
+    high: Float[np.ndarray, " q"]
+
+    @classmethod
+    def of(
+        cls,
+        ordered: Float[np.ndarray, "n q"],
+        places: Float[np.ndarray, "n q"] | None,
+        size: Float[np.ndarray, " q"],
+        khat: Float[np.ndarray, " q"],
+    ) -> "_QuantileFunction":
+        """Return the function of S effective draws, whose tails are the last `TAIL` of them, or a quarter."""
+        invert, start = partial(_invert, ordered, places), np.minimum(TAIL / size, 0.25)
+        inner = start * np.exp(-INNER)
+        low, high = invert(inner) - invert(start), invert(1 - inner) - invert(1 - start)
+        return cls(ordered, places, start, khat, low, high)
 
     def __call__(self, levels: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
-        start, invert = self.start, partial(_invert, self.ordered, self.places)
-        found = invert(np.clip(levels, start, 1 - start))
-        inner = start * np.exp(-INNER)
-        for level, last in (
-            (levels, invert(inner) - invert(start)),
-            (1 - levels, invert(1 - inner) - invert(1 - start)),
-        ):
-            beyond = np.log(start / np.clip(level, np.finfo(float).tiny, start))
+        found = _invert(self.ordered, self.places, np.clip(levels, self.start, 1 - self.start))
+        for level, last in ((levels, self.low), (1 - levels, self.high)):
+            beyond = np.log(self.start / np.clip(level, np.finfo(float).tiny, self.start))
             with np.errstate(over="ignore"):
                 found = found + last * np.expm1(self.khat * beyond) / np.expm1(self.khat * INNER)
         return found
 
     def error(self, levels: Float[np.ndarray, " q"], size: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
-        """Return √E(Q(U) − Q(π))² for the level U of an order statistic, Beta(Sπ + 1, S(1−π) + 1) for S draws."""
+        """Return √E(Q(U) − Q(π))² for the level U of an order statistic, Beta(Sπ + 1, S(1−π) + 1) for S draws.
+
+        About Q(π) in place of the mean of Q(U), otherwise the estimator of Maritz and Jarrett (1978,
+        doi:10.1080/01621459.1978.10480027), as ``scipy.stats.mstats.mjci``, which knows independent draws only.
+        """
         inside, middle = np.clip(levels, 0.0, 1.0), self(levels)
         chances = np.exp(-0.5 * STEPS**2)
         square = np.zeros(len(levels))
