@@ -11,9 +11,13 @@ of |z|, and the share of cells where it lies between 0.5 and 1.05; the largest |
 over true gain, and the share of cells where that lies between a quarter and two. Then, over the cells in which the true
 error is below half of the plain one: the share of replications that return a controlled mean by default. Last, over all
 cells: the largest root mean square error of what is returned by default, over that of the plain mean.
+
+A second table, ``errors_cells``, has every cell that misses an aim: a mean z² above 1.5, a |z| above 6, or more than
+1.05 times the error of the plain mean. With --keep the rows of sizes that are not run stay as they are.
 """
 
 import functools
+import json
 import sys
 import time
 import warnings
@@ -28,12 +32,16 @@ from scipy.stats import gamma, loggamma
 import mcmcpost as mp
 from benchmarks._command import Command
 from benchmarks._replicate import generator
-from benchmarks._table import emit
+from benchmarks._table import RESULTS, commit, emit
 from benchmarks.control._pools import Pool, eight_schools, logistic, lotka_volterra_pool
 from benchmarks.control._targets import TARGETS, Target, autoregressive, first
 
 METHODS = ("zv1", "zv2", "zv3", "cf", "secf", "auto")
 SIZES = (40, 200, 500)
+GAIN = 1.5
+"""The true gain from which a method is said to gain in a cell."""
+MOST_Z2, MOST_Z, MOST_LOSS = 1.5, 6.0, 1.05
+"""The aims of a cell: its mean z², its |z|, and the error of what is returned over that of the plain mean."""
 
 
 def _gamma() -> Target:
@@ -112,8 +120,10 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--name", default="errors", help="of the JSON file")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of other sizes as they are")
     args = parser.parse_args()
-    rows = []
+    here = commit()
+    rows, missed = [], []
     for size in args.sizes:
         start = time.process_time()
         cells: dict[str, list[dict]] = {method: [] for method in args.methods}
@@ -121,11 +131,23 @@ def main() -> None:
             for method, found in _cells(name, size, args.methods, args.replications).items():
                 cells[method] += found
             print(f"{size} draws, {name}: {time.process_time() - start:.0f} s", file=sys.stderr, flush=True)
-        rows += [{"draws": size, "method": method} | _row(cells[method]) for method in args.methods]
-        title = "Errors and gains, reported and true, on posteriors with known expectations"
-        emit(
-            args.name, title, rows, final=size == args.sizes[-1], replications=args.replications, cases=len(args.cases)
-        )
+        of = {method: {"commit": here, "draws": size, "method": method} for method in args.methods}
+        rows += [of[method] | _row(cells[method]) for method in args.methods]
+        missed += [of[method] | cell for method in args.methods for cell in _missed(cells[method])]
+        final = size == args.sizes[-1]
+        for name, title, found in (
+            (args.name, "Errors and gains, reported and true, on posteriors with known expectations", rows),
+            (f"{args.name}_cells", "Cells that miss an aim", missed),
+        ):
+            kept = _kept(name, args.sizes) if args.keep and not args.quick else []
+            order = sorted(found + kept, key=lambda row: row["draws"])
+            emit(name, title, order, final=final, replications=args.replications)
+
+
+def _kept(name: str, sizes: list[int]) -> list[dict]:
+    """Return the recorded rows of other sizes: those that another run has written by now."""
+    file = RESULTS / f"{name}.json"
+    return [row for row in json.loads(file.read_text())["rows"] if row["draws"] not in sizes] if file.exists() else []
 
 
 def _cells(name: str, size: int, methods: list[str], replications: int) -> dict[str, list[dict]]:
@@ -133,10 +155,11 @@ def _cells(name: str, size: int, methods: list[str], replications: int) -> dict[
     found: dict[str, list[tuple]] = {method: [] for method in methods}
     if name in POOLS:
         pool = POOLS[name](replications)
-        truth, truth_mcse = pool.truth, pool.truth_mcse
+        names, truth, truth_mcse = pool.names, pool.truth, pool.truth_mcse
         if size > np.prod(pool.draws.shape[1:3]):
             return {}
     else:
+        names = tuple(CASES[name].integrands)
         truth = np.array([value for _, value in CASES[name].integrands.values()])
         truth_mcse = np.zeros(len(truth))
     for r in range(replications):
@@ -152,17 +175,25 @@ def _cells(name: str, size: int, methods: list[str], replications: int) -> dict[
             for method in methods:
                 own = mp.expectation(tree, values, method, allow_bad_scores=True, fallback=False)
                 found[method].append((own.mean, own.mcse, own.mean_plain, own.mcse_plain))
-    return {method: _of_method(records, truth, truth_mcse) for method, records in found.items()}
+    of = {
+        method: dict(zip(names, _of_method(records, truth, truth_mcse), strict=True))
+        for method, records in found.items()
+    }
+    return {
+        method: [{"target": name, "integrand": own} | cell for own, cell in cells.items() if cell]
+        for method, cells in of.items()
+    }
 
 
 def _of_method(records: list[tuple], truth: np.ndarray, truth_mcse: np.ndarray) -> list[dict]:
-    """Return one record an integrand whose plain error is calibrated."""
+    """Return one record an integrand, empty where the plain error is not calibrated."""
     mean, mcse, plain, mcse_plain = (np.array(part) for part in zip(*records, strict=True))
     used = mcse < mcse_plain  # what `fallback` keeps
     default = np.where(used, mean, plain)
     cells = []
     for j, exact in enumerate(truth):
         if np.mean(((plain[:, j] - exact) / mcse_plain[:, j]) ** 2) > 1.5:
+            cells.append({})
             continue
         z = np.abs(mean[:, j] - exact) / np.hypot(mcse[:, j], truth_mcse[j])
         square = np.mean((plain[:, j] - exact) ** 2)
@@ -181,9 +212,26 @@ def _of_method(records: list[tuple], truth: np.ndarray, truth_mcse: np.ndarray) 
     return cells
 
 
+def _missed(cells: list[dict]) -> list[dict]:
+    """Return the columns of the cells that miss an aim, the first two where the method gains."""
+    return [
+        {
+            "target": cell["target"],
+            "integrand": cell["integrand"],
+            "true gain": cell["gain"],
+            "mean z²": cell["z2"],
+            "max |z|": cell["worst"],
+            "gain ratio": cell["ratio"],
+            "default/plain": cell["default"],
+        }
+        for cell in cells
+        if (cell["gain"] > GAIN and (cell["z2"] > MOST_Z2 or cell["worst"] > MOST_Z)) or cell["default"] > MOST_LOSS
+    ]
+
+
 def _row(cells: list[dict]) -> dict:
     """Return the columns of one method at one size."""
-    gaining = [cell for cell in cells if cell["gain"] > 1.5]
+    gaining = [cell for cell in cells if cell["gain"] > GAIN]
     clear = [cell["used"] for cell in cells if cell["gain"] > 4]
     keys = ("z2", "q68", "worst", "ratio")
     z2, q68, worst, ratio = (np.array([cell[key] for cell in gaining] or [np.nan]) for key in keys)
