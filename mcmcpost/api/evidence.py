@@ -269,7 +269,8 @@ def bridge_evidence(
     Raises
     ------
     ScoreError : the density or its gradients are not those that the trace has, as of another model or of other data.
-    ValueError : an improper prior; a log density that is NaN, or not finite at a draw; a constant coordinate.
+    ValueError : an improper prior, or one that PyMC does not normalise; a log density that is NaN, or not finite at a
+        draw; a constant coordinate.
 
     Warns
     -----

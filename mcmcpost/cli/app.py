@@ -295,20 +295,21 @@ def evidence(
     """Print the log evidence of a trace, of a ladder, or of a model file sampled first; of several, compare them."""
     with _program():
         import mcmcpost
-        from mcmcpost.cli.evidence import comparison_text, evidence_text, open_sources, source_evidence
+        from mcmcpost.cli.evidence import compare, comparison_text, evidence_text, open_sources, source_evidence
         from mcmcpost.cli.progress import phase
 
         check_output(output)
         if output is not None and len(sources) > 1:
             raise InputError(f"--output: expected one source, got {len(sources)}. Write them one by one.")
-        check_distinct("evidence", list(map(str, sources)), "sources")
+        check_distinct("evidence", [str(source.resolve()) for source in sources], "sources")
         given = {
             "rungs": rungs, "warmup": warmup, "draws": draws, "chains": chains, "seed": seed, "exchange": exchange
         }  # fmt: skip
         choice = None if method is None else method.value
         found = {}
         with ExitStack() as stack:
-            for source in open_sources(sources, model or [], given, option, stack, with_ladder=ladder):
+            opened = open_sources(sources, model or [], given, option, stack, estimate=path.value, with_ladder=ladder)
+            for source in opened:
                 estimate = source_evidence(
                     source, option, path=path.value, method=choice, seed=seed, allow_bad_scores=allow_bad_scores
                 )
@@ -317,7 +318,7 @@ def evidence(
                     kept = source.tree if source.ladder is None else source.ladder
                     with phase(f"writing {output}"):
                         mcmcpost.save_tree(estimate.to_datatree(kept), output)
-        comparison = mcmcpost.compare_evidence(found) if len(found) > 1 else None
+        comparison = compare(found)
         if as_json:
             records = [{"source": name} | e.to_json_dict() for name, e in found.items()]
             table = None if comparison is None else comparison.to_dataframe().reset_index()

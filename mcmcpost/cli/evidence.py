@@ -52,12 +52,14 @@ def open_sources(
     options: list[str] | None,
     stack: ExitStack,
     *,
+    estimate: str = "auto",
     with_ladder: bool = False,
 ) -> list[Source]:
     """Load ladders and traces, and sample the power posteriors of model files, all of which are checked before.
 
     models : of the traces, one for all of them or one for each in order. given : sampling settings, None for the
-        default; stored files take none of them, but a trace the seed of its proposals. with_ladder : sample one from a
+        default; stored files take none of them, but a trace the seed of its proposals.
+    estimate : that of --path, of ladders; refused where there is none. with_ladder : sample one from a
         normal fitted to each trace, with these settings.
     stack : keeps what was sampled where anything fails before it is closed.
     """
@@ -79,10 +81,17 @@ def open_sources(
     if with_ladder and len(traces) < len(paths):
         other = next(path for path in paths if path not in traces)
         raise InputError(f"evidence: expected of --ladder traces with --model alone, got {other}. Leave --ladder out.")
+    if estimate != "auto" and not with_ladder and len(traces) == len(paths):
+        raise InputError(
+            f"evidence: expected a ladder with --path, got the trace {traces[0]}. Add --ladder to sample one."
+        )
     if trees and not with_ladder:
         own = {"option": None if traces else options or None, "seed": None if traces else given["seed"]}
-        stored, kind = (traces[0], "trace") if traces else (next(iter(trees)), "ladder")
-        refuse_sampling("evidence", stored, kind, {**given, **own})
+        if traces:
+            cure = "Drop them, or add --ladder to sample one from the trace."
+            refuse_sampling("evidence", traces[0], "trace", {**given, **own}, cure)
+        else:
+            refuse_sampling("evidence", next(iter(trees)), "ladder", {**given, **own})
     settings = settings_of(given, LADDER)
     if with_ladder:
         placed = settings_of(given, POSTERIOR | {"draws": LADDER["draws"]})
@@ -185,6 +194,14 @@ def sample_ladder(
     )
     tree.attrs |= {"model_file": run.file.path.name, "seed": seed}
     return tree
+
+
+def compare(found: Mapping[str, "Evidence"]) -> "EvidenceComparison | None":
+    """Return the comparison of several evidences; those that are undefined are left out of it, which is said."""
+    known = {name: evidence for name, evidence in found.items() if np.isfinite([evidence.value, evidence.error]).all()}
+    for name in found.keys() - known.keys() if len(found) > 1 else ():
+        say("warning", f"not compared: the log evidence of {name} is undefined")
+    return mcmcpost.compare_evidence(known) if len(known) > 1 else None
 
 
 def evidence_text(name: str, evidence: "Evidence") -> str:

@@ -8,8 +8,9 @@ import numpy as np
 
 import mcmcpost
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.text import one_line, significant
+from mcmcpost._core.text import digits_of, one_line, significant
 from mcmcpost.cli.options import refuse_model_file
+from mcmcpost.evidence import EVIDENCE_GROUP
 from mcmcpost.io import (
     check_convergence,
     is_ladder,
@@ -54,6 +55,7 @@ def describe(path: Path) -> dict[str, Any]:
         **_convergence(trace),
         "weights": _weights(trace, posterior),
         "scores": _scores(trace),
+        "evidence": _evidence(tree),
         "log_density": [name for name in LOG_DENSITIES if name in _names(tree)],
         "versions": dict(_versions(attrs)),
         "groups": {node.path: _variables(node) for node in tree.subtree if node.data_vars},
@@ -73,6 +75,15 @@ def _weights(trace: "xarray.DataTree", posterior: "xarray.DataTree | None") -> d
         return None
     weights = read_weights("info", trace, (posterior.sizes["chain"], posterior.sizes["draw"]))
     return None if weights is None else {"ess": weights.ess, "pareto_khat": weights.khat}
+
+
+def _evidence(tree: "xarray.DataTree") -> dict[str, Any] | None:
+    """Return the log evidence that is stored in a tree; None without one."""
+    if EVIDENCE_GROUP not in tree.children:
+        return None
+    attrs = tree.children[EVIDENCE_GROUP].attrs
+    keys = ("log_evidence", "mcse", "discretisation_error", "status", "method_reported")
+    return {key: attrs[key] for key in keys if key in attrs}
 
 
 def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
@@ -123,6 +134,7 @@ def description(facts: dict[str, Any]) -> str:
         "largest R-hat": None if np.isnan(rhat) else f"{significant(rhat, 4)}, {facts['worst']}",
         "scores": f"of {scores['parameters']} parameters: {scores['check']}" if scores["check"] else scores["message"],
         "score gate": scores["message"] if scores["check"] else None,
+        "log evidence": _evidence_text(facts["evidence"]),
         "log density": log_density,
         "versions": ", ".join(f"{name} {text}" for name, text in facts["versions"].items()) or None,
     }
@@ -146,6 +158,14 @@ def _weights_text(weights: dict[str, float] | None) -> str | None:
     if weights is None:
         return None
     return f"{significant(weights['ess'], 3)} effective draws, Pareto k-hat {significant(weights['pareto_khat'], 2)}"
+
+
+def _evidence_text(stored: dict[str, Any] | None) -> str | None:
+    if not stored or "log_evidence" not in stored:
+        return None
+    error = float(np.hypot(stored.get("mcse", np.nan), stored.get("discretisation_error", 0.0)))
+    value = digits_of(stored["log_evidence"], error)
+    return f"{value} ± {significant(error, 2)}, {stored.get('method_reported')}, {stored.get('status')}"
 
 
 def _temperatures(levels: list[float] | None) -> str | None:

@@ -26,12 +26,14 @@ def settings_of(given: Mapping[str, int | None], defaults: Mapping[str, int]) ->
     return dict(defaults) | {name: value for name, value in given.items() if value is not None}
 
 
-def refuse_sampling(command: str, source: Path, kind: str, given: Mapping[str, object]) -> None:
+def refuse_sampling(
+    command: str, source: Path, kind: str, given: Mapping[str, object], cure: str = "Drop them."
+) -> None:
     """Refuse sampling options for a stored source; `kind` is what it is, as ``trace``."""
     names = [f"--{name}" for name, value in given.items() if value is not None]
     if names:
         listed = ", ".join(names)
-        raise InputError(f"{command}: the options {listed} belong to a model file, got the {kind} {source}. Drop them.")
+        raise InputError(f"{command}: the options {listed} belong to a model file, got the {kind} {source}. {cure}")
 
 
 def refuse_model_file(command: str, source: Path) -> None:

@@ -19,6 +19,9 @@ from mcmcpost.report import known_lines, listed_rows
 if TYPE_CHECKING:
     import xarray
 
+QUANTILES = "control_variates_quantiles"
+"""The group of a tree that holds the quantiles."""
+
 
 def reduce_tree(
     tree: "xarray.DataTree",
@@ -51,10 +54,10 @@ def say_worth(estimate: Estimate, seconds: float) -> None:
 
 
 def tree_with(tree: "xarray.DataTree", estimates: Sequence[Estimate]) -> "xarray.DataTree":
-    """Return a new tree with the expectations and the quantiles beside the draws."""
-    result = estimates[0].to_datatree(tree)
+    """Return a new tree with the expectations and the quantiles beside the draws; quantiles of before are not kept."""
+    result = estimates[0].to_datatree(tree.drop_nodes(QUANTILES, errors="ignore"))
     for quantiles in estimates[1:]:
-        result["control_variates_quantiles"] = quantiles.to_datatree()["control_variates"]
+        result[QUANTILES] = quantiles.to_datatree()["control_variates"]
     return result
 
 

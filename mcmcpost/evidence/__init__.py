@@ -30,7 +30,14 @@ from mcmcpost.evidence.ladders.sampling import (
     sample_more_rungs,
 )
 from mcmcpost.evidence.laplace import laplace_importance
-from mcmcpost.evidence.log_evidence import PATHS, Evidence, check_options, estimate_log_evidence, with_bridge
+from mcmcpost.evidence.log_evidence import (
+    EVIDENCE_GROUP,
+    PATHS,
+    Evidence,
+    check_options,
+    estimate_log_evidence,
+    with_bridge,
+)
 from mcmcpost.evidence.mbar import stepping_stone
 from mcmcpost.evidence.normal import Normal, fit_normal
 from mcmcpost.evidence.pooled import PooledPath, pooled_path
@@ -40,6 +47,7 @@ from mcmcpost.evidence.rungs import LadderCheck, RungHealth, RungMeans, check_la
 from mcmcpost.evidence.warp import Warp, fit_warp
 
 __all__ = [
+    "EVIDENCE_GROUP",
     "MAX_PROPOSALS",
     "MAX_RUNGS",
     "MIN_PROPOSALS",

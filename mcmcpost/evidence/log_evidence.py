@@ -271,7 +271,10 @@ def estimate_log_evidence(
     used = np.flatnonzero(health.usable)
     part = ladder.select(used)
     controlled = check.passed or allow_bad_scores
-    found = pooled_path(part, degree=degree, num_nodes=num_nodes, controlled=controlled) if len(used) > 1 else None
+    found = None
+    if len(used) > 1:
+        prior = ladder.log_likelihood[:, :, 0] if ladder.temperatures[0] == 0 else None
+        found = pooled_path(part, degree=degree, num_nodes=num_nodes, controlled=controlled, prior=prior)
     pooled_first = path == "pooled" or (path == "auto" and found is not None and not found.reason)
     rungs, influence = None, None
     estimates: list[EvidenceEstimate] = []
@@ -316,7 +319,7 @@ def estimate_log_evidence(
         value=best.value,
         mcse=best.mcse,
         discretisation_error=best.info["discretisation_error"],
-        status=_status(best, health, check),
+        status=_status(best, health, check, controlled),
         method=best.method,
         complaints=(*_complaints(ladder, health, check, found, passing, best), *halves_complaint(info)),
         estimates=tuple(estimates),
@@ -383,7 +386,9 @@ def _complaints(
     at = [f"t = {t:.3g}" for t in ladder.temperatures]
     stray = [at[i] for i in np.flatnonzero(health.usable & ~health.converged)]
     texts = [f"no pooled path: {found.reason}{_cure(found, passing)}"] if found is not None and found.reason else []
-    texts += [f"the rung {at[i]} has {health.problem[i]}" for i in np.flatnonzero(~health.usable)]
+    for i in np.flatnonzero(~health.usable):
+        end = i in (0, len(at) - 1)
+        texts.append(f"the rung {at[i]} has {health.problem[i]}" + ", and the path there is extrapolated" * end)
     if not check.tested and best.status is not Status.PLAIN:
         texts.append("there are too few draws to test the scores, so nothing is known about them")
     if health.impossible[0] and not np.isfinite(best.value):
@@ -402,12 +407,12 @@ def _cure(found: PooledPath, passing: PathDiagnostics | None) -> str:
     return f"; sample {number} rungs at barrier_ladder(tree, {number}), which would overlap"
 
 
-def _status(best: EvidenceEstimate, health: RungHealth, check: LadderCheck) -> Status:
+def _status(best: EvidenceEstimate, health: RungHealth, check: LadderCheck, controlled: bool) -> Status:
     if not np.isfinite(best.value):
         return Status.UNDEFINED
-    if not check.passed:
+    if not check.passed and (controlled or not check.edge):
         return Status.BAD_SCORES
-    stray = (health.usable & ~health.converged).any()
+    stray = (health.usable & ~health.converged).any() or not health.usable[[0, -1]].all()
     return Status.NOT_CONVERGED if stray or best.info.get("reason") else best.status
 
 
@@ -424,7 +429,7 @@ def _rule_estimates(ladder: Ladder, rungs: RungMeans) -> list[EvidenceEstimate]:
         "simpson": simpson_rule(ladder.temperatures) if ladder.reference is None else None,
     }
     errors = discretisation_errors(ladder.temperatures, rungs.mean, rungs.variance)
-    controlled = any(status not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for status in rungs.status)
+    controlled = any(name != PlainMean().label for name in rungs.method)
     estimates = []
     for name, rule in rules.items():
         if rule is None:

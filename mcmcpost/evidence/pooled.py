@@ -151,6 +151,7 @@ def pooled_path(
     power: float | None = None,
     controlled: bool = True,
     last: LastRung | None = None,
+    prior: Float[np.ndarray, "c n"] | None = None,
 ) -> PooledPath:
     """Integrate the controlled mean log likelihood over the whole path, every draw serving every temperature.
 
@@ -168,6 +169,7 @@ def pooled_path(
     power : nodes are placed in t^(1/power), by default that of the ladder; one for a path that is nowhere steep.
     controlled : whether scores may be used.
     last : weights of the draws of the last rung, where they are not equal.
+    prior : log likelihoods at t = 0 where that rung was left out: the share of possible draws is of all of them.
     """
     levels = np.asarray(ladder.temperatures)
     pooled, num_blocks = pool(ladder, last)
@@ -191,7 +193,9 @@ def pooled_path(
         number = _more_nodes(found, number, most, options.power, pooled, mixtures)
         found = _integrate(ladder, pooled, mixtures, number, options, left)
         left -= found.work
-    start_value, start_error = _log_possible(ladder)
+    if prior is None and levels[0] == 0.0:
+        prior = ladder.log_likelihood[:, :, 0]
+    start_value, start_error = (0.0, 0.0) if prior is None else _log_possible(prior)
     of_degree, _, label = _level(found.family, found.choice.level)
     return PooledPath(
         value=found.value + start_value,
@@ -375,17 +379,14 @@ def path_influence(ladder: Ladder, path: PooledPath) -> Float[np.ndarray, "c n t
     return _influence(ladder, path.fit, [path.level])[..., 0]
 
 
-def _log_possible(ladder: Ladder) -> tuple[float, float]:
+def _log_possible(prior: Float[np.ndarray, "c n"]) -> tuple[float, float]:
     """Return the log share of prior draws with positive likelihood, and its standard error.
 
     The path starts there: as t → 0 the power posterior becomes the prior, or the reference, *given* that the likelihood
     is positive.
     """
-    if ladder.temperatures[0] != 0.0:
-        return 0.0, 0.0
-    possible = np.isfinite(ladder.log_likelihood[:, :, 0])
-    share = possible.mean()
-    return float(np.log(share)), float(np.sqrt((1 - share) / (share * possible.size)))
+    share = (prior != -np.inf).mean()
+    return float(np.log(share)), float(np.sqrt((1 - share) / (share * prior.size)))
 
 
 def _reason(mixtures: Mixtures, overlap: np.ndarray, smallest_ess: float) -> str:

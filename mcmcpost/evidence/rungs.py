@@ -206,7 +206,7 @@ def control_rungs(
     )
 
 
-ALONE = ("not_converged", "too_few_draws", "constant", "boundary")
+ALONE = ("not_converged", "too_few_draws", "constant")
 """Patterns of the score gate on a rung that do not mean wrong scores."""
 
 MIN_DRAWS = 100
@@ -222,11 +222,13 @@ class LadderCheck(NamedTuple):
 
     passed : whether control variates may be used. message : what failed and where; empty for a pass.
     tested : whether there were draws enough to test anything.
+    edge : the density ends where it is not zero. The draws are not in doubt, but no control variate has mean zero.
     """
 
     passed: bool
     message: str
     tested: bool
+    edge: bool = False
 
 
 def check_ladder(ladder: Ladder, health: RungHealth) -> LadderCheck:
@@ -234,20 +236,29 @@ def check_ladder(ladder: Ladder, health: RungHealth) -> LadderCheck:
 
     One short rung cannot show an error of a tenth in the scores, but thirty rungs together can: E[s_i] = 0 and
     E[(x_i − x̄_i)s_i] = −1 are tested on the draws of all rungs, in units in which every rung counts alike.
+    Where draws of the prior have zero likelihood, they are tested there on the others: the prior given that the
+    likelihood is positive, at which the path starts, may end at an edge that no other rung shows.
     """
-    series, failing, threshold = [], [], 0.0
+    series, threshold = [], 0.0
+    failing: list[str] = []
+    edges: list[str] = []
     enough = ladder.draws.shape[0] * ladder.draws.shape[1] >= MIN_DRAWS
     for i in np.flatnonzero(health.usable & (health.impossible == 0)):
         rung = ladder.rung(int(i))
         check = check_scores(rung)
         threshold = max(threshold, check.threshold)
         if check.pattern not in ALONE and (check.verdict == "error" or (enough and check.verdict == "warn")):
-            failing.append(f"at t = {ladder.temperatures[i]:.3g}: {check.message}")
-        if check.pattern is None and rung.draws[..., 0].size >= FEW_DRAWS:
+            found = edges if check.pattern == "boundary" else failing
+            found.append(f"at t = {ladder.temperatures[i]:.3g}: {check.message}")
+        if check.pattern in (None, "boundary", "unknown") and rung.draws[..., 0].size >= FEW_DRAWS:
             series.append(_identities(rung))
     if failing:
         more = f" ({len(failing)} rungs fail)" if len(failing) > 1 else ""
         return LadderCheck(False, failing[-1] + more, True)
+    if health.impossible[0]:
+        edges += _edge(ladder, threshold)
+    if edges:
+        return LadderCheck(False, edges[-1], True, True)
     together = np.abs(z_zero_mean(np.concatenate(series))) if series else np.full((2, 1), np.nan)
     if np.nanmax(together, initial=0.0) > threshold:
         worst = ladder.names[int(np.nanmax(together, axis=0).argmax())]
@@ -260,12 +271,31 @@ def check_ladder(ladder: Ladder, health: RungHealth) -> LadderCheck:
     return LadderCheck(True, "", bool(np.isfinite(together).any()))
 
 
-def _identities(rung: Trace) -> Float[np.ndarray, "c n 2 d"]:
+def _edge(ladder: Ladder, threshold: float) -> list[str]:
+    """Return a sentence where the draws of positive likelihood end at an edge of the first rung's density."""
+    rung, possible = ladder.rung(0), ladder.log_likelihood[:, :, 0] != -np.inf
+    known = np.isfinite(rung.draws).all(axis=-1) & np.isfinite(rung.scores).all(axis=-1)
+    z = np.abs(z_zero_mean(_identities(rung, possible & known)))
+    if not np.nanmax(z, initial=0.0) > threshold:
+        return []
+    worst = ladder.names[int(np.nanmax(z, axis=0).argmax())]
+    return [
+        f"at t = 0: {(~possible).sum()} of {possible.size} draws of the {ladder.start} have zero likelihood, and at the"
+        f" edge of the others its density is not zero: Stein's identity fails for {worst} by {np.nanmax(z):.1f}"
+        " standard errors. Without control variates."
+    ]
+
+
+def _identities(rung: Trace, counted: Bool[np.ndarray, "c n"] | None = None) -> Float[np.ndarray, "c n 2 d"]:
     """Return s_i·sd(x_i) and (x_i − x̄_i)s_i + 1, whose means should be zero; both are zero where x_i never moves.
 
     The sample mean x̄ takes 1/ESS from the product, which thirty short rungs would add up: it is given back.
+    counted : draws that are tested; both are zero at the others.
     """
-    sd = rung.draws.std(axis=(0, 1))
-    size = np.maximum(effective_size(rung.draws, sd), 2.0)
-    product = (rung.draws - rung.draws.mean(axis=(0, 1))) * rung.scores * (size / (size - 1.0)) + 1.0
-    return np.stack([rung.scores * sd, np.where(sd > 0, product, 0.0)], axis=2)
+    inside = np.ones(rung.draws.shape[:2], dtype=bool) if counted is None else counted
+    centre, sd = rung.draws[inside].mean(axis=0), rung.draws[inside].std(axis=0)
+    draws = np.where(inside[..., None], rung.draws, centre)
+    scores = np.where(inside[..., None], rung.scores, 0.0)
+    size = np.maximum(effective_size(draws, sd), 2.0)
+    product = (draws - centre) * scores * (size / (size - 1.0)) + inside[..., None]
+    return np.stack([scores * sd, np.where(sd > 0, product, 0.0)], axis=2)

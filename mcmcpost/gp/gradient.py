@@ -21,8 +21,9 @@ from mcmcpost._core.arguments import (
     check_number,
     check_size,
 )
-from mcmcpost._core.errors import InputError
+from mcmcpost._core.errors import InputError, fault
 from mcmcpost._core.precision import in_float64
+from mcmcpost._core.warn import warn
 from mcmcpost.gp.data import check_inputs, refuse_rows
 from mcmcpost.gp.gradient_operator import (
     GradientGram,
@@ -273,6 +274,10 @@ class GradientGP(eqx.Module):
         TypeError : a kernel without gradients or without one profile.
         ValueError : data of the wrong shape or not finite.
         MemoryError : more points than the solver's arrays can hold.
+
+        Warns
+        -----
+        UserWarning : the solve ended before its tolerance: it had too few steps, or gradients contradict each other.
         """
         inputs = check_inputs("GradientGP", X, None)
         observations = self._observations(inputs, gradients, values)
@@ -289,7 +294,12 @@ class GradientGP(eqx.Module):
             start = START_NOISE * scale if free else noise
             tuned = tune_gradient_kernel(kernel, start, inputs, centred, free_noise=free, max_steps=self.max_steps)
             kernel, noise, evaluations = tuned.kernel, tuned.noise, tuned.num_evaluations
-        return _condition(self, kernel, noise, inputs, observations, evaluations)
+        fitted = _condition(self, kernel, noise, inputs, observations, evaluations)
+        if not fitted.solution.converged:
+            got = f"{float(fitted.solution.residual):.1g}"
+            cure = "The mean is off by more than the variance says. Raise `noise`, or the solver's steps."
+            warn(fault("GradientGP.fit", "a solution to the solver's tolerance", f"a relative residual of {got}", cure))
+        return fitted
 
     def _observations(self, X: Float[np.ndarray, "n d"], gradients: object, values: object) -> Float[np.ndarray, "n w"]:
         slopes = as_float64("GradientGP", "gradients", gradients, "n, d")

@@ -118,8 +118,12 @@ def outside_matrix(gram: GradientGram) -> Float[Array, "n n"]:
 
 
 def floored_cholesky(matrix: Float[Array, "i i"]) -> Factor:
-    """Factorise matrix + nugget·I, the nugget at first 8 eps times the largest diagonal entry, raised on breakdown."""
-    floor = 8 * jnp.finfo(matrix.dtype).eps * jnp.max(jnp.diagonal(matrix))
+    """Factorise matrix + nugget·I, the nugget at first 8 eps times the largest diagonal entry, raised on breakdown.
+
+    A matrix of zeros, of data that have no prior variance, gets the nugget one: its solutions change nothing.
+    """
+    largest = jnp.max(jnp.diagonal(matrix))
+    floor = jnp.where(largest > 0, 8 * jnp.finfo(matrix.dtype).eps * largest, 1)
     return factorise(matrix, jnp.ones(matrix.shape[0], matrix.dtype), floor)
 
 

@@ -310,10 +310,20 @@ class IterativeGP(eqx.Module):
         Raises
         ------
         TypeError, ValueError : data that cannot be fitted (shapes, NaN rows, fewer than two rows).
+
+        Warns
+        -----
+        UserWarning : the last solves ended before their tolerance.
         """
         training = check_training("IterativeGP.fit", X, y)
         check_key("IterativeGP.fit", key, optional=True)
-        return in_float64(self._fit)(training, jax.random.key(0) if key is None else key)
+        fitted = in_float64(self._fit)(training, jax.random.key(0) if key is None else key)
+        if isinstance(fitted.solver, AbstractIterativeSolver) and fitted.info["outcome"] != "converged":
+            wanted = f"solves to a residual of {fitted.solver.rtol:g}"
+            how = f"{fitted.info['outcome']} at {fitted.info['residual']:.1g}"
+            cure = "Mean and samples are as far off. Give the solver more budget or rank, or use Cholesky()."
+            warn(fault("IterativeGP.fit", wanted, how, cure))
+        return fitted
 
     def _fit(self, training: Training, key: jax.Array) -> FittedIterativeGP:
         X, y = training.X, training.outputs
@@ -342,6 +352,8 @@ class IterativeGP(eqx.Module):
         if isinstance(solver, Cholesky):
             optimiser = LBFGS(self.num_steps, memory=KERNEL_MEMORY)
             return maximise_exact_likelihood(kernel, noise, X, y, scale=self._scale, optimiser=optimiser)
+        if self.precision == "float32" and has_random_features(kernel):
+            X = X - X.mean(axis=0)  # stationary: only distances count, whose digits single precision must keep
         return maximise_likelihood_by_solves(
             kernel,
             noise,

@@ -1,13 +1,14 @@
 """The chains of several trees of one model as one tree."""
 
 import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.convention import DRAWS, GROUP
+from mcmcpost.io.ladder_trees import LOWER, MEAN
 
 if TYPE_CHECKING:
     import xarray
@@ -21,7 +22,8 @@ COMPARED = 100
 def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xarray.DataTree":
     """Return a new tree with the chains of all `trees`, numbered from zero; arrays of dask stay in their chunks.
 
-    Groups without chains, as observed data, are those of the first; attributes that differ are left out.
+    Groups without chains, as observed data, are those of the first. Attributes that differ are left out, and variables
+    without chains, such as the swap rates of a ladder; the reference of a ladder may not differ.
 
     Parameters
     ----------
@@ -33,18 +35,20 @@ def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xa
     """
     import xarray
 
-    first, *others = trees
+    groups_of = [_groups(tree) for tree in trees]
+    first, *others = groups_of
     for name, other in zip(names[1:], others, strict=True):
         _check_same_groups(names[0], first, name, other)
     _check_distinct(names, trees)
-    groups = {}
-    for group in first.children:
-        parts = [tree.children[group].to_dataset() for tree in trees]
+    joined_groups = {}
+    for group in first:
+        parts = [groups[group] for groups in groups_of]
         if "chain" not in parts[0].dims:
-            groups[group] = parts[0]
+            joined_groups[group] = parts[0].drop_attrs(deep=False).assign_attrs(_common([part.attrs for part in parts]))
             continue
+        differing = _differing(parts)
         joined = xarray.concat(
-            [part.drop_vars("chain", errors="ignore") for part in parts],
+            [part.drop_vars(["chain", *differing], errors="ignore") for part in parts],
             dim="chain",
             data_vars="minimal",
             coords="minimal",
@@ -52,17 +56,41 @@ def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xa
             join="exact",
             combine_attrs="drop_conflicts",
         )
-        groups[group] = joined.assign_coords(chain=np.arange(joined.sizes["chain"]))
-    return xarray.DataTree.from_dict(groups)
+        joined_groups[group] = joined.assign_coords(chain=np.arange(joined.sizes["chain"]))
+    return xarray.DataTree.from_dict(joined_groups)
 
 
-def _check_same_groups(one: str, first: "xarray.DataTree", name: str, other: "xarray.DataTree") -> None:
+def _groups(tree: "xarray.DataTree") -> "dict[str, xarray.Dataset]":
+    """Return the groups of a tree by their paths, those inside groups and the root too."""
+    return {node.path.strip("/") or "/": node.to_dataset(inherit=False) for node in tree.subtree}
+
+
+def _common(attrs: Sequence[Mapping[Hashable, Any]]) -> dict[Hashable, Any]:
+    """Return the attributes that all have alike."""
+    first, *others = attrs
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other and np.array_equal(other[name], value) for other in others)
+    }
+
+
+def _differing(parts: "Sequence[xarray.Dataset]") -> list[Hashable]:
+    """Return the variables without chains that are not the same in all parts of a group."""
+    first, *others = parts
+    alone = [name for name, variable in first.data_vars.items() if "chain" not in variable.dims]
+    return [name for name in alone if not all(first[name].equals(other[name]) for other in others)]
+
+
+def _check_same_groups(
+    one: str, first: "Mapping[str, xarray.Dataset]", name: str, other: "Mapping[str, xarray.Dataset]"
+) -> None:
     cure = "Give chains of one run, with the same draws; reduce others by themselves."
-    if set(first.children) != set(other.children):
-        got = ", ".join(other.children)
-        raise InputError(WHERE, f"the groups of {one} ({', '.join(first.children)}) in {name}", got, cure)
-    for group in first.children:
-        ours, theirs = first.children[group].to_dataset(), other.children[group].to_dataset()
+    if first.keys() != other.keys():
+        listed, got = (", ".join(group for group in groups if group != "/") for groups in (first, other))
+        raise InputError(WHERE, f"the groups of {one} ({listed}) in {name}", got, cure)
+    for group, ours in first.items():
+        theirs = other[group]
         if set(ours.data_vars) != set(theirs.data_vars):
             names = sorted(map(str, set(ours.data_vars) ^ set(theirs.data_vars)))
             raise InputError(WHERE, f"the same variables of {group} in {one} and {name}", f"{names} in one only", cure)
@@ -74,6 +102,9 @@ def _check_same_groups(one: str, first: "xarray.DataTree", name: str, other: "xa
                 raise InputError(WHERE, f"the labels of {dim} in {group} of {one} in {name}", "others", cure)
         if "chain" not in ours.dims and not ours.equals(theirs):
             raise InputError(WHERE, f"the {group} of {one} in {name}", "other values", cure)
+        reference = [variable for variable in _differing([ours, theirs]) if variable in (MEAN, LOWER)]
+        if reference:
+            raise InputError(WHERE, f"the {' and '.join(reference)} of {one} in {name}", "another reference", cure)
 
 
 def _check_distinct(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> None:

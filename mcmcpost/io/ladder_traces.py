@@ -205,10 +205,10 @@ def _stack_draws(
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
     parts = []
     for t, rung in zip(temperatures, stored, strict=True):
-        if rung.draws is not None:
-            parts.append(rung.draws)
-        elif probed is not None:
+        if probed is not None and (rung.draws is None or _sites_rather(rung, probed)):
             parts.append(probed.unconstrain(rung.sites)[0])
+        elif rung.draws is not None:
+            parts.append(rung.draws)
         else:
             raise InputError(_missing(DRAWS, f"the trace at temperature {t:g}"))
     shapes = {part.shape for part in parts}
@@ -216,9 +216,19 @@ def _stack_draws(
         raise InputError(
             _WHERE, "as many chains and draws at every temperature", sorted(shapes), "Thin the longer traces."
         )
-    labels = {f"the trace at {t:g}": rung.labels for t, rung in zip(temperatures, stored, strict=True)}
+    labels = {
+        f"the trace at {t:g}": rung.labels
+        for t, rung in zip(temperatures, stored, strict=True)
+        if probed is None or not _sites_rather(rung, probed)
+    }
     check_same_order(_WHERE, labels if probed is None else {"the model": probed.names} | labels)
     return np.stack(parts, axis=2), stored[0].labels
+
+
+def _sites_rather(rung: _Stored, probed: ProbedModel) -> bool:
+    """Return whether the sites are taken: stored draws without the labels of the model may be in any order."""
+    foreign = rung.labels is None or sorted(rung.labels) != sorted(probed.names)
+    return foreign and set(probed.sites) <= set(rung.sites)
 
 
 def _stored_values(stored: list[_Stored], temperatures: list[float]) -> Evaluation:

@@ -21,6 +21,7 @@ from mcmcpost._core.arguments import (
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
 from mcmcpost.evidence import (
+    EVIDENCE_GROUP,
     MAX_RUNGS,
     HamiltonianKernel,
     Normal,
@@ -336,7 +337,7 @@ def add_rungs(
 ) -> "xarray.DataTree":
     """Return a new tree with rungs at further temperatures; the draws of the others are untouched.
 
-    The round trips of replica exchange on the old ladder are not kept.
+    The round trips of replica exchange on the old ladder, and its evidence, are not kept.
 
     Parameters
     ----------
@@ -367,7 +368,7 @@ def add_rungs(
         checkpoint=checkpoint,
     )
     more = _tree(sampled, probed, {}, ladder.reference)
-    new = tree.copy()
+    new = tree.drop_nodes(EVIDENCE_GROUP, errors="ignore").copy()
     for group in ("posterior", GROUP):
         if group not in tree.children:
             continue

@@ -1,6 +1,7 @@
 """AX = B for any system and solver, differentiable in both A and B."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,7 +23,7 @@ def solve(
     right: object,
     solver: Solver,
     *,
-    initial: Float[Array, "_ _"] | None = None,
+    initial: object = None,
     probes: int = 0,
     key: jax.Array | None = None,
 ) -> Solution:
@@ -55,7 +56,9 @@ def solve(
     columns = right if isinstance(right, jax.Array) else jnp.asarray(as_real("solve", "right", right))
     if columns.ndim != 2:
         raise InputError("solve", "B of shape (n, k)", columns.shape, "One right-hand side is b[:, None].")
-    return _solve(system, columns.astype(system.dtype), solver, initial, probes, key)
+    known = initial is None or isinstance(initial, jax.Array)
+    guess: Any = initial if known else jnp.asarray(as_real("solve", "initial", initial))
+    return _solve(system, columns.astype(system.dtype), solver, guess, probes, key)
 
 
 @eqx.filter_jit

@@ -24,8 +24,9 @@ from mcmcpost.gp import DiagonalPlusLowRank
 class LinearSolution(NamedTuple):
     """The solution of Ax = b and the posterior mean of the matrix.
 
-    value, residual : (d,), Ax − b. converged : whether ‖residual‖ ≤ rtol ‖b‖. num_steps : products with A after the
-    first. estimate : posterior mean of A (`MatrixBased`) or of A⁻¹ (`SolutionBased`), None before the first step.
+    value, residual : (d,), Ax − b, of a product with the value. converged : whether ‖residual‖ ≤ rtol ‖b‖.
+    num_steps : steps, each a product with A. estimate : posterior mean of A (`MatrixBased`) or of A⁻¹
+        (`SolutionBased`), None before the first step.
     """
 
     value: Float[np.ndarray, " d"]
@@ -133,6 +134,8 @@ def solve_linear(
     estimate = None
     for _ in range(2 * d if max_steps is None else max_steps):
         if np.linalg.norm(g) <= goal:
+            g = product(x) - right  # rounding lets the updated residual drift away from it
+        if np.linalg.norm(g) <= goal:
             break
         direction = -g if estimate is None else belief.direction(estimate, g)
         if not direction @ g < 0:
@@ -146,6 +149,7 @@ def solve_linear(
         changes.append(length * image)
         x, g = x + steps[-1], g + changes[-1]
         estimate = belief.estimate(np.stack(steps), np.stack(changes))
+    g = product(x) - right
     return LinearSolution(x, g, bool(np.linalg.norm(g) <= goal), len(steps), estimate)
 
 

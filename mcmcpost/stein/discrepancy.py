@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Real
 
 from mcmcpost._core.arguments import check_count
 from mcmcpost._core.errors import InputError
@@ -16,7 +16,7 @@ from mcmcpost.stein.first_order import Points, check_states, stein_operator
 
 
 def kernel_stein_discrepancy(
-    kernel: AbstractKernel, X: Points, SX: Points, *, weights: Float[Array | np.ndarray, " n"] | None = None
+    kernel: AbstractKernel, X: Points, SX: Points, *, weights: Real[Array | np.ndarray, " n"] | None = None
 ) -> Float[Array, ""]:
     """Return √(Σ_ij w_i w_j k₀(x_i, x_j)), the V-statistic, tile by tile in O(n) memory.
 
@@ -32,7 +32,8 @@ def kernel_stein_discrepancy(
     points = jnp.asarray(X)
     if weights is not None and np.shape(weights) != points.shape[:1]:
         raise InputError(where, f"`weights` of shape {points.shape[:1]}", np.shape(weights), "One weight a point.")
-    w = jnp.full(points.shape[0], 1 / points.shape[0], points.dtype) if weights is None else jnp.asarray(weights)
+    w = jnp.full(points.shape[0], 1 / points.shape[0]) if weights is None else jnp.asarray(weights)
+    w = w.astype(points.dtype)
     square = jnp.vdot(w, stein_operator(kernel, X, SX).matmul(w[:, None])[:, 0])
     return jnp.sqrt(jnp.maximum(square, 0))
 

@@ -94,6 +94,8 @@ def test_a_trace_without_its_model_says_what_to_do(run, trace, ladder):
     assert refused(run("evidence", path, "--model", model, "--model", model, "--model", model), "one for all")
     assert refused(run("evidence", stored, "--model", model), "Leave --model out")
     assert refused(run("evidence", stored, "--ladder"), "Leave --ladder out")
+    assert refused(run("evidence", path, "--model", model, "--rungs", "9"), "add --ladder")
+    assert refused(run("evidence", path, "--model", model, "--path", "rungs"), "expected a ladder with --path")
 
 
 OTHERS = {
@@ -176,10 +178,29 @@ def test_saved_ladders_are_compared(run, ladder, tmp_path):
     assert "probability" in run("evidence", path, other, "--method", "zv2").out
 
 
+@pytest.mark.filterwarnings("default")
+def test_an_evidence_that_is_undefined_is_left_out_of_a_comparison(run, ladder, tmp_path):
+    path, truth = ladder
+    tree = mcmcpost.load_tree(path)
+    stats = tree["sample_stats"].to_dataset().load()
+    stats["log_likelihood_total"][:, 0, 0] = -np.inf  # the rules over the rungs need the mean there
+    tree["sample_stats"] = stats
+    lost = mcmcpost.save_tree(tree, tmp_path / "lost.nc")
+    done = run("evidence", path, lost, "--path", "rungs", "--method", "zv2", "--json")
+    assert done.code == 0
+    found = json.loads(done.out)
+    ours = found["evidence"][0]
+    assert abs(ours["log_evidence"] - truth) < 4.5 * np.hypot(ours["mcse"], ours["discretisation_error"]) < 2
+    assert found["evidence"][1]["log_evidence"] is None
+    assert "comparison" not in found
+    assert f"not compared: the log evidence of {lost} is undefined" in done.err
+
+
 def test_bad_input_is_one_line(run, ladder, tmp_path):
     path, _ = ladder
     assert refused(run("evidence", path, "--draws", "10"), "belong to a model file")
     assert refused(run("evidence", path, path), "distinct sources")
+    assert refused(run("evidence", path, path.parent / ".." / path.parent.name / path.name), "distinct sources")
     assert refused(run("evidence", path, tmp_path / "b.nc", "-o", "x.nc"), "one source")
     improper = tmp_path / "improper.py"
     improper.write_text(

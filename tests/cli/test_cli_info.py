@@ -97,3 +97,16 @@ def test_weighted_draws(run, tmp_path, rng):
     assert any(line.startswith("weights ") for line in run("info", path).out.splitlines())
     reduced = json.loads(run("reduce", path, "--method", "plain", "--json").out)["quantities"][0]
     assert reduced["mean"] == pytest.approx((share * draws[..., 0]).sum() / share.sum(), abs=1e-12)
+
+
+def test_a_stored_evidence_is_told(run, tmp_path, rng):
+    drawn, path = short_ladder(rng)
+    tree = mp.ladder_from_arrays(*drawn[:5])
+    saved = mp.save_tree(mp.log_evidence(tree, "zv2").to_datatree(tree), tmp_path / "ladder.nc")
+    found = facts(run, saved)["evidence"]
+    assert abs(found["log_evidence"] - path.log_evidence(np.ones(1))[0]) < 1e-6
+    assert (found["status"], found["method_reported"]) == ("controlled", "pooled")
+    assert any(
+        line.startswith("log evidence ") and "pooled, controlled" in line
+        for line in run("info", saved).out.splitlines()
+    )

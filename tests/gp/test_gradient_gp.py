@@ -219,3 +219,20 @@ def test_tuning_goes_on_where_an_evaluation_is_not_finite(rng):
     short, tuned = (GradientGP(ExponentialDotProduct(0.3), max_steps=steps).fit(X, G) for steps in (1, 50))
     assert tuned.num_evaluations > 10
     assert tuned.log_marginal_likelihood() > short.log_marginal_likelihood() + 20
+
+
+def test_a_solve_that_ends_before_its_tolerance_says_so(rng):
+    X = rng.normal(size=(20, 2))
+    process = GradientGP(Matern52(1.0), 0.0, solver=GradientCG(max_steps=3), tune=False)
+    with pytest.warns(UserWarning, match=r"got a relative residual of .*\. The mean is off by more than the variance"):
+        fitted = process.fit(X, np.sin(X))
+    assert not fitted.solution.converged
+
+
+def test_data_without_prior_variance_leave_the_prior(rng):
+    """A point at the centre of a polynomial kernel without offset: its gradient is zero whatever the function."""
+    kernel, x = Polynomial(2, offset=0.0), rng.normal(size=(3, 2))
+    found = GradientGP(kernel, 0.0, tune=False).fit(np.zeros((1, 2)), np.zeros((1, 2))).predict(x)
+    np.testing.assert_allclose(found.gradient, 0.0, atol=1e-12)
+    assert np.isfinite(found.gradient_variance).all()
+    assert (found.gradient_variance > 0).all()

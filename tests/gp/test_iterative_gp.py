@@ -267,7 +267,8 @@ def test_conjugate_gradients_that_do_not_converge_give_way_to_cholesky_where_it_
     json.dumps(fitted.info, allow_nan=False)
     np.testing.assert_array_equal(fitted.predict(X[:7]).mean, exact.predict(X[:7]).mean)
     monkeypatch.setattr(iterative, "FACTOR_LIMIT", N - 1)
-    assert gp.fit(X, y).info["solver"] == "ConjugateGradients"
+    with pytest.warns(UserWarning, match="Mean and samples are as far off"):
+        assert gp.fit(X, y).info["solver"] == "ConjugateGradients"
 
 
 @pytest.mark.slow
@@ -311,6 +312,25 @@ def test_a_search_in_single_precision_ends_where_one_in_double_does(estimator, w
     # What is conditioned on is solved in double precision whatever the search was.
     assert fits[1].info["residual"] < 1e-7
     assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(fits[1].kernel))
+
+
+def test_single_precision_keeps_the_digits_of_inputs_far_from_zero(data):
+    """As years and coordinates are: the search ended at another lengthscale, with a noise of nearly one."""
+    X, y = data
+    gp = IterativeGP(KERNEL, 0.2, solver=CG, estimator=Standard(16), num_steps=5, precision="float32")
+    near, far = gp.fit(X, y), gp.fit(X + 2.0**26, y)
+    np.testing.assert_allclose(far.noise, near.noise, rtol=1e-3)
+    np.testing.assert_allclose(far.predict(X[:5] + 2.0**26).mean, near.predict(X[:5]).mean, rtol=1e-3)
+
+
+def test_a_fit_that_ends_before_its_tolerance_says_so(data):
+    X, y = data
+    few = ConjugateGradients(1e-8, 2, 0)
+    with pytest.warns(
+        UserWarning, match=r"expected solves to a residual of 1e-08, got budget at .*\. Mean and samples"
+    ):
+        gp = IterativeGP(KERNEL, 1e-4, optimise=False, solver=few, estimator=Pathwise(16)).fit(X, y)
+    assert gp.info["residual"] > 1e-3
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Traces of nutpie and PyMC, made by the real packages: read as they are, or scored by PyMC's own gradient."""
 
 import warnings
+from contextlib import nullcontext
 
 import jax
 import numpy as np
@@ -12,11 +13,13 @@ from scipy.special import gammaln
 
 import mcmcpost as mp
 from mcmcpost.io import read_trace
+from mcmcpost.io.samplers.pymc import check_normalised
 
 pytestmark = pytest.mark.interop
 REASON = "needs the extra `interop`"
 nutpie = pytest.importorskip("nutpie", reason=REASON)
 pymc = pytest.importorskip("pymc", reason=REASON)
+transforms = pytest.importorskip("pymc.distributions.transforms", reason=REASON)
 
 UNCONSTRAINED = ("mu[0]", "mu[1]", "sigma_log__", "w_simplex__[0]", "w_simplex__[1]", "upper_logodds__")
 
@@ -177,5 +180,28 @@ def test_a_pymc_model_has_its_evidence():
     with pymc.Model() as improper:
         mu = pymc.Flat("mu")
         pymc.Normal("y", mu, 2.0, observed=y)
-    with pytest.raises(ValueError, match="expected proper priors, got flat priors of mu"):
+    with pytest.raises(ValueError, match="expected proper priors, got improper ones of mu"):
         mp.bridge_evidence(tree, improper, key=jax.random.key(0))
+
+
+NEIGHBOURS = np.array([[0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("prior", "said"),
+    [
+        (lambda: pymc.ICAR("x", W=NEIGHBOURS), "improper ones of x"),
+        (lambda: pymc.CAR("x", mu=np.zeros(2), W=NEIGHBOURS, alpha=0.5, tau=1.0), "got x, a CAR"),
+        (lambda: pymc.Normal("x", shape=2, transform=transforms.ordered, initval=[0, 1]), "transformation Ordered"),
+        (lambda: pymc.Normal("x", shape=2, transform=transforms.log), "transformation LogTransform"),
+        (lambda: pymc.HalfNormal("x", shape=2, default_transform=transforms.log_exp_m1), None),
+        (lambda: pymc.ZeroSumNormal("x", shape=2), None),
+        (lambda: pymc.Dirichlet("x", np.ones(2)), None),
+        (lambda: pymc.Uniform("x", shape=2), None),
+    ],
+)
+def test_priors_that_pymc_does_not_normalise_have_no_evidence(prior, said):
+    with pymc.Model() as model:
+        pymc.Normal("y", prior(), 1.0, observed=np.zeros(2))
+    with nullcontext() if said is None else pytest.raises(ValueError, match=said):
+        check_normalised("bridge_evidence", model)

@@ -29,6 +29,28 @@ def test_chains_of_several_files_are_one_trace(tmp_path, rng):
     assert joined["sample_stats"]["gradient"].coords["unconstrained_parameter"].values.tolist() == ["a", "b"]
 
 
+def test_what_jobs_have_in_common_is_kept(tmp_path, rng):
+    """Attributes of the root, groups inside groups, and variables without chains that are the same."""
+    paths = []
+    for i in range(2):
+        tree = job(rng)
+        tree.attrs = {"model_file": "m.py", "num_warmup": 5, "seed": i}
+        tree["posterior/labels"] = xarray.DataTree(xarray.Dataset({"q": ("k", [1, 2])}))
+        of_rungs = {"same": ("k", [1.0, 2.0]), "swap_rate": ("k", rng.normal(size=2))}
+        tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(of_rungs)
+        paths.append(mp.save_tree(tree, tmp_path / f"{i}.nc"))
+    joined = mp.load_tree(*paths)
+    assert joined.attrs == {"model_file": "m.py", "num_warmup": 5}
+    assert joined["posterior/labels"]["q"].values.tolist() == [1, 2]
+    assert joined["sample_stats"]["same"].values.tolist() == [1.0, 2.0]
+    assert "swap_rate" not in joined["sample_stats"]
+
+
+def other_reference(tree: xarray.DataTree, mean: float = 1.0) -> None:
+    reference = {"reference_mean": ("reference_parameter", np.full(2, mean))}
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(reference)
+
+
 def other_variable(tree: xarray.DataTree) -> None:
     tree["posterior"]["more"] = tree["posterior"]["a"]
 
@@ -42,10 +64,13 @@ def other_group(tree: xarray.DataTree) -> None:
     [
         (other_variable, r"the same variables of posterior.*\['more'\] in one only"),
         (other_group, "the groups of .* in "),
+        (other_reference, r"the reference_mean of .*0\.nc in .*1\.nc, got another reference"),
     ],
 )
 def test_files_that_differ_are_refused(tmp_path, rng, change, words):
     one, other = job(rng), job(rng)
+    if change is other_reference:
+        other_reference(one, 0.0)
     change(other)
     paths = [mp.save_tree(tree, tmp_path / f"{i}.nc") for i, tree in enumerate((one, other))]
     with pytest.raises(mp.InputError, match=words):

@@ -115,11 +115,13 @@ def test_functions_instead_of_a_model(key):
     )  # fmt: skip
     assert read_ladder(made).names == ("x[0]",)
     assert (made["sample_stats"]["swap_rate"].values[:, :-1] > 0).all()
+    with_evidence = mp.log_evidence(made).to_datatree(made)
     more = mp.add_rungs(
-        made, [0.6], log_likelihood=lambda x: -2 * (x[0] - 1) ** 2, log_prior=lambda x: -0.5 * (x**2).sum(),
+        with_evidence, [0.6], log_likelihood=lambda x: -2 * (x[0] - 1) ** 2, log_prior=lambda x: -0.5 * (x**2).sum(),
         sample_prior=lambda key: jax.random.normal(key, (1,)), key=key, num_warmup=40, kernel=KERNEL,
     )  # fmt: skip
     assert more["posterior"]["temperature"].values.tolist() == [0.0, 0.05, 0.3, 0.6, 1.0]
+    assert ("evidence" in with_evidence.children, "evidence" in more.children) == (True, False)
     for group in ("posterior", "sample_stats"):
         old = more[group].sel(temperature=list(LEVELS)).to_dataset()
         assert old.equals(made[group].to_dataset()[list(old.data_vars)])
@@ -311,6 +313,20 @@ def test_traces_must_be_alike(tree):
         mp.ladder_from_traces(parts)
     with pytest.raises(ValueError, match="a tree with a dim `temperature`"):
         mp.ladder_from_traces(parts[1.0])
+
+
+def test_sites_are_taken_where_stored_draws_have_labels_of_their_own(tree):
+    """Draws of another program may be in any order: its labels are not the model's."""
+    parts = pieces(tree)
+    for t, part in parts.items():
+        stats = part["sample_stats"].to_dataset()
+        turned = stats.isel(unconstrained_parameter=slice(None, None, -1))
+        labels = [f"{name}_raw" for name in turned["unconstrained_parameter"].values]
+        parts[t] = part.copy()
+        parts[t]["sample_stats"] = turned.assign_coords(unconstrained_parameter=labels)[["unconstrained_draw"]]
+    made = mp.ladder_from_traces(parts, model, (DATA,))
+    expected, found = (read_ladder(each).draws for each in (tree, made))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_rungs_in_another_order_of_parameters_are_refused(tree):

@@ -261,6 +261,13 @@ def test_settings_that_cannot_run_are_refused(change, message):
         ConjugateGradients(rank=-1)
 
 
+def test_right_hand_sides_and_guesses_may_be_lists(data):
+    points, right = data
+    a = system("matern", points)
+    listed = solve(a, right.tolist(), SOLVERS["cg"], initial=np.zeros_like(right).tolist())
+    np.testing.assert_allclose(listed.value, solve(a, right, SOLVERS["cg"]).value, rtol=1e-6, atol=1e-9)
+
+
 def test_requests_that_do_not_fit_are_refused(data):
     points, right = data
     a = system("matern", points)

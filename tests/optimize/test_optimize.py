@@ -197,7 +197,7 @@ def test_linear_systems_are_solved_with_a_consistent_estimate(method, spd, rng):
     solution = solve_linear(spd, spd @ truth, method=method, rtol=1e-10)
     assert solution.converged
     np.testing.assert_allclose(solution.value, truth, atol=1e-7)
-    np.testing.assert_allclose(spd @ solution.value - spd @ truth, solution.residual, atol=1e-7)
+    np.testing.assert_allclose(solution.residual, spd @ solution.value - spd @ truth, rtol=0, atol=1e-13)
     short = solve_linear(lambda v: spd @ v, spd @ truth, method=method, rtol=1e-10, max_steps=3)
     assert (short.converged, short.num_steps) == (False, 3)
     estimate = short.estimate.dense()

@@ -24,12 +24,10 @@ def pymc_density(where: str, tree: "xarray.DataTree", model: "pymc.Model", *, no
     Raises
     ------
     ValueError : a free variable is discrete, is not among the draws, or is of another shape there. Where a `normalised`
-        density is asked for, a prior is flat.
+        density is asked for, a prior is improper, or is not normalised by PyMC.
     """
-    flat = [rv.name for rv in model.free_RVs if type(rv.owner.op).__name__ in ("FlatRV", "HalfFlatRV")]
-    if normalised and flat:
-        cure = "The evidence does not exist: give them proper ones."
-        raise InputError(where, "proper priors", f"flat priors of {', '.join(flat)}", cure)
+    if normalised:
+        check_normalised(where, model)
     discrete = [variable.name for variable in model.discrete_value_vars]
     if discrete:
         raise InputError(
@@ -60,6 +58,40 @@ def pymc_density(where: str, tree: "xarray.DataTree", model: "pymc.Model", *, no
         lambda row: np.asarray(dlogp(point(row)), dtype=np.float64),
         {"pymc_version": version("pymc")},
     )
+
+
+IMPROPER = ("FlatRV", "HalfFlatRV", "ICARRV")
+UNNORMALISED = ("CARRV",)
+"""Distributions of PyMC of which it leaves the normalising constant out."""
+
+SAME_SUPPORT = ({"LogTransform", "LogExpM1"}, {"LogOddsTransform", "Interval", "IntervalTransform"})
+"""Transformations that may stand for each other: any other than its own leaves part of a distribution's mass out."""
+
+
+def check_normalised(where: str, model: "pymc.Model") -> None:
+    """Refuse priors whose density, as PyMC has it, does not integrate to one."""
+    kinds = {rv.name: type(rv.owner.op).__name__ for rv in model.free_RVs}
+    improper = [name for name, kind in kinds.items() if kind in IMPROPER]
+    if improper:
+        cure = "The evidence does not exist: give them proper ones."
+        raise InputError(where, "proper priors", f"improper ones of {', '.join(improper)}", cure)
+    loose = [f"{name}, a {kind.removesuffix('RV')}" for name, kind in kinds.items() if kind in UNNORMALISED]
+    loose += [
+        f"{rv.name}, with the transformation {type(transform).__name__}"
+        for rv, transform in model.rvs_to_transforms.items()
+        if rv in model.free_RVs and _narrows(rv, transform)
+    ]
+    if loose:
+        cure = "Write the log density with its constant in JAX and pass logdensity_fn=, or choose another prior."
+        raise InputError(where, "priors that PyMC normalises", "; ".join(loose), cure)
+
+
+def _narrows(variable: Any, transform: Any) -> bool:
+    """Return whether a transformation is not that of the distribution, as `ordered` and the logarithm of a normal."""
+    from pymc.distributions.transforms import _default_transform
+
+    own, chosen = type(_default_transform(variable.owner.op, variable)).__name__, type(transform).__name__
+    return transform is not None and own != chosen and not any({own, chosen} <= group for group in SAME_SUPPORT)
 
 
 def _free_values(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> list[np.ndarray]:
