@@ -56,3 +56,20 @@ WITHOUT_GAIN = (
 
 TRUSTED = (Status.CONTROLLED, Status.REGULARISED, Status.NUGGET_RAISED, Status.PLAIN)
 """Statuses whose error is believed, and is not at rounding."""
+
+WORST_FIRST = (
+    Status.UNDEFINED,
+    Status.BAD_SCORES,
+    Status.TOO_FEW_DRAWS,
+    Status.HEAVY_TAIL,
+    Status.NOT_CONVERGED,
+    Status.NUGGET_RAISED,
+    Status.REGULARISED,
+    Status.CONTROLLED,
+    Status.PLAIN,
+    Status.UNSEEN,
+    Status.ON_TRUST,
+    Status.EXACT,
+    Status.CONSTANT,
+)
+"""What is made of several parts has the first of their statuses."""

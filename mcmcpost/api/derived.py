@@ -207,6 +207,7 @@ def answer_spread(
         question.names,
         question.values,
         question.method,
+        events=question.events,
         **estimate_options(question, standardize, folds, fallback),
     )
 

@@ -24,7 +24,9 @@ from mcmcpost.control import (
     estimate_expectations,
     estimate_jointly,
     estimate_quantiles,
+    level_texts,
     pool,
+    repeated_chain,
     stored_estimate,
     worth_of,
 )
@@ -198,9 +200,9 @@ def summary(
         table["sd_cv"], table["mcse_sd_cv"] = spread.mean, spread.mcse
     if len(levels):
         found = answer_quantiles(question, levels, folds=folds)
-        for place, level in enumerate(levels):
+        for place, level in enumerate(level_texts(levels)):
             own = slice(place, None, len(levels))
-            table[f"q{level:g}_cv"], table[f"mcse_q{level:g}_cv"] = found.mean[own], found.mcse[own]
+            table[f"q{level}_cv"], table[f"mcse_q{level}_cv"] = found.mean[own], found.mcse[own]
     return table
 
 
@@ -248,7 +250,8 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
 
     Raises
     ------
-    ValueError, TypeError : fewer than two; other names or numbers of draws; what is no estimate.
+    ValueError, TypeError : fewer than two; other names or numbers of draws; a chain in two of them; what is no
+        estimate.
 
     Warns
     -----
@@ -266,6 +269,10 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
             draws = f"{parts[0].residuals.shape[1]} and {part.residuals.shape[1]}"
             cure = "Reduce as many draws of each chain: tree.isel(draw=slice(n))."
             raise InputError(where, "estimates from chains of one length", draws, cure)
+    shared = repeated_chain(parts)
+    if shared is not None:
+        got = f"one of the chains of estimate {shared[0]} in estimate {shared[1]}, counting from 0"
+        raise InputError(where, "every chain once", got, "Pass estimates of different chains.")
     pooled = pool(parts)
     apart = [name for name, bad in zip(pooled.names, contradicting(parts, pooled), strict=True) if bad]
     if apart:

@@ -87,6 +87,7 @@ def elpd(
         question.values,
         parts,
         question.method,
+        events=np.zeros(2 * n, bool),  # a log likelihood that never changes is that of a masked observation
         **estimate_options(question, standardize, folds, fallback),
     )
     with np.errstate(invalid="ignore"):

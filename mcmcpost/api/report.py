@@ -180,7 +180,7 @@ def gather(
     return Contents(
         title=title,
         notices=tuple(notices),
-        asked=lines,
+        asked=lines | dict(asked or {}),
         provenance=_provenance(None if subject is None else subject.tree, command),
         posterior=posterior,
         evidence=found,

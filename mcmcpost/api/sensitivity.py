@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.mcse import GOOD_KHAT
 from mcmcpost._core.precision import in_float64
-from mcmcpost._core.status import Status
+from mcmcpost._core.status import WORST_FIRST, Status
 from mcmcpost._core.text import json_able
 from mcmcpost._core.weights import weights_khat
 from mcmcpost.api.derived import estimate_options
@@ -30,7 +30,7 @@ class PriorChange(NamedTuple):
     names, mean, mcse : p integrands, their expectations under the new posterior, E[rf]/E[r], and standard errors.
     pareto_khat : of the ratios; above 0.7 they are too unequal, and the status is ``heavy_tail``.
     ess : (Σr)²/Σr², the draws that are left.
-    status : ``controlled``, ``plain``, ``heavy_tail``, ``bad_scores`` or ``undefined``.
+    status : ``heavy_tail``, or the worst of all of them.
     """
 
     log_evidence_change: float
@@ -56,7 +56,7 @@ class Derivatives(NamedTuple):
 
     log_evidence, mcse_log_evidence : d log p(y)/da = E[g], g = ∂ log p(y, x|a)/∂a, and its standard error.
     names, mean, mcse : p integrands, dE[f]/da = Cov(f, g) under the posterior, and standard errors.
-    status : ``controlled``, ``plain``, ``bad_scores`` or ``undefined``.
+    status : the worst of all of them.
     """
 
     log_evidence: float
@@ -121,6 +121,7 @@ def reweight_prior(
     found, status = _derived(
         question,
         series,
+        np.append(False, _possible_events(question)),
         Smooth(("log evidence",), np.zeros((1, 1), int), _log),
         Smooth(question.names, np.stack([0 * own, own], axis=1), _ratio),
     )
@@ -174,6 +175,7 @@ def hyper_derivatives(
     found, status = _derived(
         question,
         np.concatenate([g, f, f * g], axis=-1),
+        np.concatenate([[False], _possible_events(question), _possible_events(question)]),
         Smooth(("log evidence",), np.zeros((1, 1), int), _first),
         Smooth(question.names, np.stack([0 * own, own, own + p], axis=1), _covariance),
     )
@@ -211,16 +213,21 @@ def _one_value(where: str, tree: "xarray.DataTree", name: str, given: Any) -> Fl
     return found.values[..., 0]
 
 
-def _derived(question: Question, series: Float[np.ndarray, "c n q"], *parts: Smooth) -> tuple[Estimate, Status]:
-    """Return functions of the means of series, and one status for all."""
+def _possible_events(question: Question) -> Bool[np.ndarray, " p"]:
+    """Return which integrands may be events that were not seen; centred, any constant is zero."""
+    return question.events & np.isin(question.values[0, 0], (0.0, 1.0))
+
+
+def _derived(
+    question: Question, series: Float[np.ndarray, "c n q"], events: Bool[np.ndarray, " q"], *parts: Smooth
+) -> tuple[Estimate, Status]:
+    """Return functions of the means of series, and the worst of their statuses."""
     names = tuple(map(str, range(series.shape[-1])))
+    options = estimate_options(question, None, None, True)
     found = in_float64(estimate_derived)(
-        question.trace, names, series, parts, question.method, **estimate_options(question, None, None, True)
+        question.trace, names, series, parts, question.method, events=events, **options
     )
-    states = set(found.status)
-    order = (Status.UNDEFINED, Status.BAD_SCORES, Status.HEAVY_TAIL)
-    poor = next((state for state in order if state in states), None)
-    return found, poor or (Status.PLAIN if states == {Status.PLAIN} else Status.CONTROLLED)
+    return found, min(found.status, key=WORST_FIRST.index)
 
 
 def _table(names: tuple[str, ...], **columns: np.ndarray) -> "pandas.DataFrame":

@@ -4,8 +4,8 @@ from mcmcpost.control.auto import MAX_DEGREE, NEED, Auto
 from mcmcpost.control.errors import SAFETY, tail_inflation
 from mcmcpost.control.estimates.derived import KINDS, Smooth, estimate_derived, estimate_spread
 from mcmcpost.control.estimates.estimate import Estimate, estimate_expectations
-from mcmcpost.control.estimates.pooling import contradicting, pool, stored_estimate
-from mcmcpost.control.estimates.quantiles import estimate_quantiles
+from mcmcpost.control.estimates.pooling import contradicting, pool, repeated_chain, stored_estimate
+from mcmcpost.control.estimates.quantiles import estimate_quantiles, level_texts
 from mcmcpost.control.estimates.worth import worth_of
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.functional import ControlFunctional, SemiExact
@@ -74,9 +74,11 @@ __all__ = [
     "estimate_jointly",
     "estimate_quantiles",
     "estimate_spread",
+    "level_texts",
     "participants",
     "pool",
     "read_moments",
+    "repeated_chain",
     "solve_stein_weights",
     "standard_coordinates",
     "stored_estimate",

@@ -2,10 +2,11 @@
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -154,7 +155,7 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
             if _is_zarr(place):
                 _with_order(tree).to_zarr(temporary, consolidated=False)
             else:
-                _with_order(tree).to_netcdf(temporary, engine="h5netcdf")
+                _without_booleans(_with_order(tree)).to_netcdf(temporary, engine="h5netcdf")
         except (TypeError, ValueError, NotImplementedError) as error:
             places = _not_plain(tree)
             if not places and not isinstance(error, TypeError):
@@ -203,6 +204,22 @@ def _with_order(tree: "xarray.DataTree") -> "xarray.DataTree":
     for node in new.subtree:
         order = {"groups": list(node.children), "variables": [str(name) for name in node.data_vars]}
         node.attrs = {**node.attrs, _ORDER: json.dumps(order)}
+    return new
+
+
+def _without_booleans(tree: "xarray.DataTree") -> "xarray.DataTree":
+    """Return the tree with attributes true and false as one and zero: netCDF has no such attributes."""
+
+    def numbers(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {k: np.asarray(v).astype(np.int8) if np.asarray(v).dtype.kind == "b" else v for k, v in attrs.items()}
+
+    new = tree.copy()
+    for node in new.subtree:
+        content = node.to_dataset(inherit=False).copy()
+        content.attrs = numbers(content.attrs)
+        for variable in content.variables.values():
+            variable.attrs = numbers(variable.attrs)
+        node.dataset = content
     return new
 
 

@@ -87,7 +87,8 @@ def resample(tree: "xarray.DataTree", *, key: jax.Array, num_draws: int | None =
 
     Parameters
     ----------
-    tree : with ``sample_stats.log_weight``. Groups with dims chain and draw are resampled, and others kept.
+    tree : with ``sample_stats.log_weight``. Groups with its chains and draws are resampled, but for those of the prior;
+        other groups and variables are kept.
     key : JAX key.
     num_draws : by default Kish's effective sample size, with which few draws are taken twice.
 
@@ -116,10 +117,13 @@ def resample(tree: "xarray.DataTree", *, key: jax.Array, num_draws: int | None =
         rows = rows[np.asarray(jax.random.permutation(second, size))]
     chain, draw = (xarray.DataArray(part, dims="draw") for part in np.divmod(rows, weights.values.shape[1]))
     new = tree.copy()
+    coords = {"chain": [0], "draw": np.arange(size)}
     for name, group in tree.children.items():
-        if {"chain", "draw"} <= set(group.sizes):
-            chosen = group.to_dataset().drop_vars([LOG_WEIGHT, NUM_LIVE, "chain", "draw"], errors="ignore")
-            chosen = chosen.isel(chain=chain, draw=draw).expand_dims("chain")
-            coords = {"chain": [0], "draw": np.arange(size)}
-            new[name] = xarray.DataTree(chosen.transpose("chain", "draw", ...).assign_coords(coords))
+        if str(name).startswith("prior") or (group.sizes.get("chain"), group.sizes.get("draw")) != weights.values.shape:
+            continue
+        old = group.to_dataset().drop_vars([LOG_WEIGHT, NUM_LIVE, "chain", "draw"], errors="ignore")
+        drawn = [name for name, variable in old.variables.items() if {"chain", "draw"} <= set(variable.dims)]
+        chosen = old[drawn].isel(chain=chain, draw=draw).expand_dims("chain").transpose("chain", "draw", ...)
+        kept = old.drop_vars(drawn).drop_dims(["chain", "draw"], errors="ignore")
+        new[name].dataset = chosen.merge(kept).assign_coords(coords).assign_attrs(old.attrs)
     return new

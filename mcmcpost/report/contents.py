@@ -130,13 +130,14 @@ def estimates_note(rows: list[dict[str, str]]) -> str:
 
 
 def convergence_note(rows: list[dict[str, str]]) -> str:
-    """Return the largest R-hat and the smallest effective sample sizes of those rows that have them."""
-    known = [row for row in rows if row["rhat"] != "nan"]
-    if not known:
+    """Return the largest R-hat and the smallest effective sample sizes of those rows that have them: one chain has no
+    R-hat."""
+    known = {kind: [row[kind] for row in rows if row[kind] != "nan"] for kind in ("rhat", "ess_bulk", "ess_tail")}
+    if not (known["ess_bulk"] and known["ess_tail"]):
         return "R-hat and ESS unknown"
-    rhat = max((row["rhat"] for row in known), key=float)
-    bulk, tail = (min((row[kind] for row in known), key=float) for kind in ("ess_bulk", "ess_tail"))
-    return f"R-hat up to {rhat}, ESS from {bulk} (bulk) and {tail} (tail)"
+    rhat = f"R-hat up to {max(known['rhat'], key=float)}" if known["rhat"] else "R-hat unknown"
+    bulk, tail = (min(known[kind], key=float) for kind in ("ess_bulk", "ess_tail"))
+    return f"{rhat}, ESS from {bulk} (bulk) and {tail} (tail)"
 
 
 def request(contents: Contents) -> str:
@@ -161,7 +162,11 @@ def answers(contents: Contents) -> list[str]:
         value = digits_of(evidence.value, evidence.error)
         found.append(f"The log evidence is {value} ± {significant(evidence.error, 2)} nats ({evidence.method}).")
     if contents.posterior is not None:
-        found.append(headline(contents.posterior.estimate))
+        found.append(headline(contents.posterior.estimate.status, contents.posterior.estimate.gain))
+    if contents.joint is not None:
+        status = tuple(own for part in contents.joint.values() for own in part.status)
+        gain = np.concatenate([part.gain for part in contents.joint.values()])
+        found.append(f"Related tasks, {headline(status, gain)}")
     return found
 
 
@@ -298,15 +303,15 @@ def joint_rows(joint: JointEstimate) -> list[dict[str, str]]:
     ]
 
 
-def headline(estimate: Estimate) -> str:
+def headline(statuses: Sequence[Status], gains: Float[np.ndarray, " p"]) -> str:
     """Return the gains of the quantities in one sentence."""
-    usable = [j for j, s in enumerate(estimate.status) if s not in WITHOUT_GAIN]
-    counts = {str(s): estimate.status.count(s) for s in dict.fromkeys(estimate.status)}
+    usable = [j for j, s in enumerate(statuses) if s not in WITHOUT_GAIN]
+    counts = Counter(map(str, statuses))
     listed = ", ".join(f"{count} {status}" for status, count in counts.items())
-    gains = estimate.gain[usable]
+    gains = gains[usable]
     gains = gains[np.isfinite(gains)]
     if not len(gains):
-        return f"{number_of_quantities(len(estimate.names))}: {listed}."
+        return f"{number_of_quantities(len(statuses))}: {listed}."
     low, middle, high = (significant(float(x), 3) for x in (gains.min(), np.median(gains), gains.max()))
     text = f"Gain from {low} to {high}, median {middle}" if len(gains) > 1 else f"Gain {middle}"
-    return f"{number_of_quantities(len(estimate.names))}: {listed}. {text}."
+    return f"{number_of_quantities(len(statuses))}: {listed}. {text}."

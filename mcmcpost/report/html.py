@@ -161,7 +161,8 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
         "gain": draw(
             "gain",
             "Gain per quantity",
-            f"Bars of the factor of draws saved, on a logarithmic axis. {headline(part.estimate)}{part_of}",
+            f"Bars of the factor of draws saved, on a logarithmic axis."
+            f" {headline(part.estimate.status, part.estimate.gain)}{part_of}",
             size,
             lambda axes: plot_gain(head, axes),
         ),

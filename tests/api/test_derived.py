@@ -180,6 +180,22 @@ def test_a_constant_has_no_spread_and_no_correlation(tree):
     assert mp.correlation(tree, asked, "zv1").status == ("undefined",)
 
 
+def test_what_has_one_value_has_no_part_in_spreads(tree):
+    """A constant, or a zero that is a parameter, as in a Cholesky factor: no event that was not seen."""
+    new = tree.copy()
+    new["posterior"] = tree["posterior"].to_dataset().assign(zero=(("chain", "draw"), np.zeros((4, 250))))
+    asked = {"more": np.full((4, 250), 1.7)}
+    both = mp.covariance(new, ["a", "zero"], "zv1"), mp.covariance(new, {"a": new.posterior["a"].values} | asked, "zv1")
+    for found in (*both, mp.variance(new, ["a", "zero"], "zv1")):
+        own = np.array(["zero" in name or "more" in name for name in found.names])
+        assert (found.mcse[own] == 0).all()
+        assert (found.mcse[~own] > 0).all()
+        assert {found.status[j] for j in np.flatnonzero(own)} == {"constant"}
+    rare = mp.variance(tree, {"rare": lambda draw: draw["a"] > 50.0}, "zv1")
+    assert rare.status == ("unseen",)
+    assert rare.mcse[0] > 1e-4
+
+
 def test_an_event_that_was_not_seen_has_its_share_in_the_error(tree):
     asked = {"rare": lambda draw: draw["a"] > 50.0, "half": lambda draw: draw["b"] > 2.0}
     found = mp.delta_method(tree, {"odds": lambda mean: mean["rare"] / mean["half"]}, asked, "zv1")

@@ -127,3 +127,16 @@ def test_one_of_several_must_be_named(tree):
     with pytest.raises(mp.InputError, match="`var_name` where there are several"):
         mp.elpd(both)
     assert mp.elpd(both, "z", "plain").names[3] == "elpd_loo(z[0])"
+
+
+def test_a_masked_observation_adds_nothing(tree):
+    """Its log likelihood is zero at every draw."""
+    masked = tree.copy()
+    values = tree["log_likelihood"]["y"]
+    masked["log_likelihood"] = xr.DataTree(xr.Dataset({"y": xr.where(values["obs"] == 1, 0.0, values)}))
+    found, left_out = mp.elpd(masked, method="zv2"), tree.copy()
+    left_out["log_likelihood"] = xr.DataTree(xr.Dataset({"y": values.isel(obs=[0, *range(2, 20)])}))
+    expected = mp.elpd(left_out, method="zv2")
+    j = found.names.index("lppd(y[1])")
+    assert (found.mean[j], found.mcse[j], found.status[j]) == (0.0, 0.0, "constant")
+    np.testing.assert_allclose(found.mcse[:3], expected.mcse[:3], rtol=1e-6)

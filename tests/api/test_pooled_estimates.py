@@ -76,7 +76,8 @@ def test_a_part_without_an_error_has_no_weight_and_one_that_is_undefined_is_seen
     assert pooled.status == ("too_few_draws",)
     assert np.isnan(mp.pool_estimates(*[stated(1.0, np.nan)] * 2).mcse).all()
     undefined = mp.pool_estimates(stated(1.0, 0.1), stated(np.nan, np.nan, status="undefined", sd=np.nan))
-    assert np.isnan([undefined.mean, undefined.mcse_plain]).all()
+    assert np.isnan([undefined.mean, undefined.mcse, undefined.mcse_plain, undefined.gain]).all()
+    assert np.isnan(undefined.covariance).all()
     assert undefined.status == ("undefined",)
 
 
@@ -101,6 +102,22 @@ def test_new_chains_are_added_to_a_saved_reduction(rng, tmp_path):
     assert (np.abs(pooled.mean - whole.mean) < whole.mcse).all()
     np.testing.assert_allclose(pooled.mcse, whole.mcse, rtol=0.5)
     assert pooled.to_dataframe().shape == whole.to_dataframe().shape
+
+
+def test_a_chain_that_is_in_two_estimates_is_refused(rng, tmp_path):
+    x = chains(rng)
+    one = reduced(x)
+    mp.save_tree(one.to_datatree(), tmp_path / "one.nc")
+    for other in (one, mp.load_tree(tmp_path / "one.nc")):
+        with pytest.raises(mp.InputError, match="every chain once, got one of the chains of estimate 0 in estimate 1"):
+            mp.pool_estimates(one, other)
+
+
+def test_a_joint_estimate_is_pooled_task_by_task(rng):
+    x = chains(rng)
+    joint = mp.joint_expectation({"a": (mp.from_arrays(x, -x), x[..., 0])})
+    with pytest.raises(mp.InputError, match=r"estimates over `quantity`.*pool each task"):
+        mp.pool_estimates(joint.to_datatree(), joint["a"])
 
 
 REPLICATIONS = 200

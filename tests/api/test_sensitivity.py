@@ -43,6 +43,26 @@ def test_another_prior_has_its_evidence_and_its_posterior(rng):
     assert found.to_json_dict()["status"] == "controlled"
 
 
+def test_what_has_one_value_has_no_error_under_any_prior(rng):
+    tree = trace(rng)
+    fixed = {name: (("chain", "draw"), np.full((4, 100), value)) for name, value in (("zero", 0.0), ("one", 1.0))}
+    tree["posterior"] = tree["posterior"].to_dataset().assign(fixed)
+    asked = ["x", *fixed]
+    change = mp.reweight_prior(tree, log_ratio, asked, "zv2")
+    slopes = mp.hyper_derivatives(tree, lambda draw: 100 * draw["x"], asked, "plain")
+    np.testing.assert_allclose(change.mean[1:], [0.0, 1.0], atol=1e-12)
+    assert (change.mcse[1:] < 1e-12).all()
+    assert (slopes.mcse[1:] < 1e-12).all()
+    assert slopes.status is mp.Status.PLAIN
+
+
+def test_two_draws_have_no_status_of_success(rng):
+    with pytest.warns(mp.ScoreWarning):
+        found = mp.reweight_prior(trace(rng, (1, 2)), log_ratio, {"x": lambda draw: draw["x"]})
+    assert found.status in (mp.Status.TOO_FEW_DRAWS, mp.Status.HEAVY_TAIL)
+    assert np.isnan(found.mcse).all()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_its_errors_are_honest(rng):
@@ -62,6 +82,9 @@ def test_the_same_prior_changes_nothing(rng):
     assert found.log_evidence_change == pytest.approx(0.0, abs=1e-9)
     assert found.mean[0] == pytest.approx(mp.expectation(tree, method="zv2").mean[0])
     assert found.ess == pytest.approx(400)
+    plain = mp.reweight_prior(tree, np.zeros((4, 100)), method="plain")
+    assert plain.mcse_log_evidence == 0
+    assert plain.status is mp.Status.PLAIN
 
 
 def test_ratios_that_are_too_unequal_are_told(rng):

@@ -242,7 +242,20 @@ def test_resampled_draws_have_equal_weights_and_the_same_means(tree, nested):
         plain = mp.expectation(found, method="plain")
         assert (np.abs(plain.mean - mean) < 5 * plain.mcse).all()
         assert mp.check_tree(found).verdict == "pass"
-    assert mp.resample(tree, key=jax.random.key(1), num_draws=70)["posterior"].sizes == {"chain": 1, "draw": 70}
+    more = tree.copy()
+    chains, draws = (tree["posterior"].sizes[dim] for dim in ("chain", "draw"))
+    more["prior"] = xr.DataTree(
+        xr.Dataset({"a": (("chain", "draw"), np.arange(chains * draws).reshape(chains, draws))})
+    )
+    more["other"] = xr.DataTree(xr.Dataset({"a": (("chain", "draw"), np.arange(50.0)[None])}))
+    more["posterior/labels"] = xr.DataTree(xr.Dataset({"q": ("k", [1, 2])}))
+    more["posterior"].dataset = more["posterior"].to_dataset().assign(fixed=("school", [1.0, 2.0]))
+    few = mp.resample(more, key=jax.random.key(1), num_draws=70)
+    assert {name: few["posterior"].sizes[name] for name in ("chain", "draw")} == {"chain": 1, "draw": 70}
+    assert few["posterior"]["fixed"].dims == ("school",)
+    assert few["posterior/labels"]["q"].values.tolist() == [1, 2]
+    for name in ("prior", "other"):
+        assert few[name].to_dataset().equals(more[name].to_dataset())
     evidence = mp.bridge_evidence(
         mp.resample(tree, key=jax.random.key(1)), logdensity_fn=log_density, key=jax.random.key(2), method="plain"
     )

@@ -269,6 +269,23 @@ def test_a_quantile_near_a_jump_has_the_error_of_both_sides():
     assert 0.5 < np.mean(np.square(error)) / np.mean(square) < 2.0
 
 
+def test_a_quantile_that_is_the_largest_value_is_no_unseen_event(rng):
+    """Every draw is at most the largest value: of a discrete or capped quantity many draws have it."""
+    x = rng.normal(size=(4, 250, 1))
+    values = np.concatenate([x > -0.4, -1.0 * (x > -0.4), np.minimum(x, 0.0), np.maximum(-x, 0.0)], axis=-1)
+    found = estimate_quantiles(
+        make_trace(x, -x), ("up", "down", "cap", "floor"), values, np.array([0.1, 0.5, 0.9]), PlainMean()
+    )
+    assert set(found.status) == {Status.PLAIN}
+    assert found.mean[[1, 4, 8, 9]].tolist() == [1.0, -1.0, 0.0, 0.0]
+
+
+def test_levels_that_look_alike_have_names_of_their_own(rng):
+    x = rng.normal(size=(4, 250, 1))
+    found = estimate_quantiles(make_trace(x, -x), ("x",), x, np.array([0.1234567, 0.12345671]), PlainMean())
+    assert found.names == ("x [0.1234567]", "x [0.12345671]")
+
+
 @pytest.mark.parametrize("draws", [1, 2, 3])
 def test_a_quantile_of_too_few_draws_has_no_error(draws, rng):
     x = rng.normal(size=(4, draws, 1))

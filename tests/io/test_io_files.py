@@ -163,3 +163,15 @@ def test_an_order_that_is_none_is_refused(tree, tmp_path, order):
 def test_an_estimate_of_another_trace_is_refused(tree, estimate):
     with pytest.raises(ValueError, match=r"a tree of \(2, 50\) chains and draws, got \(2, 49\)"):
         estimate.to_datatree(tree.isel(draw=slice(49)))
+
+
+def test_attributes_that_are_true_or_false_are_kept(tree, tmp_path):
+    """As one and zero in netCDF, which has no such attributes; the tree that is written stays as it is."""
+    new = tree.copy()
+    new.attrs["tuned"] = True
+    new["posterior"].attrs["flags"] = [True, False]
+    for suffix in (".nc", ".zarr"):
+        found = load_tree(save_tree(new, tmp_path / f"x{suffix}"))
+        assert found.attrs["tuned"] == 1
+        assert np.asarray(found["posterior"].attrs["flags"]).tolist() == [1, 0]
+    assert new.attrs["tuned"] is True

@@ -172,6 +172,7 @@ def test_the_correlation_of_tasks_is_drawn_and_reported(joint, tmp_path):
     reading = Reading(mp.html_report(None, tmp_path / "joint.html", joint=joint))
     assert reading.problems == []
     assert "Related tasks, estimated jointly" in reading.texts("h2")
+    assert any("Related tasks, 2 quantities: " in text for text in reading.texts("p"))
     assert MARKUP in reading.texts("th")
     none = mp.control.JointEstimate({}, np.zeros((0, 0)), (), np.zeros((0, 0)))
     with pytest.raises(ValueError, match="fitted tasks"):
@@ -455,6 +456,8 @@ def test_quantities_that_are_not_finite_say_nothing_of_convergence():
     known, unknown = {"rhat": "1.01", "ess_bulk": "90", "ess_tail": "110"}, dict.fromkeys(KINDS, "nan")
     assert convergence_note([unknown, known, unknown]) == "R-hat up to 1.01, ESS from 90 (bulk) and 110 (tail)"
     assert convergence_note([unknown]) == "R-hat and ESS unknown"
+    one_chain = known | {"rhat": "nan"}
+    assert convergence_note([one_chain]) == "R-hat unknown, ESS from 90 (bulk) and 110 (tail)"
 
 
 def test_few_quantities_are_not_folded_and_need_no_script(rng):

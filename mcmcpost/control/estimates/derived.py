@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._core.arguments import check_size
 from mcmcpost._core.precision import beyond_rounding, in_units, units_of
-from mcmcpost._core.status import REPRODUCED, Status
+from mcmcpost._core.status import REPRODUCED, WORST_FIRST, Status
 from mcmcpost._core.weights import mean_over_draws
 from mcmcpost.control.estimates.estimate import (
     Estimate,
@@ -32,16 +32,6 @@ from mcmcpost.control.method import (
 )
 from mcmcpost.control.problem import Problem, check_cross_fitting, make_problem, sd_over_draws
 from mcmcpost.trace import StoredTrace, Trace, distinct_states
-
-WORST_FIRST = (
-    Status.TOO_FEW_DRAWS,
-    Status.NOT_CONVERGED,
-    Status.NUGGET_RAISED,
-    Status.REGULARISED,
-    Status.CONTROLLED,
-    Status.PLAIN,
-)
-"""Statuses of fits: a combination has the first of those of its parts."""
 
 
 class Smooth(NamedTuple):
@@ -242,6 +232,8 @@ def estimate_spread(
     names: tuple[str, ...],
     values: Float[np.ndarray, "c n p"],
     method: AbstractControlVariate,
+    *,
+    events: Bool[np.ndarray, " p"] | None = None,
     **options: Any,
 ) -> Estimate:
     """Estimate variances, standard deviations, covariances or correlations of integrands.
@@ -253,12 +245,14 @@ def estimate_spread(
     names, values : (c, n, p). Other arguments and `options` are those of `estimate_derived`.
     """
     p, units = len(names), units_of(values)
+    events = np.isin(values[0, 0], (0.0, 1.0)) & (True if events is None else events)
     scaled = in_units(values, units)
     with np.errstate(invalid="ignore"):
         sd = sd_over_draws(scaled, trace.weights)
         varies = beyond_rounding(scaled)
         sd = np.where(varies, sd, 1.0)
         standard = (scaled - mean_over_draws(scaled, trace.weights)) / sd * varies
+    fixed = ~varies & ~events  # as the zeros of a Cholesky factor: what it has to do with others is zero, too
     own = np.arange(p)
     asked = (own, own) if kind.offset is None else np.triu_indices(p, kind.offset)
     needed = (own, own) if kind.offset is None else np.triu_indices(p)
@@ -273,6 +267,7 @@ def estimate_spread(
         np.concatenate([standard, standard[..., needed[0]] * standard[..., needed[1]]], axis=-1),
         [Smooth(labels, inputs, kind.function)],
         method,
+        events=np.concatenate([events, ~(fixed[needed[0]] | fixed[needed[1]])]),
         **options,
     )
     with np.errstate(over="ignore", under="ignore"):

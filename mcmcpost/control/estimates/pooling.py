@@ -1,5 +1,6 @@
 """Estimates of other chains of one posterior as one estimate, which costs nothing but the new chains."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,32 +12,18 @@ from jaxtyping import Bool, Float
 from mcmcpost._core.arguments import check_tree_type
 from mcmcpost._core.errors import InputError
 from mcmcpost._core.large_arrays import zeros
-from mcmcpost._core.status import Status
+from mcmcpost._core.status import WORST_FIRST, Status
 from mcmcpost.control.estimates.estimate import GROUP, NUMBERS, Estimate
 from mcmcpost.control.estimates.judgement import DISAGREEMENT
 
 if TYPE_CHECKING:
     import xarray
 
+COMPARED = 100
+"""Draws at the start of two chains that show whether they are the same."""
+
 FREEDOM = 7
 """Degrees of freedom that an error from refits has about."""
-
-WORST_FIRST = (
-    Status.UNDEFINED,
-    Status.BAD_SCORES,
-    Status.TOO_FEW_DRAWS,
-    Status.HEAVY_TAIL,
-    Status.NOT_CONVERGED,
-    Status.NUGGET_RAISED,
-    Status.REGULARISED,
-    Status.CONTROLLED,
-    Status.PLAIN,
-    Status.UNSEEN,
-    Status.ON_TRUST,
-    Status.EXACT,
-    Status.CONSTANT,
-)
-"""A pooled quantity has the first of the statuses of its parts."""
 
 
 def pool(estimates: Sequence[Estimate]) -> Estimate:
@@ -64,12 +51,14 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
     outer = np.zeros((len(total), len(total)))
     for own, part in zip(weight, estimates, strict=True):
         outer += own[:, None] * own * np.where(np.isfinite(part.covariance), part.covariance, 0.0)
+    mean = (weight * mean).sum(axis=0)
+    error = np.where(np.isnan(mean), np.nan, error)
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(error > 0, (plain / error) ** 2, 1.0)
         scattered = (share * sd**2).sum(axis=0) / (share * sd**2 / ratio).sum(axis=0)
     return Estimate(
         names=estimates[0].names,
-        mean=(weight * mean).sum(axis=0),
+        mean=mean,
         mcse=error,
         gain=np.where(np.isfinite(error), gain, np.nan),
         variance_ratio=np.where(sd.max(axis=0) > 0, scattered, 1.0),
@@ -80,7 +69,7 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         mcse_plain=plain,
         mean_crossfit=(weight * crossfit).sum(axis=0),
         residuals=_one_after_the_other([part.residuals for part in estimates]),
-        covariance=outer * np.sqrt(noise[:, None] * noise),
+        covariance=np.where(np.isnan(mean) | np.isnan(mean)[:, None], np.nan, outer * np.sqrt(noise[:, None] * noise)),
         info={"pooled_draws": draws.tolist(), "duplicates": estimates[0].info.get("duplicates", {})},
     )
 
@@ -99,6 +88,17 @@ def _weights(
     weight = np.where(known, np.where(alike, share, precision), 0.0)
     weight = np.where(known.any(axis=0), weight, share)
     return weight / weight.sum(axis=0)
+
+
+def repeated_chain(estimates: Sequence[Estimate]) -> tuple[int, int] | None:
+    """Return two estimates that share a chain, whose residuals at its first draws are the same; None without one."""
+    heads = [np.asarray(part.residuals[:, :COMPARED]) for part in estimates]
+    for (i, ours), (j, theirs) in itertools.combinations(enumerate(heads), 2):
+        for chain in ours:
+            moving = np.nanmax(chain, axis=0, initial=-np.inf) > np.nanmin(chain, axis=0, initial=np.inf)
+            if moving.any() and (theirs[..., moving] == chain[:, moving]).all(axis=(1, 2)).any():
+                return i, j
+    return None
 
 
 def contradicting(estimates: Sequence[Estimate], pooled: Estimate) -> Bool[np.ndarray, " p"]:
@@ -122,6 +122,9 @@ def stored_estimate(tree: "xarray.DataTree") -> Estimate:
         got, cure = ", ".join(tree.children) or "no group", "Write them with estimate.to_datatree()."
         raise InputError("pool_estimates", f"a tree with estimates, in a group {GROUP}", got, cure)
     group = tree.children[GROUP].to_dataset()
+    if "quantity" not in group.dims:
+        got, cure = f"dims {', '.join(map(str, group.dims))}", "Of a joint estimate pool each task by itself."
+        raise InputError("pool_estimates", "estimates over `quantity`", got, cure)
     numbers = {field: group[name].values for name, field in NUMBERS.items()}
     return Estimate(
         names=tuple(map(str, group["quantity"].values)),

@@ -131,6 +131,8 @@ def estimate_quantiles(
     error, plain_error = np.where(doubted, 1.0, error), np.where(doubted, 1.0, plain_error)
     few = ~constant & (size * np.minimum(levels, 1 - levels) < RULE_OF_THREE)
     status = [Status.UNSEEN if rare and s in TRUSTED else s for rare, s in zip(few, estimate.status, strict=True)]
+    largest = ~constant & ~few  # every draw is at most the largest value, which many have: no event is unseen
+    status = [Status.PLAIN if top and s is Status.UNSEEN else s for top, s in zip(largest, status, strict=True)]
     crossfit = invert(levels - (estimate.mean_crossfit - estimate.mean_plain))
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = estimate.covariance / estimate.mcse[:, None] / estimate.mcse[None, :]
@@ -151,7 +153,14 @@ def estimate_quantiles(
 
 def quantile_labels(names: tuple[str, ...], probabilities: Float[np.ndarray, " a"]) -> tuple[str, ...]:
     """Return the names of the quantiles of each integrand."""
-    return tuple(f"{name} [{level:g}]" for name in names for level in probabilities)
+    levels = level_texts(probabilities)
+    return tuple(f"{name} [{level}]" for name in names for level in levels)
+
+
+def level_texts(probabilities: Float[np.ndarray, " a"]) -> list[str]:
+    """Return the probabilities as text: six digits, and all where two would look the same."""
+    short = [f"{level:g}" for level in probabilities]
+    return short if len(set(short)) == len(short) else [repr(float(level)) for level in probabilities]
 
 
 def _sd(values: Float[np.ndarray, "m q"], weights: Weights | None) -> Float[np.ndarray, " q"]:
