@@ -131,6 +131,10 @@ def test_the_tree_of_a_joint_estimate_survives_a_file(tasks, draws, tmp_path):
     for name, variable in tree["control_variates"].data_vars.items():
         np.testing.assert_array_equal(loaded["control_variates"][name].values, variable.values)
     assert list(loaded.children) == list(tree.children)
+    table = found.to_dataframe()
+    assert list(table.index) == [("high", "cos"), ("high", "f"), ("low", "f")]
+    assert table.loc[("high", "f"), "mean_cv"] == found["high"].mean[1]
+    assert found.to_json_dict()["tasks"]["low"] == found["low"].to_json_dict()
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from mcmcpost.control.tasks.vector_valued import VectorValued
 from mcmcpost.trace import Trace, check_same_order, distinct_states, moving, with_coordinates
 
 if TYPE_CHECKING:
+    import pandas
     import xarray
 
 
@@ -80,6 +81,16 @@ class JointEstimate(dict[str, Estimate]):
         """The learnt B as a correlation matrix."""
         sd = np.sqrt(np.diagonal(self.task_covariance))
         return self.task_covariance / sd[:, None] / sd[None, :]
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return one row per task and quantity, with the columns of `Estimate.to_dataframe`."""
+        import pandas
+
+        return pandas.concat({task: part.to_dataframe() for task, part in self.items()}, names=["task"])
+
+    def to_json_dict(self) -> dict[str, dict[str, Any]]:
+        """Return ``{"tasks": {name: ...}}`` with what `Estimate.to_json_dict` has of each."""
+        return {"tasks": {task: part.to_json_dict() for task, part in self.items()}}
 
     def to_datatree(self) -> "xarray.DataTree":
         """Return a new tree with the estimates of all tasks in the group `control_variates`.
