@@ -18,6 +18,7 @@ from mcmcpost.control import (
 )
 from mcmcpost.io import integrand_values, read_trace
 from mcmcpost.kernels import AbstractKernel, InverseMultiquadric
+from mcmcpost.scores import ScoreError, where_not_finite
 from mcmcpost.stein import kernel_stein_discrepancy as stein_discrepancy, stein_thin
 from mcmcpost.trace import Trace, without_fixed
 
@@ -71,8 +72,8 @@ def stein_thinning(
     """Choose `size` draws greedily, so that their equally weighted average has a small Stein discrepancy.
 
     Riabiz et al. (2022, doi:10.1111/rssb.12503), Algorithm 1. It removes burn-in and compresses a trace: `size` is at
-    most the number of draws. Where every
-    draw is kept, `stein_weights` has smaller errors. `kernel` as for `kernel_stein_discrepancy`.
+    most the number of draws. Where every draw is kept, `stein_weights` has smaller errors. `kernel` as for
+    `kernel_stein_discrepancy`.
     """
     where = "stein_thinning"
     check_kind(where, "kernel", kernel, (AbstractKernel, None), "Such as InverseMultiquadric().")
@@ -113,10 +114,16 @@ def kernel_stein_discrepancy(
     kernel : on standardised coordinates; by default the inverse multiquadric (1 + ‖z−z'‖²/d)^(−1/2), which controls
         weak convergence.
     weights : Stein weights of this trace.
+
+    Raises
+    ------
+    ScoreError : scores that are not finite. ValueError, TypeError : weights of another trace; no kernel.
     """
     where = "kernel_stein_discrepancy"
     check_kind(where, "kernel", kernel, (AbstractKernel, None), "Such as InverseMultiquadric().")
     trace = without_fixed(read_trace(tree))
+    if not np.isfinite(trace.scores).all():
+        raise ScoreError(where_not_finite(trace))
     if weights is not None:
         check_weights(where, "weights", weights, trace)
     return float(in_float64(_discrepancy)(trace, kernel, None if weights is None else weights.values.reshape(-1)))

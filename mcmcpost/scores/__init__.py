@@ -1,6 +1,6 @@
 """Scores: gradients of a log density at stored draws, and the gate that tests them against those draws."""
 
-from mcmcpost.scores.gate import ScoreCheck, ScoreError, ScoreWarning, check_scores
+from mcmcpost.scores.gate import ScoreCheck, ScoreError, ScoreWarning, check_scores, where_not_finite
 from mcmcpost.scores.gradients import batch_scores, check_scalar, value_and_score
 from mcmcpost.scores.identities import disagreeing, effective_size, z_zero_mean
 
@@ -14,5 +14,6 @@ __all__ = [
     "disagreeing",
     "effective_size",
     "value_and_score",
+    "where_not_finite",
     "z_zero_mean",
 ]

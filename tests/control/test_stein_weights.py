@@ -133,3 +133,12 @@ def test_thinning_drops_burn_in(rng):
     assert set(thinned.chain) == {0, 1}
     with pytest.raises(ValueError, match="`size` of at least 1"):
         mp.stein_thinning(tree, 0, allow_bad_scores=True)
+
+
+def test_a_discrepancy_of_scores_that_are_not_finite_is_refused(rng):
+    x = rng.normal(size=(2, 20, 2))
+    scores = -x
+    scores[1, 3] = np.nan
+    tree = mp.from_arrays(x, scores, allow_bad_scores=True)
+    with pytest.raises(mp.ScoreError, match="not finite at 1 of 40 draws"):
+        mp.kernel_stein_discrepancy(tree)
