@@ -69,7 +69,17 @@ def renew(page: str, text: str, rows: Mapping[str, Sequence[Mapping[str, Any]]])
 
 def number(figure: str, table: str, rows: Mapping[str, Sequence[Mapping[str, Any]]], where: str) -> str:
     """Return a figure as text; `where` begins the message when it cannot be had."""
-    body, _, form = figure.partition(" as ")
+    value = evaluated(figure, table, rows, where)
+    _, _, form = figure.partition(" as ")
+    try:
+        return formatted(value, form.strip() or "#.2g")
+    except ValueError as error:
+        raise ValueError(f"{where}: `{figure}`: {error}") from error
+
+
+def evaluated(figure: str, table: str, rows: Mapping[str, Sequence[Mapping[str, Any]]], where: str) -> float:
+    """Return a figure, which is finite, as a number."""
+    body, _, _ = figure.partition(" as ")
     first, *rest = body.split(" over ")
     above = _parsed(first, Figure(table, "", {}, ""))
     try:
@@ -79,9 +89,16 @@ def number(figure: str, table: str, rows: Mapping[str, Sequence[Mapping[str, Any
         if rest:
             below = rest[0].strip()
             value /= float(below) if re.fullmatch(r"[\d.e-]+", below) else _value(_parsed(below, above), rows)
-        return _formatted(value, form.strip() or "#.2g")
+        if not math.isfinite(value):
+            raise ValueError(f"expected a finite number, got {value}")
     except (LookupError, ValueError, ZeroDivisionError) as error:
         raise ValueError(f"{where}: `{figure}`: {error}") from error
+    return value
+
+
+def table_of(figure: str) -> str:
+    """Return the name of the table that a figure names first."""
+    return _parsed(figure.partition(" as ")[0].split(" over ")[0], Figure("", "", {}, "")).table
 
 
 def _parsed(text: str, before: Figure) -> Figure:
@@ -118,9 +135,8 @@ def _value(figure: Figure, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> f
     return STATISTICS[figure.statistic](numbers) if figure.statistic else numbers[0]
 
 
-def _formatted(value: float, form: str) -> str:
-    if not math.isfinite(value):
-        raise ValueError(f"expected a finite number, got {value}")
+def formatted(value: float, form: str = "#.2g") -> str:
+    """Return a finite number as it stands in prose: without an exponent from 0.00001 to a million."""
     text = format(abs(value), form).rstrip(".")
     if "e" in text and form.endswith("g") and 1e-5 <= abs(value) < 1e6:
         text = f"{float(text):,.0f}" if abs(value) >= 1 else f"{float(text):.9f}".rstrip("0")

@@ -3,18 +3,20 @@
     python -m benchmarks.collect
 
 A table comes from the JSON of the run that printed it. Its question and its meaning are written by hand, in
-``results/notes.json`` under the name of that file. The pages are ``docs/results/*.md``; ``RESULTS.md`` is an index of
-them. Figures in these texts, in README.md and in the other pages of ``docs`` are taken from the tables, too; see
-``benchmarks/_figures.py``.
+``results/notes.json`` under the name of that file; what was asked for is in ``results/targets.json``. The pages are
+``docs/results/*.md``; ``RESULTS.md`` is an index of them. Figures in these texts, in README.md and in the other pages
+of ``docs`` are taken from the tables, too; see ``benchmarks/_figures.py``.
 """
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks._figures import fill, renew
 from benchmarks._table import RESULTS, aligned, settings_line
+from benchmarks._targets import MET, MISSED, NEARLY, target_rows
 
 ROOT = RESULTS.parents[1]
 PAGES_FOLDER = ROOT / "docs" / "results"
@@ -51,8 +53,7 @@ PAGES = {
         "means that errors are wider than they need to be.",
         (
             "errors",
-            "errors_500",
-            "errors_4000",
+            "errors_cells",
             "calibration_ar1__5",
             "calibration_ar1__9",
             "calibration_eight_schools",
@@ -217,13 +218,19 @@ A quick run is the same computation at sizes that end within two minutes of one 
 `--peers`, those with `DATA` need `--shared`, and those with `DIAMONDS` need `--diamonds`. Where rows of a table are of
 several runs, its command is that of the last.
 """
+TARGETS = """What was asked for before it was measured: by the papers, by the best of other programs, by prototypes. Of
+{total} targets {met} are met, {nearly} are missed by less than two standard errors, and {missed} are not met and have
+an answer. Figures are taken from the tables when the pages are written: a table that is made again changes them.
+"""
 WRITTEN = "The pages are written by `python -m benchmarks.collect` from the JSON of the runs in `benchmarks/results/`."
 
 
 def pages() -> dict[Path, str]:
     """Return the text of every file that is generated or has figures in it."""
     notes = json.loads((RESULTS / "notes.json").read_text())
-    records = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json") if path.stem != "notes"}
+    targets = json.loads((RESULTS / "targets.json").read_text())
+    tables = [path for path in RESULTS.glob("*.json") if path.stem not in ("notes", "targets")]
+    records = {path.stem: json.loads(path.read_text()) for path in tables}
     named = [name for page in PAGES.values() for name in page.tables]
     if sorted(named) != sorted(records) or sorted(notes) != sorted(records):
         raise ValueError(
@@ -234,6 +241,9 @@ def pages() -> dict[Path, str]:
     notes = {name: {key: fill(text, name, rows) for key, text in note.items()} for name, note in notes.items()}
     found = {PAGES_FOLDER / "index.md": _index(notes), RESULTS.parent / "RESULTS.md": _short_index()}
     found[PAGES_FOLDER / "runs.md"] = _runs(records)
+    found[PAGES_FOLDER / "targets.md"] = _targets(
+        {name: target_rows(name, part, rows) for name, part in targets.items()}
+    )
     for stem, page in PAGES.items():
         sections = [_section(name, records[name], notes[name]) for name in page.tables]
         found[PAGES_FOLDER / f"{stem}.md"] = "\n".join([f"# {page.title}\n\n{page.about}\n", *sections])
@@ -268,16 +278,36 @@ def _runs(records: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(["# Every run\n", AGAIN, *lines, ""])
 
 
+def _targets(subjects: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
+    """Return one table for each subject: every target, met or answered."""
+    page_of = {name: stem for stem, page in PAGES.items() for name in page.tables}
+    verdicts = Counter(row["verdict"] for rows in subjects.values() for row in rows)
+    numbers = {"total": verdicts.total(), "met": verdicts[MET], "nearly": verdicts[NEARLY], "missed": verdicts[MISSED]}
+    parts = ["# Targets\n", TARGETS.format(**numbers)]
+    for subject, rows in subjects.items():
+        parts += [f"## {subject}\n", "| target | aim | reached | | table |", "|---|---|---|---|---|"]
+        for row in rows:
+            name = row["table"]
+            table = f"[{name}]({page_of[name]}.md#{name})" if name else "by hand"
+            verdict = row["verdict"] + (f". {row['answer']}" if row["answer"] else "")
+            cells = [row["what"], row["aim"], row["reached"], verdict]
+            parts.append("| " + " | ".join([*(cell.replace("|", "\\|") for cell in cells), table]) + " |")
+        parts.append("")
+    return "\n".join(parts)
+
+
 def _index(notes: Mapping[str, Mapping[str, str]]) -> str:
-    parts = ["# Results\n", ABOUT, WRITTEN + " [Every run](runs.md) has its command.\n"]
+    parts = ["# Results\n", ABOUT]
+    parts.append(WRITTEN + " [Every run](runs.md) has its command, and [every target](targets.md) its figure.\n")
     for stem, page in PAGES.items():
         questions = "\n".join(f"- [{notes[name]['question']}]({stem}.md#{name})" for name in page.tables)
         parts.append(f"## [{page.title}]({stem}.md)\n\n{questions}\n")
-    return "\n".join([*parts, "```{toctree}\n:hidden:\n\n" + "\n".join([*PAGES, "runs"]) + "\n```\n"])
+    return "\n".join([*parts, "```{toctree}\n:hidden:\n\n" + "\n".join([*PAGES, "targets", "runs"]) + "\n```\n"])
 
 
 def _short_index() -> str:
     lines = [f"- [{page.title}](../docs/results/{stem}.md): {page.about}" for stem, page in PAGES.items()]
+    lines.append("- [Targets](../docs/results/targets.md): what was asked for, what was reached, and what was not.")
     lines.append("- [Every run](../docs/results/runs.md): commands, commits and hardware, and how to run them again.")
     return "\n".join(["# Results\n", WRITTEN + "\n", *lines, ""])
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks import _figures, _table
+from benchmarks import _figures, _table, _targets
 
 ROWS = {
     "speeds": [
@@ -101,3 +101,33 @@ def test_the_words_of_the_language_are_in_no_table():
             assert not [column for column in row if re.search(r"[;{}]| (over|as|or|!?=) ", column)], path.name
             values = [value for name, value in row.items() if isinstance(value, str) and name != "said"]  # a message
             assert not [value for value in values if re.search(r"[;{}]| (over|as|or) ", value)], path.name
+
+
+@pytest.mark.parametrize(
+    ("target", "reached", "verdict"),
+    [
+        ({"aim": "≤ 2", "figure": "speeds: s; method = auto"}, "1.50", "met"),
+        ({"aim": "≥ 2", "figure": "speeds: s; method = auto", "answer": "{other: memory} MB."}, "1.50", "not met"),
+        ({"aim": "≥ 2", "figure": "speeds: max(s)", "error": "speeds: max(s) over 5"}, "1.50 ± 0.30", "within"),
+        ({"aim": "≤ 0.2", "by hand": 0.2}, "0.200", "met"),
+        ({"aim": "≤ 0", "by hand": 0}, "0", "met"),
+    ],
+)
+def test_a_target_is_met_within_its_error_or_answered(target, reached, verdict):
+    [row] = _targets.target_rows("speed", [{"what": "it"} | target], ROWS)
+    assert row["reached"] == reached
+    assert row["verdict"].startswith(verdict)
+    assert row["table"] == ("" if "by hand" in target else "speeds")
+    assert row["answer"] == ("2,900 MB." if "answer" in target else "")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ({"aim": "≥ 2", "figure": "speeds: s; method = auto"}, "expected an answer, since 1.50 is not ≥ 2."),
+        ({"aim": "fast", "by hand": 1}, "expected an aim like \"≤ 0.06\", got 'fast'."),
+    ],
+)
+def test_a_target_that_is_missed_is_answered(target, said):
+    with pytest.raises(ValueError, match=re.escape(f"targets.json, speed: it: {said}")):
+        _targets.target_rows("speed", [{"what": "it"} | target], ROWS)
