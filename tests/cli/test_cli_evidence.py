@@ -178,6 +178,7 @@ def test_saved_ladders_are_compared(run, ladder, tmp_path):
     assert "probability" in run("evidence", path, other, "--method", "zv2").out
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_an_evidence_that_is_undefined_is_left_out_of_a_comparison(run, ladder, tmp_path):
     path, truth = ladder

@@ -99,6 +99,7 @@ def test_weighted_draws(run, tmp_path, rng):
     assert reduced["mean"] == pytest.approx((share * draws[..., 0]).sum() / share.sum(), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_stored_evidence_is_told(run, tmp_path, rng):
     drawn, path = short_ladder(rng)
     tree = mp.ladder_from_arrays(*drawn[:5])

@@ -314,6 +314,7 @@ def test_a_search_in_single_precision_ends_where_one_in_double_does(estimator, w
     assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(fits[1].kernel))
 
 
+@pytest.mark.slow
 def test_single_precision_keeps_the_digits_of_inputs_far_from_zero(data):
     """As years and coordinates are: the search ended at another lengthscale, with a noise of nearly one."""
     X, y = data
