@@ -192,7 +192,7 @@ def _of_method(records: list[tuple], truth: np.ndarray, truth_mcse: np.ndarray) 
     default = np.where(used, mean, plain)
     cells = []
     for j, exact in enumerate(truth):
-        if np.mean(((plain[:, j] - exact) / mcse_plain[:, j]) ** 2) > 1.5:
+        if np.mean(((plain[:, j] - exact) / mcse_plain[:, j]) ** 2) > MOST_Z2:
             cells.append({})
             continue
         z = np.abs(mean[:, j] - exact) / np.hypot(mcse[:, j], truth_mcse[j])

@@ -199,8 +199,9 @@ def sample_ladder(
 def compare(found: Mapping[str, "Evidence"]) -> "EvidenceComparison | None":
     """Return the comparison of several evidences; those that are undefined are left out of it, which is said."""
     known = {name: evidence for name, evidence in found.items() if np.isfinite([evidence.value, evidence.error]).all()}
-    for name in found.keys() - known.keys() if len(found) > 1 else ():
-        say("warning", f"not compared: the log evidence of {name} is undefined")
+    lost = [name for name in found if name not in known]
+    if lost and len(found) > 1:
+        say("warning", f"not compared: the log evidence of {', '.join(lost)} is undefined")
     return mcmcpost.compare_evidence(known) if len(known) > 1 else None
 
 

@@ -321,7 +321,7 @@ class IterativeGP(eqx.Module):
         if isinstance(fitted.solver, AbstractIterativeSolver) and fitted.info["outcome"] != "converged":
             wanted = f"solves to a residual of {fitted.solver.rtol:g}"
             how = f"{fitted.info['outcome']} at {fitted.info['residual']:.1g}"
-            cure = "Mean and samples are as far off. Give the solver more budget or rank, or use Cholesky()."
+            cure = "Mean and samples are off by more than they say. Give the solver more budget or rank, or Cholesky()."
             warn(fault("IterativeGP.fit", wanted, how, cure))
         return fitted
 

@@ -113,6 +113,15 @@ def test_a_chain_that_is_in_two_estimates_is_refused(rng, tmp_path):
             mp.pool_estimates(one, other)
 
 
+def test_rare_events_that_look_alike_are_pooled(rng):
+    """One draw of sixty in each chain, at the same place in two of them, and chains without any."""
+    x = chains(rng, (4, 60, 2))
+    rare = np.zeros((4, 60))
+    rare[[0, 2], 7] = rare[1, 5] = 1.0
+    parts = [mp.expectation(mp.from_arrays(x[own], -x[own]), rare[own], "plain") for own in (slice(2), slice(2, 4))]
+    assert mp.pool_estimates(*parts).mean[0] == pytest.approx(3 / 240)
+
+
 def test_a_joint_estimate_is_pooled_task_by_task(rng):
     x = chains(rng)
     joint = mp.joint_expectation({"a": (mp.from_arrays(x, -x), x[..., 0])})

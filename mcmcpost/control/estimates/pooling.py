@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 COMPARED = 100
 """Draws at the start of two chains that show whether they are the same."""
 
+TELLING = 10
+"""Distinct values among them above which a residual tells chains apart."""
+
 FREEDOM = 7
 """Degrees of freedom that an error from refits has about."""
 
@@ -91,12 +94,17 @@ def _weights(
 
 
 def repeated_chain(estimates: Sequence[Estimate]) -> tuple[int, int] | None:
-    """Return two estimates that share a chain, whose residuals at its first draws are the same; None without one."""
+    """Return two estimates that share a chain, whose residuals at its first draws are the same; None without one.
+
+    Rare events look alike in different chains: only residuals of many values tell, or an estimate that is there twice.
+    """
     heads = [np.asarray(part.residuals[:, :COMPARED]) for part in estimates]
     for (i, ours), (j, theirs) in itertools.combinations(enumerate(heads), 2):
+        if np.array_equal(ours, theirs, equal_nan=True) and (np.ptp(ours, axis=1) > 0).any():
+            return i, j
         for chain in ours:
-            moving = np.nanmax(chain, axis=0, initial=-np.inf) > np.nanmin(chain, axis=0, initial=np.inf)
-            if moving.any() and (theirs[..., moving] == chain[:, moving]).all(axis=(1, 2)).any():
+            telling = [len(np.unique(column)) > TELLING for column in chain.T]
+            if any(telling) and (theirs[..., telling] == chain[:, telling]).all(axis=(1, 2)).any():
                 return i, j
     return None
 
