@@ -22,6 +22,11 @@ def number_of_quantities(count: int) -> str:
     return "1 quantity" if count == 1 else f"{count} quantities"
 
 
+def number_of_draws(chains: int, draws: int) -> str:
+    """Return "1 chain of 500 draws", "4 chains of 1 draw"."""
+    return f"{chains} chain{'s' * (chains != 1)} of {draws} draw{'s' * (draws != 1)}"
+
+
 def significant(value: float, digits: int) -> str:
     """Return `value` with that many significant digits, without an exponent where it stays readable."""
     if not math.isfinite(value):

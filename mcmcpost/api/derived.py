@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from mcmcpost._core.arguments import as_names, check_flags, check_function, check_kind
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
-from mcmcpost.api.question import Question, of_moving, pose
+from mcmcpost.api.question import Question, contradicted, of_moving, pose, warn_of_contradiction
 from mcmcpost.control import KINDS, AbstractControlVariate, Estimate, Smooth, estimate_derived, estimate_spread
 from mcmcpost.io.integrands import NOT_TRACEABLE, tell_names
 
@@ -134,9 +134,10 @@ def delta_method(
     question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
     every = np.arange(len(question.names))[None]
     parts = [
-        Smooth((name,), every, _of_means(name, function, question), steps=True) for name, function in functions.items()
+        Smooth((name,), every, _of_means(name, function, question.shapes), steps=True)
+        for name, function in functions.items()
     ]
-    return in_float64(estimate_derived)(
+    estimate = in_float64(estimate_derived)(
         question.trace,
         question.names,
         question.values,
@@ -145,17 +146,19 @@ def delta_method(
         events=question.events,
         **estimate_options(question, standardize, folds, fallback),
     )
+    warn_of_contradiction(contradicted(estimate, known=question.bad_scores))
+    return estimate
 
 
 def _of_means(
-    name: str, function: Callable[[dict[str, Any]], Any], question: Question
+    name: str, function: Callable[[dict[str, Any]], Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> Callable[[Float[Array, " p"]], Float[Array, ""]]:
     """Return a user's function of a dict of means as one of their vector."""
-    ends = np.cumsum([int(np.prod(shape)) for shape in question.shapes.values()])
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])
 
     def of_vector(means: Float[Array, " p"]) -> Float[Array, ""]:
         pieces = jnp.split(means, ends[:-1])
-        named = {key: piece.reshape(shape) for (key, shape), piece in zip(question.shapes.items(), pieces, strict=True)}
+        named = {key: piece.reshape(shape) for (key, shape), piece in zip(shapes.items(), pieces, strict=True)}
         try:
             value = function(named)
         except NOT_TRACEABLE as error:
@@ -186,7 +189,9 @@ def _spread(
     fallback: bool,
 ) -> Estimate:
     question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
-    return answer_spread(question, kind, standardize=standardize, folds=folds, fallback=fallback)
+    estimate = answer_spread(question, kind, standardize=standardize, folds=folds, fallback=fallback)
+    warn_of_contradiction(contradicted(estimate, known=question.bad_scores))
+    return estimate
 
 
 def answer_spread(

@@ -187,7 +187,8 @@ def _estimate(
     check = check_ladder(ladder, health)
     if not check.passed:
         warn(check.message, ScoreWarning)
-    return estimate_log_evidence(ladder, health, check, method, allow_bad_scores=allow_bad_scores, **options)
+    found = estimate_log_evidence(ladder, health, check, method, allow_bad_scores=allow_bad_scores, **options)
+    return found if check.passed else found._replace(info=found.info | {"score_gate": check.message})
 
 
 def compare_evidence(

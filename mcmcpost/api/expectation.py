@@ -9,10 +9,18 @@ from jaxtyping import Float
 from mcmcpost._core.arguments import as_names, as_real, check_flags, check_kind
 from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.precision import in_float64
-from mcmcpost._core.status import Status
 from mcmcpost._core.warn import warn
 from mcmcpost.api.derived import answer_spread
-from mcmcpost.api.question import NO_GAIN, GatedTrace, Question, of_moving, pose, read_gated
+from mcmcpost.api.question import (
+    NO_GAIN,
+    GatedTrace,
+    Question,
+    contradicted,
+    of_moving,
+    pose,
+    read_gated,
+    warn_of_contradiction,
+)
 from mcmcpost.control import (
     AbstractControlVariate,
     Estimate,
@@ -31,7 +39,7 @@ from mcmcpost.control import (
     worth_of,
 )
 from mcmcpost.io import ConvergenceWarning, check_convergence, integrand_values, warn_of_convergence
-from mcmcpost.scores import ScoreError, ScoreWarning
+from mcmcpost.scores import ScoreError
 
 if TYPE_CHECKING:
     import pandas
@@ -76,7 +84,7 @@ def expectation(
     Raises
     ------
     ScoreError : the scores are not those of the draws, in a way that was recognised.
-    ValueError, TypeError : input of a wrong shape, kind or name; `Screened` for weighted draws.
+    ValueError, TypeError : input of a wrong shape, kind or name; `Screened` or `VectorValued` for weighted draws.
 
     Warns
     -----
@@ -158,7 +166,10 @@ def joint_expectation(
         warn_of_convergence(found if new else found._replace(divergences=0))
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
         inputs[name] = TaskInput(trace, labels, values, bad, not failed or allow_bad_scores, check.verified, events)
-    return in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize, fallback=fallback)
+    joint = in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize, fallback=fallback)
+    parts = ((task, contradicted(one, known=inputs[task].bad_scores)) for task, one in joint.items())
+    warn_of_contradiction([f"{task}: {name}" for task, names in parts for name in names])
+    return joint
 
 
 def summary(
@@ -183,7 +194,8 @@ def summary(
     tree, integrands, method, standardize, folds, allow_bad_scores, fallback : as in `expectation`.
     sd : also `sd_cv` and `mcse_sd_cv`, the controlled standard deviation and its error; see `standard_deviation`.
     quantiles : probabilities π whose quantiles are wanted too, in columns ``q{π}_cv`` and ``mcse_q{π}_cv``; see
-        `quantile`. The ends of ``az.summary``'s 89 % interval are those of (0.055, 0.945).
+        `quantile`, which takes no `standardize` and no `fallback`. The ends of ``az.summary``'s 89 % interval are those
+        of (0.055, 0.945).
 
     Returns
     -------
@@ -228,7 +240,9 @@ def quantile(
     """
     levels = check_probabilities(probabilities)
     question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
-    return answer_quantiles(question, levels, folds=folds)
+    found = answer_quantiles(question, levels, folds=folds)
+    warn_of_contradiction(contradicted(found, known=question.bad_scores))
+    return found
 
 
 def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
@@ -328,15 +342,7 @@ def answer(
         events=question.events,
         fallback=fallback,
     )
-    pairs = zip(estimate.names, estimate.status, strict=True)
-    contradicted = [name for name, status in pairs if status is Status.BAD_SCORES and not question.bad_scores]
-    if contradicted:
-        warn(
-            f"The controlled means of {', '.join(contradicted)} contradict the plain ones by more than five standard "
-            "errors: the scores may be of another density, or the chains have not seen the tails. The plain means "
-            "are returned.",
-            ScoreWarning,
-        )
+    warn_of_contradiction(contradicted(estimate, known=question.bad_scores))
     if question.seconds is None or not (worth := worth_of(estimate, question.seconds)):
         return estimate
     return estimate._replace(info=estimate.info | {"sampling_time": question.seconds, "worth": worth})

@@ -1,5 +1,6 @@
 """The question that a public function answers: tree, gated scores, integrands and method, each resolved once."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -7,11 +8,14 @@ from jaxtyping import Bool, Float
 
 from mcmcpost._core.arguments import check_flags
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.status import Status
 from mcmcpost._core.text import did_you_mean
+from mcmcpost._core.warn import warn
 from mcmcpost.control import (
     AbstractControlVariate,
     Auto,
     ControlFunctional,
+    Estimate,
     PlainMean,
     Screened,
     SemiExact,
@@ -29,7 +33,7 @@ from mcmcpost.io import (
     sampling_seconds,
     warn_of_convergence,
 )
-from mcmcpost.scores import ScoreCheck, ScoreError
+from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning
 from mcmcpost.trace import StoredTrace, Trace, moving, without_fixed
 
 if TYPE_CHECKING:
@@ -134,6 +138,26 @@ def _check(
     if scores_needed and check.pattern == "nonfinite":
         raise ScoreError(check.message)
     return check
+
+
+def contradicted(estimate: Estimate, *, known: bool) -> list[str]:
+    """Return the quantities whose controlled and plain estimates contradict each other.
+
+    known : the score gate has said before that the scores are bad: every status says so.
+    """
+    pairs = zip(estimate.names, estimate.status, strict=True)
+    return [name for name, status in pairs if status is Status.BAD_SCORES and not known]
+
+
+def warn_of_contradiction(names: Sequence[str]) -> None:
+    """Warn of quantities that `contradicted` returned."""
+    if names:
+        warn(
+            f"The controlled estimates of {', '.join(names)} contradict the plain ones by more than five standard "
+            "errors: the scores may be of another density, or the chains have not seen the tails. The plain ones are "
+            "returned.",
+            ScoreWarning,
+        )
 
 
 def of_moving(trace: Trace | StoredTrace, standardize: Any) -> Any:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from mcmcpost._core.arguments import as_names, check_count, check_flags, check_kind
 from mcmcpost._core.errors import InputError
+from mcmcpost._core.text import number_of_draws
 from mcmcpost._core.versions import versions
 from mcmcpost.api.evidence import evidence_of
 from mcmcpost.api.expectation import answer, answer_quantiles, check_probabilities
@@ -16,7 +17,9 @@ from mcmcpost.api.question import pose, resolve_method
 from mcmcpost.control import AbstractControlVariate, JointEstimate
 from mcmcpost.evidence import Evidence, disagreements
 from mcmcpost.io import (
+    Convergence,
     PosteriorVariables,
+    check_convergence,
     is_ladder,
     last_rung,
     posterior_variables,
@@ -115,24 +118,26 @@ def html_report(
 class Subject(NamedTuple):
     """What a report is about: the trace of one target, its variables, and an evidence or None.
 
-    note : description of the trace where it is not the tree that was given.
+    note : description of the trace where it is not the tree that was given. convergence : of all rungs of a ladder.
     """
 
     tree: "xarray.DataTree"
     variables: PosteriorVariables
     evidence: Evidence | None
-    note: str | None
+    note: str | None = None
+    convergence: Convergence | None = None
 
 
 def read_subject(tree: "xarray.DataTree", evidence: Evidence | None, allow_bad_scores: bool) -> Subject:
     """Return a trace as it is, and a ladder as its last rung with its evidence, estimated where none is given."""
     if not is_ladder(tree):
-        return Subject(tree, posterior_variables(tree), evidence, None)
+        return Subject(tree, posterior_variables(tree), evidence)
     ladder = read_ladder(tree)
     if evidence is None:
         evidence = evidence_of(ladder, allow_bad_scores=allow_bad_scores)
     rung = last_rung(tree, ladder)
-    return Subject(rung, posterior_variables(rung), evidence, "the last rung of a ladder of power posteriors")
+    note = "the last rung of a ladder of power posteriors"
+    return Subject(rung, posterior_variables(rung), evidence, note, check_convergence(tree, ()))
 
 
 def gather(
@@ -165,14 +170,19 @@ def gather(
         chains, draws, d = trace.draws.shape
         lines |= {
             "Method": method if isinstance(method, str) else repr(method),
-            "Draws": f"{chains} chains of {draws} draws, {d} unconstrained parameters",
+            "Draws": f"{number_of_draws(chains, draws)}, {d} unconstrained parameters",
             "Expectations": listing(question.names),
         }
-        notices += [text for text in (question.convergence.complaint, question.convergence.note, check.message) if text]
+        convergence = question.convergence
+        if (whole := subject.convergence) is not None:
+            convergence = convergence._replace(divergences=whole.divergences, transitions=whole.transitions)
+        notices += [text for text in (convergence.complaint, convergence.note, check.message) if text]
         posterior = PosteriorPart(
-            estimate, question.values, check, trace.names, question.convergence.divergences, quantiles
+            estimate, question.values, check, trace.names, convergence.recorded_divergences, quantiles
         )
     if evidence is not None:
+        if "score_gate" in evidence.info:
+            notices.append(f"Evidence: {evidence.info['score_gate']}")
         notices += [f"Evidence: {text}" for text in (*evidence.complaints, *disagreements(evidence))]
     if joint is not None:
         lines["Related tasks"] = ", ".join(joint)

@@ -115,7 +115,9 @@ def reweight_prior(
     ratio = np.exp(logs - top)
     question = pose(tree, integrands, method, allow_bad_scores)
     weight = ratio / ratio.sum()
-    centre = np.einsum("cn,cnp->p", weight, question.values)
+    first = question.values[0, 0]
+    constant = (question.values == first).all(axis=(0, 1))  # exactly: what is left of it would be rounding
+    centre = np.where(constant, first, np.einsum("cn,cnp->p", weight, question.values))
     series = np.concatenate([ratio[..., None], ratio[..., None] * (question.values - centre)], axis=-1)
     own = np.arange(1, len(centre) + 1)
     found, status = _derived(
@@ -168,8 +170,8 @@ def hyper_derivatives(
     """
     g = _one_value("hyper_derivatives", tree, "slope", slope)
     question = pose(tree, integrands, method, allow_bad_scores)
-    middle, centre = g.mean(), question.values.mean(axis=(0, 1))
-    f, g = question.values - centre, (g - middle)[..., None]
+    middle, centre, scale = g.mean(), question.values.mean(axis=(0, 1)), g.std() or 1.0
+    f, g = question.values - centre, (g - middle)[..., None] / scale  # the error of an unseen event is of unit size
     p = len(centre)
     own = np.arange(1, p + 1)
     found, status = _derived(
@@ -180,11 +182,11 @@ def hyper_derivatives(
         Smooth(question.names, np.stack([0 * own, own, own + p], axis=1), _covariance),
     )
     return Derivatives(
-        log_evidence=float(middle + found.mean[0]),
-        mcse_log_evidence=float(found.mcse[0]),
+        log_evidence=float(middle + scale * found.mean[0]),
+        mcse_log_evidence=float(scale * found.mcse[0]),
         names=question.names,
-        mean=found.mean[1:],
-        mcse=found.mcse[1:],
+        mean=scale * found.mean[1:],
+        mcse=scale * found.mcse[1:],
         status=status,
     )
 

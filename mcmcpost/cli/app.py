@@ -164,6 +164,7 @@ def sample(
     """Sample a model file with NUTS and write the trace, with scores and log likelihoods."""
     with _program():
         import mcmcpost
+        from mcmcpost._core.text import number_of_draws
         from mcmcpost.cli.progress import phase
         from mcmcpost.cli.source import keeping, sample_model
         from mcmcpost.io import check_convergence, posterior_variables
@@ -181,9 +182,9 @@ def sample(
         shape = tree["posterior"].sizes
         if as_json:
             facts = {"path": str(output), "chains": shape["chain"], "draws": shape["draw"]}
-            _print_json(facts | {"max_rhat": convergence.max_rhat, "divergences": convergence.divergences})
+            _print_json(facts | {"max_rhat": convergence.max_rhat, "divergences": convergence.recorded_divergences})
         else:
-            print(f"{output}: {shape['chain']} chains of {shape['draw']} draws")
+            print(f"{output}: {number_of_draws(shape['chain'], shape['draw'])}")
 
 
 @app.command()
@@ -192,7 +193,7 @@ def reduce(
         list[Path],
         typer.Argument(
             metavar="TRACE_OR_MODEL...",
-            help="A trace (.nc, .zarr), or several, one a job, whose chains are taken together; or a model file.",
+            help="A trace (.nc, .zarr, .csv), or several, one a job, whose chains are taken together; or a model file.",
         ),
     ],
     output: Output = None,
@@ -245,7 +246,7 @@ def reduce(
 def evidence(
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="SOURCE...", help="Traces with --model, ladders (.nc, .zarr), or model files."),
+        typer.Argument(metavar="SOURCE...", help="Traces (.nc, .zarr, .csv) with --model, ladders, or model files."),
     ],
     output: Output = None,
     model: Annotated[
@@ -330,7 +331,7 @@ def evidence(
 
 @app.command()
 def report(
-    trace: Annotated[Path, typer.Argument(help="A trace with scores, or a ladder (.nc, .zarr).")],
+    trace: Annotated[Path, typer.Argument(help="A trace with scores (.nc, .zarr, .csv), or a ladder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="New file, .html.")],
     var_names: VarNames = None,
     filter_vars: FilterVars = None,

@@ -10,6 +10,7 @@ OPTIONAL = {
     "matplotlib": "plots and reports, the extra `report`",
     "jinja2": "reports, the extra `report`",
     "arviz-plots": "ArviZ's own plots",
+    "dask": "traces larger than memory, the extra `dask`",
     "nutpie": "traces of nutpie",
     "pymc": "traces of PyMC",
     "blackjax": "traces of BlackJAX",

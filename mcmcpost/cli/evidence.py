@@ -85,7 +85,7 @@ def open_sources(
         raise InputError(
             f"evidence: expected a ladder with --path, got the trace {traces[0]}. Add --ladder to sample one."
         )
-    if trees and not with_ladder:
+    if trees and not with_ladder and not any(map(is_model_file, paths)):
         own = {"option": None if traces else options or None, "seed": None if traces else given["seed"]}
         if traces:
             cure = "Drop them, or add --ladder to sample one from the trace."
@@ -99,7 +99,7 @@ def open_sources(
         ladders = {}
         for path, run in runs.items():
             ladders[path] = sample_ladder(run, placed, trees[path])
-            stack.enter_context(keeping(path, partial(ladders.__getitem__, path)))
+            stack.enter_context(keeping(model_of[path], partial(ladders.__getitem__, path)))
         return [Source(path, trees[path], model_of[path], ladders[path]) for path in paths]
     runs = {path: _prepare(path, options, settings) for path in paths if is_model_file(path)}
     for path, run in runs.items():

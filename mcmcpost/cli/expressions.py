@@ -3,9 +3,10 @@
 An expression is a function of one draw and is computed at every draw: ``theta[0] / theta[1]``, ``mu > 0``,
 ``mean(theta)``, ``where(x > 1, log(x), 0)``. It may contain
 
-- names of posterior variables, in backquotes where they are no identifiers: ```prey[1912.2]```; ``x[0]`` is also the
-  variable of that name where there is no ``x``;
-- numbers, always taken as floats; ``+ - * / **``; indices ``theta[0]``, ``cov[0, -1]`` (after chain and draw);
+- names of posterior variables, and of elements as the table prints them, in backquotes where they are no identifiers:
+  ```prey[1912.2]```, ```theta[Choate]```;
+- numbers, always taken as floats; ``+ - * / **``; indices ``theta[0]``, ``cov[0, -1]`` (after chain and draw), which
+  are positions, or labels where whole numbers label the elements;
 - comparisons, chained or not, which give 1 or 0; ``and or not``, ``& | ~`` between conditions only (so that
   ``a > 0 & b > 0``, which Python reads as ``a > (0 & b) > 0``, is refused instead of computed);
 - ``exp log log1p expm1 sqrt abs sin cos tan tanh``, ``minimum(a, b)``, ``maximum(a, b)``, ``where(condition, a, b)``,
@@ -19,7 +20,7 @@ import ast
 import operator
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -84,19 +85,23 @@ class Evaluation(NamedTuple):
     """The evaluation of one expression. Every intermediate value has the two leading axes (c, n), or (1, 1).
 
     values : {variable: (c, n, ...)}.
+    numbered : variables whose elements are named by whole numbers that are not their positions.
     quoted : the variable that an identifier stands for, where it was quoted.
     refuse : raises the error of a node.
     """
 
     values: Values
+    numbered: Container[str]
     quoted: Mapping[str, str]
     refuse: Callable[[ast.AST, str], NoReturn]
 
     def run(self, tree: ast.expr) -> np.ndarray:
         """Return the values of `tree`, (c, n) or (c, n, p); invalid operations give NaN or infinity silently."""
-        lead = next(iter(self.values.values())).shape[:2]
         with np.errstate(all="ignore"):
             result = self.visit(tree)
+        lead = result.shape[:2]
+        if lead == (1, 1):  # of numbers alone
+            lead = next(iter(self.values.values())).shape[:2]
         if result.ndim > 3:
             self.refuse(tree, f"gives {result.ndim - 2} axes a draw (index it, or take sum or mean)")
         return np.broadcast_to(result, lead + result.shape[2:]).copy()
@@ -140,10 +145,14 @@ class Evaluation(NamedTuple):
 
     def element(self, node: ast.Subscript) -> np.ndarray:
         index = index_of(node)
-        if isinstance(node.value, ast.Name) and node.value.id not in self.values:
-            flat = f"{node.value.id}[{', '.join(map(str, index or ()))}]"
-            if flat in self.values:
-                return np.asarray(self.values[flat], np.float64)
+        if isinstance(node.value, ast.Name):
+            name = self.quoted.get(node.value.id, node.value.id)
+            if name not in self.values or name in self.numbered:
+                flat = f"{name}[{', '.join(map(str, index or ()))}]"
+                if flat in self.values:
+                    return np.asarray(self.values[flat], np.float64)
+            if name in self.numbered:
+                self.refuse(node, f"names no element of {name}, whose elements are named by their coordinates")
         value = self.visit(node.value)
         where: tuple[Any, ...] = (slice(None), slice(None), *(index or ()))
         try:
@@ -199,8 +208,8 @@ class Expression(NamedTuple):
     tree: ast.expr
     quoted: Mapping[str, str]
 
-    def __call__(self, values: Values) -> np.ndarray:
-        return Evaluation(values, self.quoted, self.refuse).run(self.tree)
+    def __call__(self, values: Values, numbered: Container[str] = ()) -> np.ndarray:
+        return Evaluation(values, numbered, self.quoted, self.refuse).run(self.tree)
 
     def refuse(self, node: ast.AST, why: str) -> NoReturn:
         """Raise the error of `node`, with its place in the text."""
@@ -249,7 +258,9 @@ def compile_expression(text: str) -> Expression:
     return expression
 
 
-def evaluate_expressions(posterior: Values, expressions: Mapping[str, str | Expression]) -> dict[str, np.ndarray]:
+def evaluate_expressions(
+    posterior: Values, expressions: Mapping[str, str | Expression], numbered: Container[str] = ()
+) -> dict[str, np.ndarray]:
     """Return each expression at every draw, {name: (c, n) or (c, n, p)}.
 
     Parameters
@@ -258,6 +269,9 @@ def evaluate_expressions(posterior: Values, expressions: Mapping[str, str | Expr
         Draws, {variable: (c, n, ...)}; also any other values that the expressions may name.
     expressions
         ``{name: text}``, or what `parse_expression` returned.
+    numbered
+        Variables whose elements are named by whole numbers that are not their positions, as ``theta[1]``, …: an index
+        is then such a name.
 
     Raises
     ------
@@ -265,7 +279,7 @@ def evaluate_expressions(posterior: Values, expressions: Mapping[str, str | Expr
         An unknown variable, an index outside one, shapes that do not fit, or more than one axis beside (c, n).
     """
     compiled = {name: compile_expression(e) if isinstance(e, str) else e for name, e in expressions.items()}
-    return {name: expression(posterior) for name, expression in compiled.items()}
+    return {name: expression(posterior, numbered) for name, expression in compiled.items()}
 
 
 def _unquote(line: str) -> tuple[str, dict[str, str]]:

@@ -8,7 +8,7 @@ import numpy as np
 
 import mcmcpost
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.text import digits_of, one_line, significant
+from mcmcpost._core.text import digits_of, number_of_draws, one_line, significant
 from mcmcpost.cli.options import refuse_model_file
 from mcmcpost.evidence import EVIDENCE_GROUP
 from mcmcpost.io import (
@@ -40,7 +40,7 @@ def describe(path: Path) -> dict[str, Any]:
     tree = mcmcpost.load_tree(path)
     ladder = is_ladder(tree)
     trace = posterior_rung(tree) if ladder else tree
-    attrs = {str(name): value for node in tree.subtree for name, value in node.attrs.items()}
+    attrs = {str(name): value for node in (*tree.subtree, tree) for name, value in node.attrs.items()}  # the root's win
     posterior = tree.children.get("posterior")
     sizes = {} if posterior is None else dict(posterior.sizes)
     return {
@@ -52,7 +52,7 @@ def describe(path: Path) -> dict[str, Any]:
         "temperatures": np.asarray(tree[GROUP][TEMPERATURE]).tolist() if ladder else None,
         "sampler": attrs.get("inference_library"),
         **{name: attrs.get(name) for name in RECORDED},
-        **_convergence(trace),
+        **_convergence(tree, trace),
         "weights": _weights(trace, posterior),
         "scores": _scores(trace),
         "evidence": _evidence(tree),
@@ -62,11 +62,12 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
-def _convergence(trace: "xarray.DataTree") -> dict[str, Any]:
+def _convergence(tree: "xarray.DataTree", trace: "xarray.DataTree") -> dict[str, Any]:
+    """Return the R-hat of a trace, and the divergences of the tree that it is of: of a ladder those of all rungs."""
     parts = posterior_variables(trace).scalars() if "posterior" in trace.children else ()
     found = check_convergence(trace, parts)
-    known = bool(found.transitions)
-    return {"max_rhat": found.max_rhat, "worst": found.worst, "divergences": found.divergences if known else None}
+    divergences = check_convergence(tree, ()).recorded_divergences
+    return {"max_rhat": found.max_rhat, "worst": found.worst, "divergences": divergences}
 
 
 def _weights(trace: "xarray.DataTree", posterior: "xarray.DataTree | None") -> dict[str, float] | None:
@@ -122,7 +123,7 @@ def description(facts: dict[str, Any]) -> str:
     """Return the facts as lines, and one line for each variable."""
     scores, rhat = facts["scores"], facts["max_rhat"]
     log_density = ", ".join(facts["log_density"]) or "not recorded"
-    shape = f"{facts['chains']} chains of {facts['draws']} draws" if facts["chains"] else "no posterior"
+    shape = number_of_draws(facts["chains"], facts["draws"]) if facts["chains"] else "no posterior"
     lines = {
         "file": f"{facts['path']}, a {facts['kind']}, {significant(facts['bytes'] / 1e6, 3)} MB",
         "draws": shape,
@@ -138,7 +139,7 @@ def description(facts: dict[str, Any]) -> str:
         "log density": log_density,
         "versions": ", ".join(f"{name} {text}" for name, text in facts["versions"].items()) or None,
     }
-    shown = {name: value for name, value in lines.items() if value not in (None, "")}
+    shown = {name: one_line(value) for name, value in lines.items() if value is not None and not _is_empty(value)}
     rows = [
         (
             one_line(f"{group.strip('/')}.{name}"),
@@ -152,6 +153,10 @@ def description(facts: dict[str, Any]) -> str:
     table = [f"{name:<{widths[0]}}  {dims:<{widths[1]}}  {kind}" for name, dims, kind in rows]
     width = max(map(len, shown))
     return "\n".join([*(f"{name:<{width}}  {value}" for name, value in shown.items()), "", *table])
+
+
+def _is_empty(value: object) -> bool:
+    return isinstance(value, str) and not value
 
 
 def _weights_text(weights: dict[str, float] | None) -> str | None:

@@ -15,7 +15,7 @@ from mcmcpost.cli.expressions import Expression, evaluate_expressions
 from mcmcpost.cli.model_file import ModelFile
 from mcmcpost.io import PosteriorVariables, posterior_variables
 from mcmcpost.io.convention import check_names, element_names, sample_dataset
-from mcmcpost.io.integrands import read_values
+from mcmcpost.io.integrands import names_of, read_values
 from mcmcpost.io.samplers.numpyro_model import ProbedModel
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def with_quantities(tree: "xarray.DataTree", model_file: ModelFile) -> "xarray.D
         return tree.copy()
     posterior = tree["posterior"]
     values = evaluate_quantities(model_file, posterior_variables(tree).draws())
+    _refuse_taken(f"Model file {model_file.path}", values, posterior.data_vars)
     dims = ("chain", "draw")
     variables = {
         name: ((*dims, *(f"{name}_dim_{i}" for i in range(array.ndim - 2))), array) for name, array in values.items()
@@ -43,6 +44,12 @@ def with_quantities(tree: "xarray.DataTree", model_file: ModelFile) -> "xarray.D
     coords = {dim: posterior[dim].values for dim in dims if dim in posterior.coords}
     new[GROUP] = xarray.DataTree(xarray.Dataset(variables, coords=coords))
     return new
+
+
+def _refuse_taken(where: str, quantities: Iterable[str], variables: Iterable[Any]) -> None:
+    taken = sorted({*quantities} & {*variables})
+    if taken:
+        raise InputError(where, "`quantities(draw)` to name what is no variable of the trace", taken, "Rename them.")
 
 
 def example_tree(model_file: ModelFile, probed: ProbedModel) -> "xarray.DataTree":
@@ -67,9 +74,7 @@ def example_tree(model_file: ModelFile, probed: ProbedModel) -> "xarray.DataTree
 
     with jax.enable_x64(True):
         sites, values = jax.eval_shape(at_one, jax.ShapeDtypeStruct((len(probed.names),), np.float64))
-    taken = sorted(set(values) & set(sites))
-    if taken:
-        raise InputError(where, "`quantities(draw)` to name what is no site", taken, "Rename them.")
+    _refuse_taken(where, values, sites)
     bad = [name for name, value in values.items() if value.dtype.kind not in "fiub" or not value.size]
     if bad:
         got = f"{values[bad[0]].dtype} of shape {values[bad[0]].shape} for {bad[0]}"
@@ -144,7 +149,7 @@ def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked:
         part = variables.elements_of(name)
         _add(scalars, part.names, np.moveaxis(part.values, -1, 0))
     kept = {name: known[name] for name in chosen if name not in variables.usable}
-    for arrays in (kept, evaluate_expressions(known, asked.expressions)):
+    for arrays in (kept, evaluate_expressions(known, asked.expressions, known.numbered)):
         for name, array in arrays.items():
             parts = [array[(..., *i)] for i in np.ndindex(array.shape[2:])]
             _add(scalars, element_names(name, array.shape[2:]), parts)
@@ -156,9 +161,11 @@ def _chosen(known: list[str], asked: Asked) -> list[str]:
     import arviz_base
     import xarray
 
-    if asked.names is None:
-        return known
     where, cure = "--var-names", f"There are {', '.join(known)}."
+    if asked.names is None:
+        if asked.filter_vars is not None:
+            raise InputError("--filter-vars", "names in --var-names", "none", cure)
+        return known
     exact = asked.filter_vars is None
     for name in (given.removeprefix("~") for given in asked.names if exact):
         if name not in known:
@@ -197,16 +204,42 @@ def _stored(tree: "xarray.DataTree") -> "dict[str, xarray.DataArray]":
 
 
 class ValuesOnDemand(Mapping[str, np.ndarray]):
-    """Values of variables by name, each read when it is asked for."""
+    """Values of variables by name, each read when it is asked for, and of elements by their name in a table.
+
+    numbered : names of the variables whose elements are numbered, other than by their position.
+    """
 
     def __init__(self, variables: "Mapping[str, xarray.DataArray]") -> None:
         self.variables = variables
+        self.numbered = {name for name, variable in variables.items() if _is_numbered(variable)}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.variables or self._element(str(name)) is not None
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return read_values(self.variables[name])
+        if name in self.variables:
+            return read_values(self.variables[name])
+        element = self._element(name)
+        if element is None:
+            raise KeyError(name)
+        return read_values(element)
+
+    def _element(self, name: str) -> "xarray.DataArray | None":
+        variable = self.variables.get(name.partition("[")[0])
+        names = () if variable is None or "[" not in name else names_of(variable)
+        if variable is None or name not in names:
+            return None
+        place = np.unravel_index(names.index(name), variable.shape[2:])
+        return variable[(slice(None), slice(None), *map(int, place))]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.variables)
 
     def __len__(self) -> int:
         return len(self.variables)
+
+
+def _is_numbered(variable: "xarray.DataArray") -> bool:
+    """Return whether whole numbers label a dim of the elements, and are not their positions."""
+    axes = [np.asarray(variable[dim].values) for dim in variable.dims[2:]]
+    return any(axis.dtype.kind in "iu" and not np.array_equal(axis, np.arange(len(axis))) for axis in axes)

@@ -272,6 +272,8 @@ def load_trace(
         args, kwargs = model_file.arguments(parse_options(options or []))
     with reading:
         tree = mcmcpost.load_tree(*paths)
+    if is_ladder(tree):
+        raise InputError("--model: expected a trace, got a ladder, which has its scores. Leave --model out.")
     with phase("scores and quantities"):
         scored = mcmcpost.attach_scores(tree, model_file.model, *args, allow_bad_scores=allow_bad_scores, **kwargs)
         scored = with_quantities(scored, model_file)

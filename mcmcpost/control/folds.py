@@ -34,6 +34,13 @@ class Folds(NamedTuple):
         small[...] = labels[:size]
         return cls(small, real[:size], int(labels.max()) + 1)
 
+    def merged(self, num_folds: int) -> "Folds":
+        """Return at most so many folds, of neighbours together."""
+        if self.num_folds <= num_folds:
+            return self
+        labels = np.where(self.labels < 0, -1, self.labels * num_folds // self.num_folds).astype(self.labels.dtype)
+        return self._replace(labels=labels, num_folds=num_folds)
+
     @property
     def num_train(self) -> int:
         """The smallest number of rows on which a fit without a fold is made."""

@@ -468,11 +468,12 @@ def make_joint_problem(
         num_folds = min(default_folds(trace.draws) for trace in traces)
     pooled = np.concatenate([trace.draws.reshape(-1, trace.draws.shape[-1]) for trace in traces])
     coordinates = standard_coordinates(pooled[None], moments)
-    problems = tuple(
+    problems = [
         make_problem(trace, value, states=own, num_folds=num_folds, coordinates=coordinates)
         for trace, value, own in zip(traces, values, states or [None] * len(traces), strict=True)
-    )
-    return join(problems)
+    ]
+    fewest = min(problem.folds.num_folds for problem in problems)  # equal blocks of each chain may be more, or repeats
+    return join(tuple(problem._replace(folds=problem.folds.merged(fewest)) for problem in problems))
 
 
 def join(problems: tuple[Problem, ...]) -> JointProblem:

@@ -76,6 +76,7 @@ class PooledPath(NamedTuple):
     """The log evidence from all draws of the ladder at once.
 
     value, mcse : ∫μ dt of the controlled path and its Monte Carlo standard error.
+    start_error : the part of it that is the error of the share of prior draws at which the likelihood is not zero.
     discretisation_error : distance to the integral with every second node.
     degree, level, method : of the polynomial, zero for none; the column of `fit` that was chosen; and its name.
     temperatures : (k,) the quadrature nodes; `fit` has the path there.
@@ -86,6 +87,7 @@ class PooledPath(NamedTuple):
 
     value: float
     mcse: float
+    start_error: float
     discretisation_error: float
     degree: int
     level: int
@@ -200,6 +202,7 @@ def pooled_path(
     return PooledPath(
         value=found.value + start_value,
         mcse=float(np.hypot(found.choice.error, start_error)),
+        start_error=float(start_error),
         discretisation_error=found.discretisation_error,
         degree=of_degree,
         level=found.choice.level,

@@ -295,5 +295,5 @@ def _path_half(
     path = pooled_path(ladder, degree=degree, num_nodes=NUM_NODES, power=1.0, last=last)
     if degree:
         # A degree that was asked for was not chosen by its error, so what it changed is no part of that.
-        path = path._replace(mcse=path_error(ladder, path.fit, degree, last))
+        path = path._replace(mcse=float(np.hypot(path_error(ladder, path.fit, degree, last), path.start_error)))
     return path._replace(value=path.value + shift)

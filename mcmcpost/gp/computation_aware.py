@@ -171,8 +171,9 @@ def _joint(
     points, inputs = jnp.asarray(X), jnp.asarray(Z)
     mean, _ = predict(kernel, points, projection, inputs)
     covariance = joint_covariance(kernel, points, projection, inputs) + noise * jnp.eye(len(inputs))
-    floor = jnp.finfo(covariance.dtype).eps * jnp.mean(prior_variance(kernel, inputs))
-    return mean, factorise(covariance, jnp.ones(len(inputs)), floor).lower
+    size = jnp.mean(prior_variance(kernel, inputs)) + noise
+    floor = jnp.where(size > 0, jnp.finfo(covariance.dtype).eps * size, 1)
+    return mean, jnp.where(size > 0, factorise(covariance, jnp.ones(len(inputs)), floor).lower, 0)
 
 
 NUM_ACTIONS = 256

@@ -236,7 +236,7 @@ class Automatic(AbstractGradientSolver):
         q = projected_dimension(stationary, n, d) + with_values
         if n * q <= self.dense_order * (8 if n > 2 * d else 1):
             return ProjectedCholesky()
-        return GradientCG(self.rtol, min(self.max_steps, n * q * q // 30) if fits(n * q) else self.max_steps)
+        return GradientCG(self.rtol, min(self.max_steps, max(n * q * q // 30, 1)) if fits(n * q) else self.max_steps)
 
     def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
         self.choose(profile.stationary, n, d, with_values=with_values).check(profile, n, d, with_values)

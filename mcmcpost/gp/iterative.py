@@ -115,7 +115,7 @@ class FittedIterativeGP(eqx.Module):
 
     mean_weights : (m,) H⁻¹y. sample_weights : (m, s) H⁻¹(f_j(X) + ε_j), None without random features.
     factor : (m, m) Cholesky factor of H after an exact fit, else None.
-    sampler, key_data : of the prior samples f_j.
+    sampler, key_data, key_kind : of the prior samples f_j.
     info : JSON-able facts: solver, outcome, residuals, epochs, parameters along the way; `fallback`, what conjugate
         gradients reached before Cholesky took their place.
     """
@@ -129,6 +129,7 @@ class FittedIterativeGP(eqx.Module):
     sample_weights: Float[np.ndarray, "m s"] | None
     factor: Float[np.ndarray, "m m"] | None
     key_data: np.ndarray
+    key_kind: str = eqx.field(static=True)
     info: dict[str, Any]
 
     def predict(self, X: object, *, noise: bool = True, exact_variance: bool = False) -> Prediction:
@@ -165,7 +166,7 @@ class FittedIterativeGP(eqx.Module):
 
     @property
     def _key(self) -> jax.Array:
-        return jax.random.wrap_key_data(jnp.asarray(self.key_data))
+        return jax.random.wrap_key_data(jnp.asarray(self.key_data), impl=self.key_kind)
 
     def _samples(self, points: np.ndarray) -> Array:
         assert self.sample_weights is not None
@@ -425,6 +426,7 @@ class IterativeGP(eqx.Module):
             weights[:, 1:] if probes else None,
             dense,
             np.asarray(jax.random.key_data(sample_key)),
+            str(jax.random.key_impl(sample_key)),
             info | {"solver": type(solver).__name__} | facts,
         )
 

@@ -12,6 +12,9 @@ from jaxtyping import Array, Bool, Float
 VARIANCES = ("amplitude", "noise")
 """Names of leaves that are variances."""
 
+LOCATIONS = ("centre",)
+"""Names of leaves that are points and not sizes: they are held wherever the origin is."""
+
 
 class Hyperparameters(NamedTuple):
     """A kernel and the variance of the noise, or the nugget, that is added to it."""
@@ -102,14 +105,17 @@ class Packing(eqx.Module):
         positive: Any = True,
         relative: bool = False,
     ) -> None:
-        chosen, self.fixed = eqx.partition(tree, free)
+        chosen, fixed = eqx.partition(tree, free)
+        places = jax.tree_util.tree_map_with_path(lambda path, _: _field(path) not in LOCATIONS, chosen)
+        chosen, held = eqx.partition(chosen, places)
+        self.fixed = eqx.combine(fixed, held)
         found = jax.tree_util.tree_flatten_with_path(chosen)[0]
         self.scale = Log() if scale is None else scale
         self.structure = jax.tree.structure(chosen)
         self.shapes = tuple(np.shape(leaf) for _, leaf in found)
         self.is_scaled = self.where(positive)
         self.mixed = not self.is_scaled.all()
-        self.squared = tuple(relative and getattr(path[-1], "name", "") in VARIANCES for path, _ in found)
+        self.squared = tuple(relative and _field(path) in VARIANCES for path, _ in found)
         pairs = zip(found, self.squared, strict=True)
         units = [np.ones(np.shape(leaf)) if square else np.asarray(leaf) for (_, leaf), square in pairs]
         self.units = _join(units, float) if relative else None
@@ -153,6 +159,11 @@ class Packing(eqx.Module):
         """Return bounds that keep positive parameters within a factor of their values at x."""
         box = np.stack(self.scale.interval(x, factor), axis=1)
         return np.where(self.is_scaled[:, None], box, np.array([[-np.inf, np.inf]]))
+
+
+def _field(path: tuple[Any, ...]) -> str:
+    """Return the name of the field at which a path into a tree ends."""
+    return getattr(path[-1], "name", "") if path else ""
 
 
 def _broadcast(mark: Any, tree: Any) -> Any:

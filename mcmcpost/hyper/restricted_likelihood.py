@@ -150,7 +150,8 @@ def maximise_restricted_likelihood(
         initial = packing.pack(tree)
         bounds = packing.box(initial, RESTRICTED_RANGE)
         bounds[:, 0] = initial + np.log(shortest)
-        bounds[packing.where(Hyperparameters(False, True))] = np.log(NUGGET_BOUNDS)
+        lowest, highest = NUGGET_BOUNDS
+        bounds[packing.where(Hyperparameters(False, True))] = np.log((min(lowest, nugget), max(highest, nugget)))
         packings.append(packing)
         problems.append(TrainingProblem(functools.partial(_restricted_loss, centre, packing, data), initial, bounds))
     best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from(problems)

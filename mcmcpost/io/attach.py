@@ -12,6 +12,8 @@ from mcmcpost._core.arguments import check_count, check_flags, check_function
 from mcmcpost._core.devices import map_rows
 from mcmcpost._core.errors import InputError
 from mcmcpost.io.convention import (
+    GROUP,
+    check_aligned,
     check_tree_type,
     posterior_as_draws,
     posterior_sites,
@@ -175,6 +177,8 @@ def attach_scores(
     check_flags(_WHERE, allow_bad_scores=allow_bad_scores)
     check_count(_WHERE, "batch_size", batch_size, "Use 512.")
     check_function(_WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True)
+    if GROUP in tree.children:
+        check_aligned(_WHERE, tree, tree.children[GROUP])
     if model is not None and logdensity_fn is None:
         scored = _of_model(tree, model, args, kwargs, batch_size)
     elif logdensity_fn is not None and not (model or args or kwargs):

@@ -96,7 +96,7 @@ def _read(tree: "xarray.DataTree") -> "tuple[xarray.DataArray, xarray.DataArray,
     for attrs in (variables.attrs, variables[SCORES].attrs):
         _check_declared(attrs)
     draws, scores = (oriented("read_trace", variables[name], rank=3) for name in (DRAWS, SCORES))
-    _check_aligned(tree, scores)
+    check_aligned("read_trace", tree, scores)
     labels = {DRAWS: coordinate_labels(draws), SCORES: coordinate_labels(scores)}
     check_same_order("read_trace", labels)
     return draws, scores, labels[DRAWS] or labels[SCORES]
@@ -251,26 +251,25 @@ def oriented(
     return variable.transpose(*dims, ...)
 
 
-def _check_aligned(tree: "xarray.DataTree", scores: "xarray.DataArray") -> None:
+def check_aligned(where: str, tree: "xarray.DataTree", stats: "xarray.DataArray | xarray.DataTree") -> None:
+    """Refuse statistics of the sampler with other chains or draws than the posterior group."""
     posterior = tree.children.get("posterior")
     if posterior is None:
         return
     for dim in ("chain", "draw"):
-        if dim not in posterior.sizes:
+        if dim not in posterior.sizes or dim not in stats.sizes:
             continue
-        ours, got = posterior.sizes[dim], f"{scores.sizes[dim]} there"
-        same = ours == scores.sizes[dim]
-        if same and dim in posterior.coords and dim in scores.coords:
-            one, other = (array.coords[dim].values for array in (posterior, scores))
+        ours, got = posterior.sizes[dim], f"{stats.sizes[dim]} there"
+        same = ours == stats.sizes[dim]
+        if same and dim in posterior.coords and dim in stats.coords:
+            one, other = (array.coords[dim].values for array in (posterior, stats))
             same = bool(np.array_equal(one, other))
             if not same:
                 place = int(np.argmax(one != other))
                 got = f"label {other[place]} there for {one[place]} at position {place}"
         if not same:
             expected = f"the same {dim}s in posterior ({ours}) and {GROUP}"
-            raise InputError(
-                "read_trace", expected, got, "Select chains and draws on the whole tree, not on one group."
-            )
+            raise InputError(where, expected, got, "Select chains and draws on the whole tree, not on one group.")
 
 
 def coordinate_labels(variable: "xarray.DataArray") -> tuple[str, ...] | None:

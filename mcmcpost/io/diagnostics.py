@@ -123,6 +123,11 @@ class Convergence(NamedTuple):
         return " ".join(parts) or None
 
     @property
+    def recorded_divergences(self) -> int | None:
+        """The number of divergent transitions; None where no sampler recorded them."""
+        return self.divergences if self.transitions else None
+
+    @property
     def note(self) -> str | None:
         """What is worth saying, although it is not wrong: an R-hat between both limits."""
         slow = self.limit - RHAT_LIMIT + RHAT_SLOW

@@ -197,7 +197,8 @@ def _variable(tree: "xarray.DataTree", name: str) -> "xarray.DataArray":
     return oriented("integrands", variables[name])
 
 
-def _names_of(variable: "xarray.DataArray") -> tuple[str, ...]:
+def names_of(variable: "xarray.DataArray") -> tuple[str, ...]:
+    """Return the names of the elements of a variable of dims chain, draw, …, by its coordinates."""
     dims = [str(dim) for dim in variable.dims[2:]]
     labels = tuple(_labels_along(variable, dim) for dim in dims)
     return tuple(element_names(str(variable.name), variable.shape[2:], labels))
@@ -211,7 +212,7 @@ def _labels_along(variable: "xarray.DataArray", dim: str) -> tuple[str, ...]:
 
 def named_values(variable: "xarray.DataArray") -> Integrands:
     """Return the elements of a variable of dims chain, draw, …, named by its coordinates."""
-    name, names = str(variable.name), _names_of(variable)
+    name, names = str(variable.name), names_of(variable)
     values = _numeric(name, variable, (variable.shape[0], variable.shape[1]))
     return Integrands(names, values, np.full(len(names), variable.dtype.kind != "f"), {name: variable.shape[2:]})
 
@@ -224,7 +225,7 @@ def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draw
     variables = posterior_variables(tree) if known else PosteriorVariables({}, ())
     found = _evaluated(entries, variables, chains_draws) if computed else {}
     floats = (variable for variable in variables.usable.values() if variable.dtype.kind == "f")
-    parameters = {name for variable in floats for name in _names_of(variable)}
+    parameters = {name for variable in floats for name in names_of(variable)}
     parts = []
     for name, entry in entries.items():
         part = _of_array(tree, name, found.get(name, entry), chains_draws)
@@ -286,6 +287,12 @@ def _evaluated(
             values = values.reshape(chains_draws[0], -1, *values.shape[1:])
             if name not in found:
                 found[name] = zeros((*chains_draws, *values.shape[2:]), values.dtype)
+            kept = found[name]
+            if values.shape[2:] != kept.shape[2:]:
+                raise _ragged(name, {values.shape[2:], kept.shape[2:]})
+            if not np.can_cast(values.dtype, kept.dtype, "safe"):  # untraced, it may return 0 here and 0.5 there
+                found[name] = zeros(kept.shape, np.promote_types(values.dtype, kept.dtype))
+                found[name][:, :start] = kept[:, :start]
             stop = start + values.shape[1]
             found[name][:, start:stop] = values
         start = stop
@@ -345,7 +352,10 @@ def _one_by_one(name: str, function: Callable[[dict[str, object]], object], draw
         values = [as_numbers("integrands", name, function(row), np.asarray) for row in rows]
     shapes = {value.shape for value in values}
     if len(shapes) > 1:
-        raise InputError(
-            "integrands", f"`{name}` to return one shape for every draw", sorted(shapes), "Pad the result."
-        )
+        raise _ragged(name, shapes)
     return np.stack(values)
+
+
+def _ragged(name: str, shapes: set[tuple[int, ...]]) -> InputError:
+    expected = f"`{name}` to return one shape for every draw"
+    return InputError("integrands", expected, sorted(shapes), "Pad the result.")

@@ -3,7 +3,7 @@
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,10 +70,21 @@ def _array(elements: dict[tuple[int, ...], np.ndarray]) -> np.ndarray | None:
 
 
 def posterior_tree(columns: Mapping[str, np.ndarray]) -> "xarray.DataTree":
-    """Return a tree whose posterior group holds the columns (c, n), elements put together."""
+    """Return a tree whose posterior group holds the columns (c, n), elements put together under their numbers."""
     import xarray
 
-    return xarray.DataTree.from_dict({"posterior": sample_dataset(variables(columns))})
+    dataset = sample_dataset(variables(columns))
+    dims = [dim for name in _from_one(columns) if name in dataset for dim in dataset[name].dims[2:]]
+    labels = {dim: dataset[dim].values + 1 for dim in dims}
+    return xarray.DataTree.from_dict({"posterior": dataset.assign_coords(labels)})
+
+
+def _from_one(columns: Iterable[str]) -> list[str]:
+    """Return the names of the arrays whose elements are counted from one in brackets, as ``theta[1]``, ``theta[2]``."""
+    least: dict[str, int] = {}
+    for match in filter(None, map(_BRACKETS.fullmatch, columns)):
+        least[match["name"]] = min(least.get(match["name"], 1), *map(int, match["index"].split(",")))
+    return [name for name, first in least.items() if first == 1]
 
 
 def check_equal_lengths(where: str, lengths: Sequence[int]) -> None:
@@ -153,11 +164,16 @@ APART = 4.0
 """|z| of E[(b − b̄)s] up to which a column b may be a parameter of its own: of a function g of the others the mean is
 −E[∇g]."""
 
+NO_PARAMETERS = ("lp__", "lp", "logp", "log_density", "log_posterior", "log_prior", "log_likelihood", "energy__")
+"""Columns that pass, as a log density b does because E[(b − b̄)s] = −E[s] = 0, and are no parameters."""
+
 
 def _tell_of_parameters(path: Path, alone: Mapping[str, np.ndarray], trace: Trace) -> None:
     """Warn of columns without a gradient that look like parameters: what varies and is no function of the others."""
     found = []
     for name, values in alone.items() if trace.draws[..., 0].size >= ENOUGH else ():
+        if name in NO_PARAMETERS:
+            continue
         products = (values - values.mean())[..., None] * trace.scores
         with np.errstate(all="ignore"):
             z = np.abs(products.mean(axis=(0, 1)) / mcse_mean(products))

@@ -123,7 +123,9 @@ def resample(tree: "xarray.DataTree", *, key: jax.Array, num_draws: int | None =
             continue
         old = group.to_dataset().drop_vars([LOG_WEIGHT, NUM_LIVE, "chain", "draw"], errors="ignore")
         drawn = [name for name, variable in old.variables.items() if {"chain", "draw"} <= set(variable.dims)]
-        chosen = old[drawn].isel(chain=chain, draw=draw).expand_dims("chain").transpose("chain", "draw", ...)
+        chosen = xarray.Dataset()
+        if drawn:
+            chosen = old[drawn].isel(chain=chain, draw=draw).expand_dims("chain").transpose("chain", "draw", ...)
         kept = old.drop_vars(drawn).drop_dims(["chain", "draw"], errors="ignore")
         new[name].dataset = chosen.merge(kept).assign_coords(coords).assign_attrs(old.attrs)
     return new

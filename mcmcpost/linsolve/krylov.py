@@ -53,7 +53,7 @@ class ConjugateGradients(AbstractIterativeSolver):
 
     rtol : residual relative to each right-hand side.
     budget : in solver epochs, one product with the matrix each.
-    rank : of the preconditioner; 0 for none.
+    rank : of the preconditioner; 0 for the diagonal alone.
     gain : for control functionals and Stein weights: stop too, converged, once a product lowers the variance of the
         rule by less than this fraction, long before the residual is small (docs/mathematics.md section 5); 0 for the
         residual only.

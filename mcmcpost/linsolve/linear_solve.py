@@ -58,6 +58,7 @@ def solve(
         raise InputError("solve", "B of shape (n, k)", columns.shape, "One right-hand side is b[:, None].")
     known = initial is None or isinstance(initial, jax.Array)
     guess: Any = initial if known else jnp.asarray(as_real("solve", "initial", initial))
+    guess = None if guess is None else guess.astype(system.dtype)
     return _solve(system, columns.astype(system.dtype), solver, guess, probes, key)
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost._core.arguments import check_count, check_flags, check_kind
@@ -144,9 +145,14 @@ class AbstractMethod(eqx.Module):
         check_count(name, "window", self.window, "Keep two or more.", most=100_000)
         check_kind(name, "kernel", self.kernel, (AbstractKernel, None), "Such as Matern52(0.8).")
         check_flags(name, quasi_newton=self.quasi_newton)
-        if not self.profile().stationary:
+        profile = self.profile()
+        if not profile.stationary:
             kind = type(self.kernel).__name__
             raise InputError(name, "a stationary `kernel`", kind, "Use `solve_linear` for quadratics.")
+        shape = np.shape(profile.kernel.lengthscale)  # type: ignore[union-attr]  # stationary kernels have one
+        if shape:
+            cure = "Its inputs are in units of the last step, as Matern52(0.8)."
+            raise InputError(name, "a `kernel` with one lengthscale", f"shape {shape}", cure)
 
     def profile(self) -> ScalarProfile:
         """Return the kernel's profile."""

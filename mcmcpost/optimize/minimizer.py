@@ -118,7 +118,8 @@ class _Evaluations:
             gradient = as_float64("minimize", "gradient", both[1], "d")
             if gradient.shape != x.shape:
                 raise InputError("minimize", f"a gradient of shape {x.shape}", gradient.shape, "Return it flat.")
-            self.known[name] = (value if np.isfinite(value) else np.inf, gradient)
+            defined = np.isfinite(value) and np.isfinite(gradient).all()
+            self.known[name] = (value if defined else np.inf, gradient)
         return self.known[name]
 
     def value(self, x: Float[np.ndarray, " d"]) -> float:

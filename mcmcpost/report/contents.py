@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from mcmcpost._core.mcse import rank_rhat
 from mcmcpost._core.status import REPRODUCED, WITHOUT_GAIN, Status
-from mcmcpost._core.text import digits_of, number_of_quantities, significant
+from mcmcpost._core.text import digits_of, number_of_draws, number_of_quantities, significant
 from mcmcpost.control import Estimate, JointEstimate
 from mcmcpost.evidence import Evidence
 from mcmcpost.scores import ScoreCheck
@@ -25,7 +25,8 @@ MANY_ROWS, FOLDED_ROWS = 30, 8
 class PosteriorPart(NamedTuple):
     """One trace: its estimate, the integrands (c, n, p) behind it, and what the score gate found.
 
-    parameters : d labels of the unconstrained coordinates. divergences : transitions after warm-up. quantiles : of the
+    parameters : d labels of the unconstrained coordinates. divergences : transitions after warm-up, None where they
+    are not recorded. quantiles : of the
     integrands, where they are asked for.
     """
 
@@ -33,7 +34,7 @@ class PosteriorPart(NamedTuple):
     values: Float[np.ndarray, "c n p"]
     check: ScoreCheck
     parameters: tuple[str, ...]
-    divergences: int
+    divergences: int | None
     quantiles: Estimate | None = None
 
     def listed(self) -> "PosteriorPart":
@@ -117,7 +118,7 @@ def groups_of(rows: list[dict[str, str]], note: Callable[[list[dict[str, str]]],
 
 def variable_of(name: str) -> str:
     """Return the name without the index of an element."""
-    return name.partition("[")[0]
+    return name.partition("[")[0].rstrip()  # of a quantile, "x [0.1]"
 
 
 def estimates_note(rows: list[dict[str, str]]) -> str:
@@ -147,7 +148,7 @@ def request(contents: Contents) -> str:
         chains, draws, p = contents.posterior.values.shape
         means = "the posterior mean" if p == 1 else "the posterior means"
         quantiles = "" if contents.posterior.quantiles is None else " and the quantiles"
-        wanted.append(f"{means}{quantiles} of {number_of_quantities(p)}, from {chains} chains of {draws} draws")
+        wanted.append(f"{means}{quantiles} of {number_of_quantities(p)}, from {number_of_draws(chains, draws)}")
     if contents.joint is not None:
         wanted.append(f"the expectations of {len(contents.joint)} related tasks")
     text = " and ".join(wanted)
@@ -160,7 +161,8 @@ def answers(contents: Contents) -> list[str]:
     if contents.evidence is not None:
         evidence = contents.evidence.evidence
         value = digits_of(evidence.value, evidence.error)
-        found.append(f"The log evidence is {value} ± {significant(evidence.error, 2)} nats ({evidence.method}).")
+        how = f"{evidence.method}, {evidence.status}"
+        found.append(f"The log evidence is {value} ± {significant(evidence.error, 2)} nats ({how}).")
     if contents.posterior is not None:
         found.append(headline(contents.posterior.estimate.status, contents.posterior.estimate.gain))
     if contents.joint is not None:

@@ -333,7 +333,7 @@ def write_html(text: str, path: Path, overwrite: bool = False) -> Path:
         return path
     target = path.resolve()  # a link stays one
     with written_beside(target) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="replace")  # a path may hold bytes that are no text
         check_destination(path, overwrite)
         temporary.replace(target)
     return path

@@ -252,11 +252,14 @@ class SurrogateHMC:
         training = c * (slots - slots // HELD_OUT) * (1 + self.settings.num_steps) // 2  # as long as on average
         if num_warmup > 0 and slots >= HELD_OUT and training >= needed:
             return True
+        size, steps = self.settings.history_size, self.settings.num_steps
+        got = f"num_warmup={num_warmup}, history_size={size} and num_steps={steps}"
+        cure = "Use a longer warm-up." if slots < size // steps else "Use a larger `history_size`."
         message = fault(
             "SurrogateHMC",
             f"a warm-up with {needed} gradients for training and {HELD_OUT} trajectories, one of them held out",
-            f"num_warmup={num_warmup}",
-            "NUTS with true gradients is used instead. Use a longer warm-up.",
+            got,
+            f"NUTS with true gradients is used instead. {cure}",
         )
         warn(message)
         return False

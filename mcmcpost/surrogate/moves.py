@@ -154,7 +154,7 @@ def surrogate_move(
     accepts with exp(E(x) − Ê(x) − E(y) + Ê(y)) (Christen and Fox, 2005).
     """
     key_moves, key_accept = jax.random.split(key)
-    cost = (0, 1, num_moves * (num_steps + 1))
+    cost = (0, 1, 1 + num_moves * num_steps)
     if num_moves == 1:
         key_p, key_step = jax.random.split(key_moves)
         p = metric.momentum(key_p, len(point.x))

@@ -1,5 +1,8 @@
 """Spreads, correlations and functions of expectations: exact values, calibration, and what they do at the edges."""
 
+import gc
+import weakref
+
 import arviz_stats
 import jax.numpy as jnp
 import numpy as np
@@ -230,3 +233,13 @@ def test_the_summary_joins_that_of_arviz(rng):
         assert (np.abs(joined[f"{name}_cv"] - joined[end]) < 3 * joined[f"mcse_{name}_cv"]).all()
     own = mp.quantile(tree, [0.055, 0.945], method="zv2")
     np.testing.assert_array_equal(joined[["q0.055_cv", "q0.945_cv"]].to_numpy().ravel(), own.mean)
+
+
+def test_a_function_does_not_keep_the_draws(rng):
+    x = rng.normal(size=(2, 50, 1))
+    tree = mp.from_arrays(x, -x, names=("x",))
+    kept = weakref.ref(tree["sample_stats"]["gradient"].values)
+    mp.delta_method(tree, {"square": lambda mean: mean["x"] ** 2}, method="plain")
+    del tree
+    gc.collect()
+    assert kept() is None

@@ -393,3 +393,17 @@ def test_the_calibration_check_catches_scores_of_another_target(seed):
     each, together = mean_squares(seed, 30, shift=0.7)
     assert (each > band(30)).any()
     assert together > band(60)
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_tasks_of_different_numbers_of_chains_have_the_same_folds(rng, guard):
+    """Four chains make eight folds and three chains nine; chains that stand still fewer."""
+    tasks = {}
+    for name, chains in (("a", 4), ("b", 3), ("c", 2)):
+        x = rng.normal(size=(chains, 30, 2))
+        if name == "c":
+            x[1] = x[1, :1]
+        tasks[name] = mp.from_arrays(x, -x), smooth(x)
+    with pytest.warns(mp.ConvergenceWarning, match="R-hat"):  # of a chain that stands still
+        found = mp.joint_expectation(tasks, mp.VectorValued(KERNEL, np.eye(3), 1e-2, guard=guard))
+    assert all(np.isfinite(part.mcse).all() for part in found.values())

@@ -85,7 +85,7 @@ def test_a_controlled_mean_that_contradicts_the_plain_one_is_warned_about(rng):
     """Two bumps with the scores of one normal of the same mean and variance, which the gate lets through."""
     x = 0.9 * rng.choice([-1.0, 1.0], size=(4, 300, 1)) + np.sqrt(0.19) * rng.normal(size=(4, 300, 1))
     tree = mp.from_arrays(x, -x)
-    with pytest.warns(mp.ScoreWarning, match=r"The controlled means of f\[0\] contradict"):
+    with pytest.warns(mp.ScoreWarning, match=r"The controlled estimates of f\[0\] contradict"):
         result = mp.expectation(tree, x**4, mp.ZeroVariance(4))  # of a normal this is three, exactly
     assert result.status == (mp.Status.BAD_SCORES,)
     assert result.mean == result.mean_plain

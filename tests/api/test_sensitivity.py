@@ -56,6 +56,16 @@ def test_what_has_one_value_has_no_error_under_any_prior(rng):
     assert slopes.status is mp.Status.PLAIN
 
 
+def test_an_event_that_was_not_seen_has_the_error_of_its_complement_and_of_the_slope_s_units(rng):
+    tree, far = trace(rng), {"far": lambda draw: draw["x"] > 50.0}
+    change = mp.reweight_prior(tree, log_ratio, far | {"near": lambda draw: draw["x"] < 50.0}, "plain")
+    np.testing.assert_allclose(change.mcse[0], change.mcse[1])
+    small, large = (mp.hyper_derivatives(tree, lambda draw, k=k: k * draw["x"], far, "plain") for k in (1.0, 1e3))
+    assert small.mcse[0] > 1e-4
+    np.testing.assert_allclose(large.mcse, 1e3 * small.mcse)
+    np.testing.assert_allclose(large.mcse_log_evidence, 1e3 * small.mcse_log_evidence)
+
+
 def test_two_draws_have_no_status_of_success(rng):
     with pytest.warns(mp.ScoreWarning):
         found = mp.reweight_prior(trace(rng, (1, 2)), log_ratio, {"x": lambda draw: draw["x"]})

@@ -11,7 +11,7 @@ import mcmcpost as mp
 from mcmcpost._core import large_arrays, stored
 from mcmcpost._core.stored import StoredArray, StoredRows
 from mcmcpost.control import functional
-from mcmcpost.io import read_stored_trace, read_trace
+from mcmcpost.io import integrand_values, read_stored_trace, read_trace
 from mcmcpost.kernels import SquaredExponential
 from mcmcpost.trace import StoredTrace, distinct_states
 
@@ -259,3 +259,15 @@ def test_a_cluster_of_two_workers_returns_the_same_numbers(rng):
         own = mp.expectation(in_chunks(tree, draw=70), method="zv1")
     for name in FIELDS:
         np.testing.assert_allclose(getattr(own, name), getattr(found, name), rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_function_may_return_whole_numbers_first_and_others_later():
+    """Draw by draw, since JAX cannot trace it, and a piece of the draws at a time."""
+    values = np.repeat([0.0, 0.5], [1500, 500])[None]
+    tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset({"x": (("chain", "draw"), values)})})
+    for own in (tree, in_chunks(tree, draw=50)):
+        found = integrand_values(own, {"half": lambda draw: float(draw["x"]) if draw["x"] > 0 else 0}).values
+        np.testing.assert_array_equal(found[..., 0], values)
+    with pytest.raises(ValueError, match="one shape for every draw"):
+        integrand_values(in_chunks(tree, draw=50), {"f": lambda draw: np.ones(1 + int(draw["x"] > 0))})

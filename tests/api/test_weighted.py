@@ -234,6 +234,19 @@ def test_elpd_reads_the_weights(tree):
     assert found.mean[0] == pytest.approx(expected, rel=1e-9)
 
 
+def test_draws_without_scores_are_resampled(tree):
+    bare = tree.copy()
+    bare["sample_stats"].dataset = tree["sample_stats"].to_dataset()[["log_weight"]]
+    few = mp.resample(bare, key=jax.random.key(1), num_draws=30)
+    assert few["posterior"].sizes["draw"] == 30
+    assert not few["sample_stats"].data_vars
+
+
+def test_what_counts_all_draws_alike_refuses_weights(tree):
+    with pytest.raises(ValueError, match="draws of equal weight"):
+        mp.expectation(tree, method=mp.VectorValued())
+
+
 def test_resampled_draws_have_equal_weights_and_the_same_means(tree, nested):
     for weighted, mean in ((tree, MEAN), (nested, np.zeros(3))):
         found = mp.resample(weighted, key=jax.random.key(1))

@@ -79,7 +79,7 @@ BAD = [
     ("quantity empty", 'draw["x"][0] ** 2', 'draw["x"][:0]', "real numbers"),
     ("quantity with a slash", '"q"', '"q/r"', "names without '/'"),
     ("quantity called chain", '"q"', '"chain"', "names other than chain, draw"),
-    ("quantity called as a site", '"q"', '"twice"', "what is no site, got ['twice']"),
+    ("quantity called as a site", '"q"', '"twice"', "what is no variable of the trace, got ['twice']"),
     ("quantity that is no name", '"q"', "1", "names without '/'"),
     ("quantity in Python numbers", 'draw["x"][0] ** 2', 'float(draw["x"][0])', "Abstract tracer value"),
 ]  # fmt: skip

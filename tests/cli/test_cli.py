@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray
 from cli_cases import refused
 
 import mcmcpost
@@ -386,3 +387,17 @@ def test_several_traces_are_reduced_as_one(run, tmp_path, rng):
     several, one = (run("reduce", *given, "--method", "zv1", "--json") for given in (paths, [whole]))
     assert several.code == 0
     assert json.loads(several.out) == json.loads(one.out)
+
+
+def test_a_quantity_has_a_name_of_its_own(run, model, tmp_path, rng):
+    draws = rng.normal(size=(2, 100, 4)) * [2.0, 1.0, 1.0, 1.0] + [1.0, 0.0, 0.0, 0.0]
+    variables = {"x": draws[..., 0], "y": draws[..., 1:3], "square": draws[..., 3]}
+    dims = ("chain", "draw", "i")
+    posterior = xarray.Dataset({name: (dims[: array.ndim], array) for name, array in variables.items()})
+    tree = xarray.DataTree.from_dict({"posterior": posterior})
+    mcmcpost.save_tree(tree, tmp_path / "taken.nc")
+    assert refused(run("reduce", tmp_path / "taken.nc", "--model", model, *QUICK), "no variable of the trace", "square")
+
+
+def test_a_filter_needs_names(run, trace):
+    assert refused(run("reduce", trace, "--filter-vars", "like"), "names in --var-names")

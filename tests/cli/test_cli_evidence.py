@@ -208,3 +208,15 @@ def test_bad_input_is_one_line(run, ladder, tmp_path):
         CONJUGATE.replace("dist.Normal(0.0, 1.0)", "dist.ImproperUniform(dist.constraints.real, (), ())")
     )
     assert refused(run("evidence", improper, *SHORT), "improper prior has no evidence")
+
+
+def test_a_model_is_no_option_of_a_ladder(run, ladder, tmp_path):
+    (tmp_path / "conjugate.py").write_text(CONJUGATE)
+    assert refused(run("reduce", ladder[0], "--model", tmp_path / "conjugate.py"), "got a ladder", "Leave --model out")
+
+
+def test_settings_belong_to_the_model_files_among_the_sources(run, ladder, tmp_path):
+    """They are refused where nothing is sampled; here the missing file is the first thing that is wrong."""
+    path, _ = ladder
+    assert refused(run("evidence", path, "--draws", "10"), "belong to a model file")
+    assert "belong to a model file" not in run("evidence", path, tmp_path / "gone.py", "--draws", "10").err

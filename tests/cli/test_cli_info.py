@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray
 from ladder_cases import short_ladder
 
 import mcmcpost as mp
@@ -111,3 +112,19 @@ def test_a_stored_evidence_is_told(run, tmp_path, rng):
         line.startswith("log evidence ") and "pooled, controlled" in line
         for line in run("info", saved).out.splitlines()
     )
+
+
+def test_facts_of_the_whole_run_come_before_those_of_a_group(run, tmp_path, rng):
+    """An array is a fact too; divergences of a ladder are those of every rung."""
+    drawn, _ = short_ladder(rng)
+    tree = mp.ladder_from_arrays(*drawn[:5])
+    divergent = np.zeros(drawn[2].shape)
+    divergent[0, :3, 0] = 1
+    stats = tree["sample_stats"].to_dataset()
+    tree["sample_stats"] = xarray.DataTree(stats.assign(diverging=(stats["log_likelihood_total"].dims, divergent)))
+    tree["sample_stats"].attrs["seed"] = "[0, 7]"
+    tree.attrs |= {"seed": np.array([0, 42]), "num_warmup": 100}
+    path = mp.save_tree(tree, tmp_path / "ladder.nc")
+    lines = run("info", path).out.splitlines()
+    assert any(line.split() == ["seed", "[", "0", "42]"] for line in lines)
+    assert any(line.split() == ["divergences", "3"] for line in lines)

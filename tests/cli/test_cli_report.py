@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import xarray
 from cli_cases import refused
 from html_cases import Reading
 from ladder_cases import short_ladder
@@ -171,3 +172,26 @@ def test_an_import_that_fails_by_itself_keeps_its_traceback():
     with pytest.raises(ImportError) as info:
         __import__("no_such_module_of_ours")
     assert not is_user_error(info.value)
+
+
+def test_a_ladder_s_report_knows_all_of_its_rungs(run, tmp_path, rng):
+    """Divergences at any temperature and gradients of another density are told, not those of the last rung alone."""
+    drawn, _ = short_ladder(rng)
+    temperatures, draws, likelihood, slopes, prior = drawn[:5]
+    wrong = np.where(temperatures[:, None] < 1, 0.5, 0.0)
+    tree = mcmcpost.ladder_from_arrays(temperatures, draws, likelihood, slopes + wrong, prior - wrong)
+    stats = tree["sample_stats"].to_dataset()
+    divergent = np.zeros(likelihood.shape)
+    divergent[0, :3, 0] = 1
+    tree["sample_stats"] = xarray.DataTree(stats.assign(diverging=(stats["log_likelihood_total"].dims, divergent)))
+    mcmcpost.save_tree(tree, tmp_path / "ladder.nc")
+    done = run("report", tmp_path / "ladder.nc", "-o", "report.html", "--json", *QUICK)
+    page = (tmp_path / "cwd" / "report.html").read_text()
+    assert "3 divergent transitions" in page
+    assert json.loads(done.out)["divergences"] == 3
+
+
+def test_a_report_does_not_claim_what_was_not_recorded(run, trace, tmp_path):
+    done = run("report", trace, "-o", "report.html", "--json", *QUICK)
+    assert json.loads(done.out)["divergences"] is None
+    assert "Divergent transitions were not recorded." in (tmp_path / "cwd" / "report.html").read_text()

@@ -4,9 +4,11 @@ import string
 
 import numpy as np
 import pytest
+import xarray
 from hypothesis import given, settings, strategies as st
 
 from mcmcpost.cli.expressions import MAX_DEPTH, compile_expression, evaluate_expressions, parse_expression
+from mcmcpost.cli.quantities import ValuesOnDemand
 
 CHAINS, DRAWS = 2, 7
 
@@ -195,3 +197,20 @@ def test_any_text_gives_values_or_a_value_error(text):
     except ValueError:
         return
     assert result.shape[:2] == (2, 3)
+
+
+def test_elements_that_are_numbered_are_indexed_by_their_number(rng):
+    array = xarray.DataArray(
+        rng.normal(size=(2, 5, 3)), dims=("chain", "draw", "i"), coords={"i": [1, 2, 3]}, name="theta"
+    )
+    names = array.rename("school").assign_coords(i=["a", "b", "c"])
+    values = ValuesOnDemand({"theta": array, "school": names})
+    found = evaluate_expressions(
+        values, {"x": "theta[1] - theta[3]", "y": "`school[b]` + school[0]", "z": "1 + 1"}, values.numbered
+    )
+    np.testing.assert_array_equal(found["x"], array[..., 0] - array[..., 2])
+    np.testing.assert_array_equal(found["y"], names[..., 1] + names[..., 0])
+    np.testing.assert_array_equal(found["z"], np.full((2, 5), 2.0))
+    for index in ("0", "-1", "4"):
+        with pytest.raises(ValueError, match="names no element of theta"):
+            evaluate_expressions(values, {"x": f"theta[{index}]"}, values.numbered)

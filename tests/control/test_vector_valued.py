@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from normal_task_cases import KERNEL, RELATED, normal_task, related_tasks, smooth
 
-from mcmcpost.control import PlainMean, TaskREML, VectorValued, estimate_jointly
+from mcmcpost.control import ConvexTaskCovariance, PlainMean, TaskREML, VectorValued, estimate_jointly
 from mcmcpost.control.errors import judged_variance
 from mcmcpost.control.kernel_systems import crossfit_dense, kernel_data
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
@@ -290,6 +290,7 @@ def test_a_task_alone_has_its_nugget_tuned_where_the_tasks_together_have(rng):
         ({"nugget": np.nan}, "`nugget`, a number in"),
         ({"covariance": np.array([[1.0, 2.0], [2.0, 1.0]])}, "positive definite"),
         ({"kernel": Coregionalisation((KERNEL,), np.eye(2)[None]), "covariance": np.eye(2)}, "no `covariance` beside"),
+        ({"covariance": np.eye(2), "tuning": ConvexTaskCovariance()}, "beside ConvexTaskCovariance"),
     ],
 )
 def test_a_choice_that_cannot_be_is_refused(options, words):
@@ -309,3 +310,31 @@ def test_too_few_draws_for_the_folds_are_plain(rng):
         assert part.status[0] in ("too_few_draws", "plain")
         assert part.mean == part.mean_plain
         assert part.method == (PlainMean().label,)
+
+
+def test_features_of_every_task_are_counted(rng):
+    """Five rows for six columns of each task, and ten for all of them."""
+    tasks = {name: normal_task(rng, 6) for name in "ab"}
+    found = estimate_jointly(tasks, VectorValued(KERNEL, RELATED, 1e-2, degree=2, guard=False))
+    assert {part.status for part in found.values()} == {("too_few_draws",)}
+
+
+def test_a_rank_is_at_most_the_number_of_tasks(rng):
+    tasks = {name: normal_task(rng, 20) for name in "abc"}
+    found = estimate_jointly(tasks, VectorValued(tuning=TaskREML(squared_lengthscales=(30.0,), rank=2, max_steps=2)))
+    assert all(np.isfinite(part.mean).all() for part in found.values())
+
+
+def test_a_nugget_of_one_is_fitted(rng):
+    tasks = {name: normal_task(rng, 30) for name in "ab"}
+    found = estimate_jointly(tasks, VectorValued(nugget=1.0, tuning=CHEAP, guard=False))
+    assert all(part.info["nugget"] == 1.0 for part in found.values())
+
+
+def test_an_order_that_is_given_is_that_of_every_fit(rng):
+    x = rng.normal(size=(2, 60, 2))
+    values = np.stack([smooth(x), np.cos(x[..., 0])], axis=-1)
+    problem = make_problem(make_trace(x, -x), values)
+    for solver in (None, ConjugateGradients(rtol=1e-10)):
+        first, second = (VectorValued(KERNEL, RELATED, 1e-4, order=o, solver=solver).crossfit(problem) for o in (1, 2))
+        assert np.abs(first.mean - second.mean).max() > 1e-9

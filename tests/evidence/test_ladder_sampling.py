@@ -269,6 +269,7 @@ def test_a_start_must_exist(key):
         ({"init": [1.0]}, "`init` of 10 finite numbers"),
         ({"kernel": HamiltonianKernel(num_steps=0)}, "`num_steps` of at least 1"),
         ({"kernel": HamiltonianKernel(max_tree_depth=(0, 3))}, "`max_tree_depth` of at least 1"),
+        ({"kernel": HamiltonianKernel(max_tree_depth=[6, 8])}, "a tuple of two for `max_tree_depth`"),
         ({"kernel": HamiltonianKernel(target_accept=1.0)}, "`target_accept`, a number in"),
         ({"checkpoint": "/nowhere/run.npz"}, "a file in an existing folder"),
     ],

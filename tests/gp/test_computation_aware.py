@@ -20,7 +20,7 @@ from mcmcpost.gp import (
 )
 from mcmcpost.gp.actions import AbstractPolicy
 from mcmcpost.hyper import TrainingProblem
-from mcmcpost.kernels import Matern32, Scaled
+from mcmcpost.kernels import Matern32, Polynomial, Scaled
 
 POLICIES = {
     "blocks": BlockActions(),
@@ -254,3 +254,9 @@ def test_adam_stalls_rather_than_loop_on_a_loss_that_always_explodes():
     assert record.status is TrainingStatus.STALLED
     assert len(record.history) < 40
     np.testing.assert_array_equal(best, 1)
+
+
+def test_samples_where_the_prior_has_no_variance(key):
+    X = np.linspace(-1, 1, 10)[:, None]
+    fitted = ComputationAwareGP(Polynomial(1, offset=0.0), optimise=False).fit(X, X[:, 0])
+    np.testing.assert_allclose(fitted.sample(np.zeros((1, 1)), 3, key=key), 0.0, atol=1e-12)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gradient_cases import autodiff_blocks, observed
 
-from mcmcpost.gp import DenseCholesky, GradientCG, GradientGP, GradientPrediction
+from mcmcpost.gp import Automatic, DenseCholesky, GradientCG, GradientGP, GradientPrediction
 from mcmcpost.kernels import (
     ExponentialDotProduct,
     Matern32,
@@ -236,3 +236,26 @@ def test_data_without_prior_variance_leave_the_prior(rng):
     np.testing.assert_allclose(found.gradient, 0.0, atol=1e-12)
     assert np.isfinite(found.gradient_variance).all()
     assert (found.gradient_variance > 0).all()
+
+
+def test_samples_where_the_posterior_is_certain(rng, key):
+    """Rounding is that of the prior: what is left of it is no variance, and no reason for NaN."""
+    X = np.linspace(-1, 1, 20)[:, None]
+    exact = GradientGP(SquaredExponential(1.0), 0.0, tune=False).fit(X, np.cos(X), np.sin(X[:, 0]))
+    drawn = exact.sample(X, num_samples=3, key=key).value
+    np.testing.assert_allclose(drawn, np.broadcast_to(np.sin(X[:, 0]), drawn.shape), atol=1e-5)
+    gradients = rng.normal(size=(5, 2))
+    zero = GradientGP(Polynomial(2, offset=0.0), 1e-3, tune=False).fit(gradients, gradients)
+    assert not zero.sample(np.zeros((1, 2)), num_samples=5, key=key).value.any()
+
+
+def test_the_centre_of_a_kernel_is_held_wherever_it_is(rng):
+    X = rng.normal(size=(8, 2))
+    for sign in (1.0, -1.0):
+        fitted = GradientGP(Scaled(1.0, Polynomial(2, centre=sign))).fit(sign * X, sign * X @ np.diag([2.0, 1.0]))
+        assert fitted.kernel.kernel.centre == sign
+
+
+def test_small_systems_may_be_solved_by_conjugate_gradients():
+    solver = Automatic(dense_order=0)
+    assert GradientGP(Matern52(), 1e-3, solver=solver, tune=False).fit(np.eye(2), np.eye(2)).solution.converged

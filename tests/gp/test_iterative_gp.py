@@ -390,3 +390,9 @@ def test_bad_input_says_where_and_how(data):
         Standard(0)
     with pytest.raises(ValueError, match="`size` of at least 1"):
         SubsetStart(size=0)
+
+
+def test_keys_of_any_kind_are_taken(data):
+    X, y, *_ = data
+    fitted = IterativeGP(optimise=False).fit(X, y, key=jax.random.key(0, impl="rbg"))
+    np.testing.assert_array_equal(fitted.sample(X[:3]), fitted.sample(X[:3]))

@@ -227,3 +227,11 @@ def test_a_density_of_variables_that_are_no_numbers(rng):
     tree = arviz_base.from_dict({"posterior": posterior})
     with pytest.raises(mp.InputTypeError, match="`label` to be a real number"):
         mp.attach_scores(tree, logdensity_fn=lambda x: -0.5 * x @ x)
+
+
+def test_groups_of_other_draws_are_refused_before_the_work(rng):
+    x = rng.normal(size=(2, 40, 1))
+    tree = mp.from_arrays(x, -x, values=x)
+    tree["posterior"] = tree["posterior"].to_dataset().isel(draw=slice(None, None, 10))
+    with pytest.raises(ValueError, match="the same draws in posterior"):
+        mp.attach_scores(tree, logdensity_fn=lambda _: 1 / 0)

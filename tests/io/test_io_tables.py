@@ -197,3 +197,16 @@ def test_bad_calls(tmp_path):
         mp.from_cmdstan(DIAGNOSTICS, OUTPUTS[::-1])
     with pytest.raises(ValueError, match="columns g_NAME"):
         mp.from_cmdstan(OUTPUTS)
+
+
+def test_elements_counted_from_one_keep_their_numbers(rng, tmp_path, recwarn):
+    """And a log density is no parameter that lacks its gradient."""
+    x = rng.normal(size=(400, 2))
+    columns = {"theta[1]": x[:, 0], "theta[2]": x[:, 1], "lp__": -0.5 * (x**2).sum(axis=1)}
+    columns |= {f"gradient_theta[{i + 1}]": -x[:, i] for i in range(2)}
+    tree = mp.load_tree(written(pandas.DataFrame(columns), tmp_path / "draws.csv"))
+    assert not recwarn.list
+    found = mp.expectation(tree, method="plain")
+    assert found.names == ("theta[1]", "theta[2]", "lp__")
+    assert read_trace(tree).names == found.names[:2]
+    np.testing.assert_allclose(found.mean[:2], x.mean(axis=0))

@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from mcmcpost.kernels import SquaredExponential
+from mcmcpost.linops import Regularised, kernel_operator
 from mcmcpost.linsolve import (
+    Cholesky,
+    ConjugateGradients,
+    Outcome,
     cholesky,
     conjugate_gradients,
     factorise,
@@ -13,6 +18,7 @@ from mcmcpost.linsolve import (
     generalised_least_squares,
     invert,
     leave_blocks_out,
+    solve,
 )
 
 
@@ -162,3 +168,18 @@ def test_a_small_inverse_uses_one_blas_thread_and_gives_the_others_back(monkeypa
         for n in (4, 5, 4):
             invert(jnp.eye(n))
     assert seen == [{1}, {2}, {1}]
+
+
+def test_a_factor_of_an_ill_conditioned_matrix_does_not_claim_a_solution(rng):
+    inputs = np.linspace(0, 1, 300)[:, None]
+    system = Regularised(kernel_operator(SquaredExponential(1.0), inputs), 1e-13)
+    found = solve(system, rng.normal(size=(300, 1)), Cholesky())
+    assert found.residual_norms[0] > 1e-6
+    assert Outcome(int(found.outcome)) is Outcome.STAGNATED
+
+
+def test_a_first_guess_has_the_precision_of_the_system(rng):
+    inputs = rng.normal(size=(50, 2)).astype(np.float32)
+    system = Regularised(kernel_operator(SquaredExponential(1.0), inputs), np.float32(0.1))
+    found = solve(system, np.ones((50, 1)), ConjugateGradients(), initial=np.zeros((50, 1)))
+    assert Outcome(int(found.outcome)) is Outcome.CONVERGED

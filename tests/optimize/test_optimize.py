@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse.linalg
 
 from mcmcpost.gp import DiagonalPlusLowRank, QuadraticClosedForm, gradient_gram, posterior_hessian, scalar_profile
-from mcmcpost.kernels import Polynomial, Scaled
+from mcmcpost.kernels import Matern52, Polynomial, Scaled
 from mcmcpost.optimize import (
     GPH,
     GPX,
@@ -252,3 +252,15 @@ def test_an_indefinite_matrix_stops_the_linear_solver_without_a_false_claim():
 def test_arguments_that_do_not_fit_are_refused(call, words):
     with pytest.raises((TypeError, ValueError), match=words):
         call()
+
+
+def test_a_gradient_that_is_not_finite_is_backed_away_from():
+    def function(x):
+        return (-x[0] + x[0] ** 2 / 4, x / 2 - 1) if x[0] < 2.5 else (-1.5, np.array([np.nan]))
+
+    np.testing.assert_allclose(minimize(function, [-8.0], jac=True).x, 2.0, atol=1e-4)
+
+
+def test_several_lengthscales_are_refused():
+    with pytest.raises(ValueError, match="one lengthscale"):
+        GPX(kernel=Matern52([0.8, 1e-3]))

@@ -188,7 +188,8 @@ class TaskREML(eqx.Module):
         suit smooth integrands and a short one rough integrands; one start alone fails now and then
         (docs/mathematics.md section 2).
     nugget : first value of the nugget, which is tuned unless the method gives one.
-    rank : B = WWᵀ + diagonal with so many columns of W; by default B = LLᵀ up to ten tasks, rank three beyond.
+    rank : B = WWᵀ + diagonal with so many columns of W where there are more tasks, LLᵀ elsewhere; three by default for
+        more than ten tasks.
     max_draws : largest number of rows in the likelihood, evenly spaced within tasks.
     max_steps : of L-BFGS, from each start; at most twice as many likelihood evaluations.
     """
@@ -274,7 +275,8 @@ def tune_tasks(
         return starts[0], model.nugget or DEFAULT_NUGGET
     rows = _some_rows(joint, max(tuning.max_draws, 2 * design.shape[1]))
     nugget = tuning.nugget if model.nugget is None else model.nugget
-    while nugget < 1.0:
+    rank = tuning.rank or (LOW_RANK if num_tasks > MAX_FULL_TASKS else num_tasks)
+    while True:
         tuned = maximise_task_likelihood(
             starts,
             joint.draws[rows],
@@ -287,12 +289,14 @@ def tune_tasks(
             free_nugget=model.nugget is None,
             learn_kernel=model.kernel is None or model.tuning is not None,
             learn_covariance=model.covariance is None and num_tasks > 1,
-            rank=(tuning.rank or LOW_RANK) if num_tasks > MAX_FULL_TASKS or tuning.rank else None,
+            rank=rank if rank < num_tasks else None,
             max_steps=tuning.max_steps,
         )
         if tuned is not None:
             return tuned.kernel, tuned.nugget if model.nugget is None else model.nugget
         nugget *= NUGGET_STEP
+        if nugget >= 1.0:
+            break
     raise InputError(
         "VectorValued",
         "a positive definite kernel matrix under some nugget below one",

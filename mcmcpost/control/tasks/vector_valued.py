@@ -37,6 +37,7 @@ from mcmcpost.control.method import (
     concatenate_fits,
     merge_fits,
     no_control,
+    refuse_weighted,
 )
 from mcmcpost.control.problem import JointProblem, Problem, join
 from mcmcpost.control.tasks.task_tuning import ConvexTaskCovariance, TaskModel, TaskREML, floored, tune_tasks
@@ -192,6 +193,9 @@ class VectorValued(AbstractControlVariate):
             check_covariance(where, self.covariance)
             if isinstance(self.kernel, Coregionalisation):
                 raise InputError(where, "no `covariance` beside a Coregionalisation", "both", "Drop one.")
+        if isinstance(self.tuning, ConvexTaskCovariance) and self._brings_covariance:
+            cure = "Pass a kernel alone, or tuning=TaskREML()."
+            raise InputError(where, "no covariance beside ConvexTaskCovariance, which finds it", "both", cure)
 
     @property
     def label(self) -> str:
@@ -211,8 +215,10 @@ class VectorValued(AbstractControlVariate):
 
     def crossfit(self, problem: Problem) -> ControlFit:
         """Fit the integrands of one trace, which share their draws: one eigendecomposition for all of them."""
+        refuse_weighted(self.label, problem)
         several = isinstance(self.kernel, Coregionalisation) and len(self.kernel.kernels) > 1
-        second_order = self._order == 2 and self.kernel is None
+        iterative = problem.num_states > DENSE_LIMIT or isinstance(self.solver, ConjugateGradients)
+        second_order = self._order == 2 and (self.kernel is None or iterative)
         if several or second_order or isinstance(self.tuning, ConvexTaskCovariance):
             copies = tuple(problem.select(np.array([j])) for j in range(problem.values.shape[1]))
             return concatenate_fits(self.crossfit_joint(join(copies)).fits)
@@ -222,7 +228,7 @@ class VectorValued(AbstractControlVariate):
         size = basis.shape[1]
         if problem.folds.num_train < DRAWS_PER_FEATURE * size:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label, {"num_features": size - 1})
-        if problem.num_states > DENSE_LIMIT or isinstance(self.solver, ConjugateGradients):
+        if iterative:
             fit = self._each_alone().crossfit(problem)
             return fit._replace(method=tuple(f"{label} alone" for label in fit.method))
         given = self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
@@ -238,7 +244,8 @@ class VectorValued(AbstractControlVariate):
         found = _control_fit(problem, solved, self.label, info)
         if not self.guard or problem.values.shape[1] == 1:
             return found
-        return self._guarded(problem, found, self._each_alone().crossfit(problem))
+        alone = self._alone(problem) if self._order == 2 else self._each_alone().crossfit(problem)
+        return self._guarded(problem, found, alone)
 
     def _each_alone(self) -> ControlFunctional | SemiExact:
         """Return the scalar method for integrands that share their draws, which shares the factorisations too."""
@@ -273,9 +280,11 @@ class VectorValued(AbstractControlVariate):
     def _fit_tasks(self, joint: JointProblem, *, alone: bool) -> JointFit:
         num_tasks = joint.num_tasks
         design, features = _joint_design(joint, self.degree)
-        if joint.folds.num_train < max(MIN_TRAIN if self._tunes else MIN_GIVEN, features + 2):
-            few = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
-            return JointFit(few, np.zeros((num_tasks, num_tasks)), np.eye(num_tasks))
+        each = min(problem.folds.num_train for problem in joint.problems)
+        few = joint.folds.num_train < (MIN_TRAIN if self._tunes else MIN_GIVEN)
+        if few or (features and each < DRAWS_PER_FEATURE * (features + 1)):
+            plain = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
+            return JointFit(plain, np.zeros((num_tasks, num_tasks)), np.eye(num_tasks))
         fixed = None if alone else self._covariance_given(num_tasks)
         model = TaskModel(self.kernel, fixed, self.nugget, self.order, self.tuning)
         kernel, nugget = tune_tasks(joint, design, model)

@@ -210,7 +210,12 @@ def make_ladder(
         if array.shape != shape:
             raise InputError(where, f"`{name}` of shape {shape}", array.shape, "One value for each draw.")
     low = values < -HUGE
-    values = np.where(low & ~low.all(axis=(0, 1)), -np.inf, values)
+    impossible = low.all(axis=(0, 1))
+    if impossible.any():
+        at = ", ".join(f"{level:g}" for level in levels[impossible])
+        cure = "Are the likelihood and the draws those of one model?"
+        raise InputError(where, f"`log_likelihood` above {-HUGE:g} at some draw of every rung", f"none at {at}", cure)
+    values = np.where(low, -np.inf, values)
     check_size(where, "log_likelihood", values)
     labels = as_labels(where, names, points.shape[-1])
     return Ladder(levels, points, values, slopes[0], slopes[1], labels, reference, exchange)

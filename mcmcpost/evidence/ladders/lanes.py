@@ -53,8 +53,8 @@ def check_kernel(where: str, kernel: HamiltonianKernel) -> None:
     check_kind(where, "kernel", kernel, HamiltonianKernel, "Such as HamiltonianKernel().")
     check_count(where, "num_steps", kernel.num_steps, "Use None for NUTS.", optional=True)
     depths = kernel.max_tree_depth
-    if not isinstance(depths, tuple | list) or len(depths) != 2:
-        raise InputError(where, "two values of `max_tree_depth`", repr(depths), "Use (6, 8).")
+    if not isinstance(depths, tuple) or len(depths) != 2:
+        raise InputError(where, "a tuple of two for `max_tree_depth`", repr(depths), "Use (6, 8).")
     for depth in depths:
         check_count(where, "max_tree_depth", depth, "Use (6, 8).", most=30)
     check_number(where, "target_accept", kernel.target_accept, "Use 0.8.", inside="(0, 1)")
