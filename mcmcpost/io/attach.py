@@ -178,7 +178,7 @@ def attach_scores(
     check_count(_WHERE, "batch_size", batch_size, "Use 512.")
     check_function(_WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True)
     if GROUP in tree.children:
-        check_aligned(_WHERE, tree, tree.children[GROUP])
+        check_aligned(_WHERE, tree, tree.children[GROUP], labels=False)  # those of the posterior are taken
     if model is not None and logdensity_fn is None:
         scored = _of_model(tree, model, args, kwargs, batch_size)
     elif logdensity_fn is not None and not (model or args or kwargs):

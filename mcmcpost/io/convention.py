@@ -251,8 +251,10 @@ def oriented(
     return variable.transpose(*dims, ...)
 
 
-def check_aligned(where: str, tree: "xarray.DataTree", stats: "xarray.DataArray | xarray.DataTree") -> None:
-    """Refuse statistics of the sampler with other chains or draws than the posterior group."""
+def check_aligned(
+    where: str, tree: "xarray.DataTree", stats: "xarray.DataArray | xarray.DataTree", *, labels: bool = True
+) -> None:
+    """Refuse statistics of the sampler with other numbers, or `labels`, of chains or draws than the posterior group."""
     posterior = tree.children.get("posterior")
     if posterior is None:
         return
@@ -261,7 +263,7 @@ def check_aligned(where: str, tree: "xarray.DataTree", stats: "xarray.DataArray 
             continue
         ours, got = posterior.sizes[dim], f"{stats.sizes[dim]} there"
         same = ours == stats.sizes[dim]
-        if same and dim in posterior.coords and dim in stats.coords:
+        if labels and same and dim in posterior.coords and dim in stats.coords:
             one, other = (array.coords[dim].values for array in (posterior, stats))
             same = bool(np.array_equal(one, other))
             if not same:

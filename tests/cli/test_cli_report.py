@@ -174,6 +174,7 @@ def test_an_import_that_fails_by_itself_keeps_its_traceback():
     assert not is_user_error(info.value)
 
 
+@pytest.mark.slow
 def test_a_ladder_s_report_knows_all_of_its_rungs(run, tmp_path, rng):
     """Divergences at any temperature and gradients of another density are told, not those of the last rung alone."""
     drawn, _ = short_ladder(rng)
@@ -188,6 +189,8 @@ def test_a_ladder_s_report_knows_all_of_its_rungs(run, tmp_path, rng):
     done = run("report", tmp_path / "ladder.nc", "-o", "report.html", "--json", *QUICK)
     page = (tmp_path / "cwd" / "report.html").read_text()
     assert "3 divergent transitions" in page
+    assert "bad_scores)." in page
+    assert "Evidence: at t = " in page
     assert json.loads(done.out)["divergences"] == 3
 
 
