@@ -103,8 +103,13 @@ def check_count(
 
 
 def as_number(value: Any) -> Any:
-    """Return an integer as a float and anything else as it is: the converter of a field that `check_number` reads."""
-    return _real(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else value
+    """Return a number as a float and anything else as it is: the converter of a field that `check_number` reads."""
+    return _real(value) if isinstance(value, int | np.integer | np.floating) and not isinstance(value, bool) else value
+
+
+def as_count(value: Any) -> Any:
+    """Return an integer of NumPy, which JAX would trace, as Python's: the converter for `check_count`."""
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def check_number(

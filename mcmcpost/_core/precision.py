@@ -69,14 +69,20 @@ def beyond_rounding(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"
     return varies
 
 
+PART = 1e-3
+"""Part of their spread by which two series that are the same may differ: they would not have many digits else."""
+
+
 def same_to_rounding(one: Float[np.ndarray, "c n"], two: Float[np.ndarray, "c n"]) -> bool:
     """Return whether two finite series differ nowhere by more than their rounding."""
     gap, size = np.abs(one - two).max(), np.abs(one).max()
     if gap > ROUNDINGS * np.finfo(np.float64).eps * size:
-        return bool(gap <= ROUNDINGS * np.finfo(np.float32).eps * size and _is_single(one) and _is_single(two))
+        near = gap <= min(ROUNDINGS * np.finfo(np.float32).eps * size, PART * np.ptp(one))
+        return bool(near and _is_single(one) and _is_single(two))
     return True
 
 
 def _is_single(series: np.ndarray) -> bool:
+    """Return whether the numbers were float32: they are exact in it, and not all whole, as counts are."""
     with np.errstate(over="ignore"):
-        return np.array_equal(series, series.astype(np.float32))
+        return np.array_equal(series, series.astype(np.float32)) and not np.array_equal(series, np.rint(series))

@@ -238,6 +238,10 @@ def normalised_gram(
     return gram, jnp.where(counts > 0, 1.0 / jnp.maximum(counts, 1.0), 0.0)
 
 
+MOST_PRODUCTS = 100_000
+"""Products after which a solve ends whose budget has no end."""
+
+
 class _MaskedSystem(eqx.Module):
     """A = K₀/scale + η·diag(1/n), restricted to a different set of rows in each of k blocks of columns.
 
@@ -303,7 +307,7 @@ class _MaskedSystem(eqx.Module):
             self.spread(right),
             precondition=self.precondition,
             rtol=solver.rtol,
-            max_steps=int(solver.budget),
+            max_steps=max(1, int(min(solver.budget, MOST_PRODUCTS))),
             initial=initial,
             enough=variance if solver.gain else None,
             gain=solver.gain,

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from mcmcpost._core.arguments import as_real, check_kind, check_tree_type
 from mcmcpost._core.errors import InputError
-from mcmcpost._core.precision import in_units, units_of
+from mcmcpost._core.precision import beyond_rounding, in_units, units_of
 from mcmcpost._core.status import Status
 from mcmcpost._core.text import json_able
 from mcmcpost.control.functional import ControlFunctional, SemiExact, choose_solver
@@ -153,8 +153,7 @@ def solve_stein_weights(
         cure = "Thin the trace, or use ConjugateGradients."
         raise InputError("stein_weights", "a method without `max_states`", method.max_states, cure)
     values = in_units(values, units_of(values))
-    spread = np.ptp(values, axis=(0, 1))
-    usable = values[..., np.isfinite(values).all(axis=(0, 1)) & (spread > 0)]
+    usable = values[..., beyond_rounding(values)]
     problem = make_problem(trace, usable if usable.shape[-1] else trace.draws, moments=moments)
     degree = method.degree if isinstance(method, SemiExact) else 0
     basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))

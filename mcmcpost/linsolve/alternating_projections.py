@@ -9,7 +9,7 @@ import numpy as np
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.arguments import as_number, check_count
+from mcmcpost._core.arguments import as_count, as_number, check_count
 from mcmcpost.linops import Regularised
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, check_limits
 
@@ -41,7 +41,7 @@ class AlternatingProjections(AbstractIterativeSolver):
 
     rtol: float = 1e-2
     budget: float = eqx.field(converter=as_number, default=1_000.0)
-    block_size: int = 500
+    block_size: int = eqx.field(converter=as_count, default=500)
 
     def __check_init__(self) -> None:
         check_limits(self)

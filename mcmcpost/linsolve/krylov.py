@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.arguments import as_number, check_count, check_number
+from mcmcpost._core.arguments import as_count, as_number, check_count, check_number
 from mcmcpost._core.errors import InputError
 from mcmcpost.linops import LowRankInverse, Regularised
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, check_limits
@@ -61,7 +61,7 @@ class ConjugateGradients(AbstractIterativeSolver):
 
     rtol: float = 1e-3
     budget: float = eqx.field(converter=as_number, default=100.0)
-    rank: int = 300
+    rank: int = eqx.field(converter=as_count, default=300)
     gain: float = eqx.field(converter=as_number, default=0.0)
 
     def __check_init__(self) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from mcmcpost._core.arguments import as_number, check_count, check_number
+from mcmcpost._core.arguments import as_count, as_number, check_count, check_number
 from mcmcpost.linops import Regularised
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, check_limits
 
@@ -45,7 +45,7 @@ class StochasticGradientDescent(AbstractIterativeSolver):
 
     rtol: float = 1e-2
     budget: float = eqx.field(converter=as_number, default=1_000.0)
-    batch_size: int = 500
+    batch_size: int = eqx.field(converter=as_count, default=500)
     momentum: float = 0.9
     step_size: float | None = None
 

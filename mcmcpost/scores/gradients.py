@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.arguments import as_float64
+from mcmcpost._core.arguments import as_float64, check_count
 from mcmcpost._core.devices import BATCH_SIZE, map_rows
 from mcmcpost._core.errors import InputError, InputTypeError
 
@@ -41,8 +41,7 @@ def batch_scores(
     """
     where = "batch_scores"
     points = as_float64(where, "draws", draws, "chain, draw, d")
-    if batch_size < 1:
-        raise InputError(where, "`batch_size` of at least one", batch_size, "Use 512.")
+    check_count(where, "batch_size", batch_size, "Use 512.")
     if points.size == 0:
         raise InputError(where, "at least one chain, draw and parameter", points.shape, "Sample first.")
     check_scalar(where, logdensity_fn, points.shape[-1])

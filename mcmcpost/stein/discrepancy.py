@@ -56,7 +56,7 @@ def stein_thin(kernel: AbstractKernel, X: Points, SX: Points, size: int) -> Thin
     """
     check_count("stein_thinning", "size", size, "Choose some draws.")
     check_states("stein_thinning", kernel, ("X", "SX"), X, SX)
-    return _choose(stein_operator(kernel, X, SX), size)
+    return _choose(stein_operator(kernel, X, SX), int(size))
 
 
 @eqx.filter_jit

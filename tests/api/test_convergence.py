@@ -56,6 +56,7 @@ def test_divergences_that_some_chains_do_not_record_are_none(diverging, missing)
     assert check_convergence(xarray.DataTree.from_dict({"sample_stats": stats}), []).divergences == 3
 
 
+@pytest.mark.slow
 def test_divergences_of_a_ladder_are_told(rng):
     tree = ladder_to_datatree(short_ladder(rng)[0])
     flags = np.zeros((2, 60, 5), bool)

@@ -243,3 +243,13 @@ def test_a_function_does_not_keep_the_draws(rng):
     del tree
     gc.collect()
     assert kept() is None
+
+
+def test_a_function_of_constants_alone_is_one(rng):
+    """Their rounding is no reason for an error; a diagonal of a correlation matrix varies by it."""
+    x = rng.normal(size=(4, 100, 1))
+    ones = 1 + np.finfo(float).eps * rng.integers(0, 2, size=(4, 100, 1))
+    tree = mp.from_arrays(x, -x, np.concatenate([x, ones], -1), names=("x",), value_names=("x", "one"))
+    found = mp.delta_method(tree, {"gap": lambda mean: mean["one"] - 1.0}, method="zv1")
+    assert abs(found.mean[0]) < 1e-15
+    assert (found.mcse[0], found.status) == (0.0, (mp.Status.CONSTANT,))

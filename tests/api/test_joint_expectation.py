@@ -395,7 +395,7 @@ def test_the_calibration_check_catches_scores_of_another_target(seed):
     assert together > band(60)
 
 
-@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize("guard", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_tasks_of_different_numbers_of_chains_have_the_same_folds(rng, guard):
     """Four chains make eight folds and three chains nine; chains that stand still fewer."""
     tasks = {}

@@ -187,3 +187,32 @@ def test_chains_that_agree_in_the_mean_and_not_in_the_spread_are_told(rng, ask):
     assert len(told) == 1
     independent = rng.normal(size=(4, 25, 3))
     ask(mp.from_arrays(independent, -independent), independent, "plain")
+
+
+def test_whole_numbers_are_not_taken_for_rounded_ones(rng):
+    """Positions of seven digits are exact in float32, and neither constant nor each other."""
+    x = rng.normal(size=(4, 200, 1))
+    tree, start = mp.from_arrays(x, -x), 12_345_678 + np.round(20 * x[..., 0]).astype(int)
+    found = mp.expectation(tree, {"start": start, "end": start + 9, "same": 1.0 * start}, "plain")
+    np.testing.assert_allclose(np.diff(found.mean), [9.0, -9.0])
+    assert (found.mcse > 0.1).all()
+    single = {"a": np.float32(1e5 + x[..., 0]), "b": np.float32(1e5 + x[..., 0]) + np.float32(0.0625)}
+    np.testing.assert_allclose(np.diff(mp.expectation(tree, single, "plain").mean), 0.0625, rtol=1e-3)
+
+
+def test_quantities_of_other_units_are_not_the_same(rng):
+    x = rng.normal(size=(2, 50, 1))
+    found = mp.expectation(mp.from_arrays(x, -x), np.stack([1e100 * x[..., 0], 2e100 * x[..., 0]], -1), "plain")
+    assert found.duplicates == {}
+
+
+def test_the_gain_of_what_is_exact_is_that_of_its_error(rng):
+    x = rng.normal(size=(4, 100, 2))
+    found = mp.expectation(mp.from_arrays(x, -x), method="zv2")
+    np.testing.assert_allclose(found.gain, (found.mcse_plain / found.mcse) ** 2)
+
+
+def test_more_folds_than_can_be_halved_are_refused(rng):
+    x = rng.normal(size=(2, 1_000, 1))
+    with pytest.raises(ValueError, match="`folds` of at most 1000"):
+        mp.expectation(mp.from_arrays(x, -x), method="plain", folds=2_000)

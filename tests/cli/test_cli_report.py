@@ -194,6 +194,7 @@ def test_a_ladder_s_report_knows_all_of_its_rungs(run, tmp_path, rng):
     assert json.loads(done.out)["divergences"] == 3
 
 
+@pytest.mark.slow
 def test_a_report_does_not_claim_what_was_not_recorded(run, trace, tmp_path):
     done = run("report", trace, "-o", "report.html", "--json", *QUICK)
     assert json.loads(done.out)["divergences"] is None

@@ -243,6 +243,7 @@ def test_an_event_that_was_not_seen_has_an_error_of_one_over_the_effective_draws
     np.testing.assert_array_equal(known.mcse, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_errors_of_quantiles_hold_in_the_tails_and_beyond_the_draws():
     levels = np.array([1e-6, 1e-4, 1e-3, 0.01, 0.25, 0.5, 0.999])

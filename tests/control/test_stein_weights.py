@@ -7,7 +7,7 @@ from control_cases import estimate, gaussian_trace
 
 import mcmcpost as mp
 from mcmcpost.control import solve_stein_weights
-from mcmcpost.kernels import InverseMultiquadric
+from mcmcpost.kernels import InverseMultiquadric, SquaredExponential
 from mcmcpost.stein import stein_gram, stein_thin
 
 KERNEL = InverseMultiquadric(2.0)
@@ -142,3 +142,25 @@ def test_a_discrepancy_of_scores_that_are_not_finite_is_refused(rng):
     tree = mp.from_arrays(x, scores, allow_bad_scores=True)
     with pytest.raises(mp.ScoreError, match="not finite at 1 of 40 draws"):
         mp.kernel_stein_discrepancy(tree)
+
+
+def test_what_varies_by_rounding_alone_has_no_vote_in_the_kernel(rng):
+    x = rng.normal(size=(2, 60, 2))
+    ones = 1 + np.finfo(float).eps * rng.integers(0, 2, size=(2, 60, 3))
+    clean = mp.from_arrays(x, -x, names=("a", "b"))
+    noisy = mp.from_arrays(
+        x, -x, np.concatenate([x, ones], -1), names=("a", "b"), value_names=("a", "b", "c", "d", "e")
+    )
+    one, two = (mp.stein_weights(tree) for tree in (clean, noisy))
+    np.testing.assert_array_equal(one.values, two.values)
+
+
+NUMBERS = {"rank": np.int64(50), "gain": np.float64(1e-2)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [NUMBERS, {"budget": np.float64(0.5)}, {"budget": np.inf}])
+def test_numbers_of_numpy_and_budgets_without_end_are_taken(rng, options):
+    x = rng.normal(size=(2, 40, 2))
+    method = mp.ControlFunctional(SquaredExponential(3.0), 1e-2, solver=mp.ConjugateGradients(**options))
+    assert np.isfinite(mp.stein_weights(mp.from_arrays(x, -x), method=method).values).all()

@@ -319,18 +319,21 @@ def test_features_of_every_task_are_counted(rng):
     assert {part.status for part in found.values()} == {("too_few_draws",)}
 
 
+@pytest.mark.slow
 def test_a_rank_is_at_most_the_number_of_tasks(rng):
     tasks = {name: normal_task(rng, 20) for name in "abc"}
     found = estimate_jointly(tasks, VectorValued(tuning=TaskREML(squared_lengthscales=(30.0,), rank=2, max_steps=2)))
     assert all(np.isfinite(part.mean).all() for part in found.values())
 
 
+@pytest.mark.slow
 def test_a_nugget_of_one_is_fitted(rng):
     tasks = {name: normal_task(rng, 30) for name in "ab"}
     found = estimate_jointly(tasks, VectorValued(nugget=1.0, tuning=CHEAP, guard=False))
     assert all(part.info["nugget"] == 1.0 for part in found.values())
 
 
+@pytest.mark.slow
 def test_an_order_that_is_given_is_that_of_every_fit(rng):
     x = rng.normal(size=(2, 60, 2))
     values = np.stack([smooth(x), np.cos(x[..., 0])], axis=-1)

@@ -155,7 +155,9 @@ def test_control_variates_shrink_the_error_and_it_stays_honest(rng, key):
             assert estimate.error < 1e-5
 
 
-@pytest.mark.parametrize("constant", [0.0, 1e3, -1e8])
+@pytest.mark.parametrize(
+    "constant", [pytest.param(0.0, marks=pytest.mark.slow), pytest.param(1e3, marks=pytest.mark.slow), -1e8]
+)
 def test_no_error_is_below_the_rounding_of_the_density(constant, rng, key):
     """On a normal the controlled path is exact, and its error is that of numbers of the size of the log density."""
     log_density, log_z, sample = gaussian(2, rng)

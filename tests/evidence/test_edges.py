@@ -117,6 +117,7 @@ def test_the_corrected_rule_knows_where_the_ladder_is_coarse(levels, number, var
     assert 0.5 < discretisation_errors(levels, mu, v)["corrected"] / off < 5
 
 
+@pytest.mark.slow
 def test_a_degree_that_is_given_keeps_the_error_of_the_possible_share(rng):
     """Of a normal that ends at three standard deviations 0.27 % of the proposals are impossible."""
     draws = rng.normal(size=4_000)

@@ -256,6 +256,7 @@ def test_adam_stalls_rather_than_loop_on_a_loss_that_always_explodes():
     np.testing.assert_array_equal(best, 1)
 
 
+@pytest.mark.slow
 def test_samples_where_the_prior_has_no_variance(key):
     X = np.linspace(-1, 1, 10)[:, None]
     fitted = ComputationAwareGP(Polynomial(1, offset=0.0), optimise=False).fit(X, X[:, 0])

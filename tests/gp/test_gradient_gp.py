@@ -238,6 +238,7 @@ def test_data_without_prior_variance_leave_the_prior(rng):
     assert (found.gradient_variance > 0).all()
 
 
+@pytest.mark.slow
 def test_samples_where_the_posterior_is_certain(rng, key):
     """Rounding is that of the prior: what is left of it is no variance, and no reason for NaN."""
     X = np.linspace(-1, 1, 20)[:, None]

@@ -392,6 +392,7 @@ def test_bad_input_says_where_and_how(data):
         SubsetStart(size=0)
 
 
+@pytest.mark.slow
 def test_keys_of_any_kind_are_taken(data):
     X, y, *_ = data
     fitted = IterativeGP(optimise=False).fit(X, y, key=jax.random.key(0, impl="rbg"))

@@ -199,6 +199,7 @@ def test_a_bridgestan_model_is_read_by_its_names(stan_tree):
     assert tree["sample_stats"].attrs["score_check"] == "pass"
 
 
+@pytest.mark.slow
 def test_a_bridgestan_model_has_its_evidence_with_all_constants(stan_tree, key):
     found = mp.bridge_evidence(stan_tree, StanModel(), key=key)
     assert abs(found.value) < 4.5 * found.mcse < 0.2

@@ -151,7 +151,8 @@ def estimate_derived(
     means = assemble(basis, fitted, bad_scores=bad_scores, verified=verified, fallback=fallback)
     about = expand(parts, means.mean, means.covariance)
     at_plain = expand(parts, means.mean_plain, covariance_of(values, means.mcse_plain, weights))
-    series = combine(values - means.mean, about.slope) + about.value
+    fixed = basis.finite & ~basis.varying  # what is left of a constant is rounding
+    series = combine(values - means.mean, np.where(fixed, 0.0, about.slope)) + about.value
     labels = tuple(name for part in parts for name in part.names)
     linear = read_integrands(labels, series, basis.states, np.zeros(len(labels), bool), weights)
     own = None

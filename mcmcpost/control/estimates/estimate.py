@@ -258,6 +258,7 @@ def estimate_expectations(
     units = units_of(values)
     own = in_units(values, units)
     first = first_of_same(own)
+    first = np.where(units[first] == units, first, np.arange(len(first)))
     distinct, place = np.unique(first, return_inverse=True)
     repeated = len(distinct) < len(first)
     if repeated:

@@ -92,7 +92,8 @@ def first_of_same(values: Float[np.ndarray, "c n p"]) -> Int[np.ndarray, " p"]:
     varies = np.flatnonzero(beyond_rounding(values))
     if len(varies) < 2:
         return first
-    mean = values.mean(axis=(0, 1))
+    with np.errstate(invalid="ignore"):
+        mean = values.mean(axis=(0, 1))
     size = np.maximum(values.max(axis=(0, 1)), -values.min(axis=(0, 1)))
     order = varies[np.argsort(mean[varies], kind="stable")]
     apart = np.diff(mean[order]) > ROUNDINGS * np.finfo(np.float32).eps * size[order][1:]

@@ -80,7 +80,8 @@ def judge(
         doubt = apart * np.clip((apart - doubted) / (limit - doubted), 0.0, 1.0)
         mcse = np.where(exact | ~believed, mcse, np.hypot(mcse, doubt))
         usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain.mcse) | (not fallback))
-        gain = (plain.mcse / mcse) ** 2
+        reported = np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse)
+        gain = (plain.mcse / reported) ** 2
         ratio = variance_over_draws(asked, weights) / variance
     fitted = np.array([status not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for status in fit.status])
     finished = np.array([status is not Status.NOT_CONVERGED for status in fit.status])
@@ -92,7 +93,7 @@ def judge(
     status[fitted & usable & ~believed] = Status.BAD_SCORES
     return Columns(
         mean=np.where(used, mean, plain.mean),
-        mcse=np.where(used, np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse), plain.mcse),
+        mcse=np.where(used, reported, plain.mcse),
         gain=np.where(used, gain, 1.0),
         variance_ratio=np.where(used, ratio, 1.0),
         mean_crossfit=np.where(used, mean_over_draws(residual, weights), plain.mean),

@@ -164,8 +164,8 @@ class VectorValued(AbstractControlVariate):
     tuning : `TaskREML(...)` or, for one target, `ConvexTaskCovariance(...)`. Integrands that share their draws are
         tuned by `GridREML`, whatever `TaskREML` is given here.
     solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 7,000 rows over all tasks, then
-        conjugate gradients of rank 600. Integrands that share more than 6,000 draws are each fitted alone by
-        `ConjugateGradients`, because B hardly changes their estimates.
+        conjugate gradients of rank 600. Integrands that share more than 6,000 draws are, of order one, each fitted
+        alone by `ConjugateGradients`, because B hardly changes their estimates.
     guard : whether to compare with each task's own fit.
     """
 
