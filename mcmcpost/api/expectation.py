@@ -70,7 +70,7 @@ def expectation(
     method : ``"auto"``, another name in `METHODS`, or an object such as ``ZeroVariance(degree=2)``.
     standardize : known (mean, sd) of the unconstrained draws, each a scalar or (d,), as for a prior; by default the
         sample's own moments.
-    folds : of the cross-fitting; about eight by default, whole chains or contiguous blocks of them.
+    folds : of the cross-fitting, at most 1,000; about eight by default, whole chains or contiguous blocks of them.
     allow_bad_scores : compute although the score gate fails; every status is then ``bad_scores``.
     fallback : return the plain mean where its error is not larger than the controlled one. With few draws the estimate
         of the error can hide a real gain: False returns the controlled mean, and the gain may then be below one.
