@@ -377,16 +377,16 @@ class Canvas(NamedTuple):
                 **self.dialect.artist(None, False, None),
             )  # fmt: skip
 
-    def rows(self, names: Sequence[str], margin: float = 0.6) -> None:
-        """Label the rows 0, 1, … from top to bottom."""
-        labels, plainly = self.dialect.plain([row_name(name) for name in names])
-        self.pen.yticks(list(range(len(names))), labels, self.target, **plainly)
+    def rows(self, names: Sequence[str], margin: float = 0.6, every: int = 1) -> None:
+        """Label the rows 0, 1, … from top to bottom, or every so many of them."""
+        labels, plainly = self.dialect.plain([row_name(name) for name in names[::every]])
+        self.pen.yticks(list(range(0, len(names), every)), labels, self.target, **plainly)
         self.pen.ylim((len(names) - 1 + margin, -margin), self.target)
 
-    def columns(self, names: Sequence[str]) -> None:
-        """Label the columns 0, 1, … of a matrix."""
-        labels, plainly = self.dialect.plain([row_name(name) for name in names])
-        self.pen.xticks(list(range(len(names))), labels, self.target, **self.dialect.tilted, **plainly)
+    def columns(self, names: Sequence[str], every: int = 1) -> None:
+        """Label the columns 0, 1, … of a matrix, or every so many of them."""
+        labels, plainly = self.dialect.plain([row_name(name) for name in names[::every]])
+        self.pen.xticks(list(range(0, len(names), every)), labels, self.target, **self.dialect.tilted, **plainly)
         self.pen.xlim((-0.5, len(names) - 0.5), self.target)
 
     def x_axis(

@@ -390,14 +390,19 @@ def task_names(joint: JointEstimate) -> list[str]:
     return [task if len(joint[task].names) == 1 else f"{task}: {name}" for task, name in joint.task_labels]
 
 
+MOST_NAMED = 20
+"""Rows of a matrix that are all named; of more, every so many are, and the figure grows no further."""
+
+
 def matrix_size(count: int) -> tuple[float, float]:
     """Return width and height in inches of the figure of `count` tasks."""
-    side = 2.2 + 0.45 * count
+    side = 2.2 + 0.45 * min(count, MOST_NAMED)
     return side + 1.0, side
 
 
 def plot_task_correlation(joint: JointEstimate, ax: Any = None, *, backend: str | None = None) -> Any:
-    """Plot the learnt task covariance B as a correlation matrix; values are written in up to twelve rows.
+    """Plot the learnt task covariance B as a correlation matrix; values are written in up to twelve rows, and of more
+    than twenty rows every so many are named.
 
     Parameters
     ----------
@@ -421,8 +426,9 @@ def plot_task_correlation(joint: JointEstimate, ax: Any = None, *, backend: str 
     canvas = canvas_for("plot_task_correlation", ax, backend, matrix_size(len(names)))
     correlation = joint.task_correlation
     canvas.matrix(correlation, "correlation")
-    canvas.rows(names, margin=0.5)
-    canvas.columns(names)
+    every = -(-len(names) // MOST_NAMED)
+    canvas.rows(names, margin=0.5, every=every)
+    canvas.columns(names, every)
     if len(names) <= MOST_WRITTEN:
         dark = np.abs(correlation) > 0.7
         for where, color in ((dark, WHITE), (~dark, INK)):

@@ -462,9 +462,10 @@ def test_the_squares_are_the_correlations(rng, backend, read):
     assert {(x, y): word for word, x, y in drawn.words} == {
         (j, i): f"{joint.task_correlation[i, j]:.2f}" for i in range(3) for j in range(3)
     }
-    many = read(mp.plot_task_correlation(joint_of(rng, tuple(f"task {j}" for j in range(13))), backend=backend))
+    many = read(mp.plot_task_correlation(joint_of(rng, tuple(f"task {j}" for j in range(41))), backend=backend))
     assert many.words == []
-    assert len(many.rows) == 13
+    assert many.rows == many.columns == {j: f"task {j}" for j in range(0, 41, 3)}
+    assert many.across == (-0.5, 40.5)
 
 
 def test_markup_and_mathematics_in_names_are_letters(rng, backend, read):
