@@ -169,3 +169,17 @@ def test_what_cannot_be_pooled_is_told(rng):
         mp.pool_estimates(one, mp.from_arrays(x, -x))
     with pytest.warns(ConvergenceWarning, match="contradict"):
         mp.pool_estimates(one, stated(4.0, 0.1))
+
+
+def test_weighted_draws_count_as_many_as_are_effective(rng):
+    """One part has as many draws as the other, and a proposal so wide that few of them are effective."""
+    parts = []
+    for width in (1.1, 3.0):
+        x = width * rng.normal(size=(1, 400, 1))
+        logs = -0.5 * x[..., 0] ** 2 * (1 - 1 / width**2)
+        parts.append(mp.expectation(mp.from_arrays(x, -x, log_weights=logs), {"f": x[..., 0] ** 2}, "plain"))
+    pooled, sizes = mp.pool_estimates(*parts), np.array([part.info["ess"] for part in parts])
+    assert sizes[1] < 0.7 * sizes[0]
+    np.testing.assert_allclose(pooled.mean_plain, sizes @ [part.mean_plain for part in parts] / sizes.sum())
+    assert pooled.info["ess"] == pytest.approx(sizes.sum())
+    assert pooled.info["pareto_khat"] == max(part.info["pareto_khat"] for part in parts)

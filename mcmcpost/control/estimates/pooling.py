@@ -32,16 +32,20 @@ FREEDOM = 7
 def pool(estimates: Sequence[Estimate]) -> Estimate:
     """Return one estimate of the same quantities from independent chains, each part weighted.
 
-    Weights are the draws, so that they are not estimated, where all parts were made by the same method: variances of
-    their means are then in that ratio. Elsewhere they are the inverse variances, whose own noise adds
-    1 + 4 Σ wᵢ(1 − wᵢ)/7 to the variance (Meier 1953, doi:10.2307/3001633). A part without an error has no weight.
+    Weights are the draws, of weighted draws the effective ones, so that they are not estimated, where all parts were
+    made by the same method: variances of their means are then in that ratio. Elsewhere they are the inverse variances,
+    whose own noise adds 1 + 4 Σ wᵢ(1 − wᵢ)/7 to the variance (Meier 1953, doi:10.2307/3001633). A part without an error
+    has no weight.
     """
     mean, mcse, sd, mean_plain, mcse_plain, ratio, crossfit = (
         np.stack([getattr(part, name) for part in estimates])
         for name in ("mean", "mcse", "sd", "mean_plain", "mcse_plain", "variance_ratio", "mean_crossfit")
     )
     draws = np.array([part.residuals.shape[0] * part.residuals.shape[1] for part in estimates])
-    share = (draws / draws.sum())[:, None]
+    known_ess = [part.info["ess"] for part in estimates if part.info.get("ess") is not None]
+    weighted = len(known_ess) == len(estimates)
+    size = np.array(known_ess) if weighted else draws
+    share = (size / size.sum())[:, None]
     methods = list(zip(*(part.method for part in estimates), strict=True))
     alike = np.array([len(set(own)) == 1 for own in methods], bool)
     weight = _weights(mean, mcse, sd, share, alike)
@@ -73,8 +77,15 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         mean_crossfit=(weight * crossfit).sum(axis=0),
         residuals=_one_after_the_other([part.residuals for part in estimates]),
         covariance=np.where(np.isnan(mean) | np.isnan(mean)[:, None], np.nan, outer * np.sqrt(noise[:, None] * noise)),
-        info={"pooled_draws": draws.tolist(), "duplicates": estimates[0].info.get("duplicates", {})},
+        info={"pooled_draws": draws.tolist(), "duplicates": estimates[0].info.get("duplicates", {})}
+        | ({"ess": sum(known_ess), "pareto_khat": _worst_khat(estimates)} if weighted else {}),
     )
+
+
+def _worst_khat(estimates: Sequence[Estimate]) -> float | None:
+    """Return the largest Pareto k-hat of weights; None, as JSON stores what is not finite, where one is unknown."""
+    found = [part.info["pareto_khat"] for part in estimates if part.info.get("pareto_khat") is not None]
+    return max(found) if len(found) == len(estimates) else None
 
 
 def _weights(
