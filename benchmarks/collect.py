@@ -140,8 +140,6 @@ PAGES = {
             "iterative_gp_small_exact",
             "iterative_gp_small_ap",
             "iterative_gp_small_sgd",
-            "iterative_gp_small_sgd_bike",
-            "iterative_gp_small_sgd_bike_pathwise",
             "computation_aware",
             "computation_aware_large",
             "computation_aware_actions",
