@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from mcmcpost._core.large_arrays import columns_of, in_blocks
 from mcmcpost._core.mcse import rank_rhat
 from mcmcpost._core.status import REPRODUCED, WITHOUT_GAIN, Status
 from mcmcpost._core.text import digits_of, number_of_draws, number_of_quantities, significant
@@ -42,7 +43,7 @@ class PosteriorPart(NamedTuple):
         places = self.estimate.listed
         if not len(places) or len(places) == len(self.estimate.names):
             return self
-        return self._replace(estimate=self.estimate.select(places), values=self.values[..., places])
+        return self._replace(estimate=self.estimate.select(places), values=columns_of(self.values, places))
 
 
 class EvidencePart(NamedTuple):
@@ -229,10 +230,13 @@ def convergence_rows(names: tuple[str, ...], values: Float[np.ndarray, "c n p"])
     """Return R-hat, bulk and tail effective sample size of every quantity (Vehtari et al. 2021), as text."""
     from arviz_stats.base import array_stats
 
-    with np.errstate(all="ignore"):
-        rhat = rank_rhat(values)
-        bulk = array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk")
-        tail = array_stats.ess(values, chain_axis=0, draw_axis=1, method="tail", prob=TAIL)
+    rhat, bulk, tail = np.empty((3, len(names)))
+    for some in in_blocks(len(names), values.shape[0] * values.shape[1]):  # ranks are copies
+        own = values[..., some]
+        with np.errstate(all="ignore"):
+            rhat[some] = rank_rhat(own)
+            bulk[some] = array_stats.ess(own, chain_axis=0, draw_axis=1, method="bulk")
+            tail[some] = array_stats.ess(own, chain_axis=0, draw_axis=1, method="tail", prob=TAIL)
     return [
         {
             "name": name,

@@ -17,6 +17,7 @@ import numpy as np
 from mcmcpost._core.arguments import as_path, check_writable
 from mcmcpost._core.devices import is_first_process
 from mcmcpost._core.errors import InputError, fault
+from mcmcpost._core.large_arrays import columns_of
 from mcmcpost._core.text import digits_of, significant
 from mcmcpost._core.unfinished import written_beside
 from mcmcpost.control import Estimate, JointEstimate
@@ -143,8 +144,8 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
 
     order : the names of the quantities as the tables list them; the first ones are drawn.
     """
-    places = [part.estimate.names.index(name) for name in order[:MOST_ROWS]]
-    head, values, shown = part.estimate.select(np.array(places)), part.values[..., places], len(order)
+    places = np.array([part.estimate.names.index(name) for name in order[:MOST_ROWS]], dtype=int)
+    head, values, shown = part.estimate.select(places), columns_of(part.values, places), len(order)
     size = (WIDTH, rows_height(len(places)))
     part_of = f" The first {MOST_ROWS} of {shown} quantities." if shown > MOST_ROWS else ""
     d = len(part.parameters)

@@ -129,13 +129,15 @@ def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None)
 MAX_LAG = 40
 
 
-def autocorrelations(series: Float[np.ndarray, "c n p"], max_lag: int = MAX_LAG) -> Float[np.ndarray, "k p"]:
-    """Return the autocorrelation at lags 0, 1, …, averaged over chains; NaN for a constant series."""
+def autocorrelations(
+    series: Float[np.ndarray, "c n p"], columns: Sequence[int], max_lag: int = MAX_LAG
+) -> Float[np.ndarray, "k q"]:
+    """Return the autocorrelation of q columns at lags 0, 1, …, averaged over chains; NaN for a constant series."""
     from arviz_stats.base import array_stats
 
     lags = min(max_lag + 1, series.shape[1])
     with np.errstate(invalid="ignore", divide="ignore"):
-        parts = [array_stats.autocorr(series[..., j], axis=-1)[:, :lags].mean(0) for j in range(series.shape[-1])]
+        parts = [array_stats.autocorr(series[..., j], axis=-1)[:, :lags].mean(0) for j in columns]
     return np.stack(parts, axis=-1)
 
 
@@ -167,7 +169,7 @@ def plot_residual_autocorrelation(
     where = "plot_residual_autocorrelation"
     check_kind(where, "estimate", estimate, Estimate, "Pass what expectation returned.")
     check_count(where, "max_lag", max_lag, f"Use {MAX_LAG}.")
-    values, shape = as_float64(where, "values", values, "chain, draw, p"), estimate.residuals.shape
+    values, shape = as_float64(where, "values", values, "chain, draw, p", copy=False), estimate.residuals.shape
     if values.shape != shape:
         raise InputError(where, f"`values` of shape {shape}", values.shape, "Pass the integrands of the estimate.")
     canvas = canvas_for("plot_residual_autocorrelation", ax, backend, (7.0, 3.2))
@@ -179,7 +181,7 @@ def plot_residual_autocorrelation(
         (estimate.residuals, CONTROLLED, SOLID, "residual"),
     ):
         if shown:
-            lines = autocorrelations(series[..., shown], max_lag)
+            lines = autocorrelations(series, shown, max_lag)
             if len(shown) > 1:
                 broken = np.append(lines, np.full((1, len(shown)), np.nan), axis=0).ravel("F")
                 along = np.tile(np.append(lags, np.nan), len(shown))
