@@ -70,7 +70,7 @@ def beyond_rounding(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"
 
 
 PART = 1e-3
-"""Part of their spread by which two series that are the same may differ: they would not have many digits else."""
+"""Part of their spread by which two series that are the same may differ, however few digits they have."""
 
 
 def same_to_rounding(one: Float[np.ndarray, "c n"], two: Float[np.ndarray, "c n"]) -> bool:

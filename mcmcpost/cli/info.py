@@ -139,7 +139,7 @@ def description(facts: dict[str, Any]) -> str:
         "log density": log_density,
         "versions": ", ".join(f"{name} {text}" for name, text in facts["versions"].items()) or None,
     }
-    shown = {name: one_line(value) for name, value in lines.items() if value is not None and not _is_empty(value)}
+    shown = {name: text for name, value in lines.items() if value is not None and (text := one_line(value))}
     rows = [
         (
             one_line(f"{group.strip('/')}.{name}"),
@@ -153,10 +153,6 @@ def description(facts: dict[str, Any]) -> str:
     table = [f"{name:<{widths[0]}}  {dims:<{widths[1]}}  {kind}" for name, dims, kind in rows]
     width = max(map(len, shown))
     return "\n".join([*(f"{name:<{width}}  {value}" for name, value in shown.items()), "", *table])
-
-
-def _is_empty(value: object) -> bool:
-    return isinstance(value, str) and not value
 
 
 def _weights_text(weights: dict[str, float] | None) -> str | None:

@@ -13,6 +13,10 @@ PAD = 64
 """Rows are padded to a multiple of this with rows of count zero: traces of nearly one size share a compiled program."""
 
 
+MOST_FOLDS = 1_000
+"""Folds k that may be asked for: the list of their halves and quarters takes memory of the order of k²."""
+
+
 class Folds(NamedTuple):
     """The rows of a problem that are held out in turn, and those that each fit sees.
 

@@ -13,15 +13,12 @@ from mcmcpost._core.errors import InputError, InputTypeError
 from mcmcpost._core.large_arrays import column_variance, in_blocks, zeros
 from mcmcpost._core.stored import StoredArray, StoredRows, over_chunks, over_rows
 from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws
-from mcmcpost.control.folds import Folds, pad_rows, padded
+from mcmcpost.control.folds import MOST_FOLDS, Folds, pad_rows, padded
 from mcmcpost.scores import effective_size
 from mcmcpost.trace import Draws, Rows, States, StoredTrace, Trace, distinct_states, sampled
 
 MIN_FOLDS = 8
 """Folds of the cross-fitting by default, where the chains allow as many."""
-
-MOST_FOLDS = 1_000
-"""Folds that may be asked for. Fits are made again on some halves and quarters of them, about four of each a fold."""
 
 MIN_BLOCK = 5
 """Autocorrelation times that a fold has at least in each chain, unless the caller asks for more folds.
@@ -264,8 +261,7 @@ def check_cross_fitting(trace: Trace | StoredTrace, num_folds: Any, moments: Any
     """Refuse folds that are fewer than two or more than the draws, and moments that are none; None is the default."""
     chains, draws, d = trace.draws.shape
     cure = "Cross-fitting holds out one fold at a time: leave it out for eight."
-    most = min(max(chains * draws, 2), MOST_FOLDS)
-    check_count("folds", "folds", num_folds, cure, least=2, most=most, optional=True)
+    check_count("folds", "folds", num_folds, cure, least=2, most=min(max(chains * draws, 2), MOST_FOLDS), optional=True)
     if moments is not None:
         read_moments(moments, d)
 

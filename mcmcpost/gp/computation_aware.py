@@ -38,7 +38,7 @@ from mcmcpost.gp.computation_aware_model import (
 from mcmcpost.gp.data import Prediction, Training, check_inputs, check_training, default_kernel
 from mcmcpost.hyper import LBFGS, AbstractOptimiser, TrainingRecord, join_records, share
 from mcmcpost.kernels import AbstractKernel, gram
-from mcmcpost.linsolve import factorise
+from mcmcpost.linsolve import sampling_factor
 
 SPLIT_LIMIT = 8_192
 """Training rows up to which the exact posterior is computed, for the split of the variance: 0.5 GB."""
@@ -171,9 +171,7 @@ def _joint(
     points, inputs = jnp.asarray(X), jnp.asarray(Z)
     mean, _ = predict(kernel, points, projection, inputs)
     covariance = joint_covariance(kernel, points, projection, inputs) + noise * jnp.eye(len(inputs))
-    size = jnp.mean(prior_variance(kernel, inputs)) + noise
-    floor = jnp.where(size > 0, jnp.finfo(covariance.dtype).eps * size, 1)
-    return mean, jnp.where(size > 0, factorise(covariance, jnp.ones(len(inputs)), floor).lower, 0)
+    return mean, sampling_factor(covariance, jnp.mean(prior_variance(kernel, inputs)) + noise)
 
 
 NUM_ACTIONS = 256

@@ -25,7 +25,7 @@ from mcmcpost.gp.gradient_operator import (
 )
 from mcmcpost.hyper import KERNEL_MEMORY, LBFGS, Hyperparameters, Packing, TrainingProblem, is_positive
 from mcmcpost.kernels import AbstractKernel, product
-from mcmcpost.linsolve import Factor, factorise
+from mcmcpost.linsolve import Factor, factorise, sampling_factor
 
 
 class DiagonalPlusLowRank(NamedTuple):
@@ -127,14 +127,6 @@ def floored_cholesky(matrix: Float[Array, "i i"]) -> Factor:
     return factorise(matrix, jnp.ones(matrix.shape[0], matrix.dtype), floor)
 
 
-def sampling_factor(covariance: Float[Array, "i i"], prior: Float[Array, "i i"]) -> Float[Array, "i i"]:
-    """Return a factor of a posterior covariance, known to the rounding of the prior's; zeros where that is zero."""
-    largest = jnp.max(jnp.diagonal(prior))
-    floor = jnp.where(largest > 0, 8 * jnp.finfo(prior.dtype).eps * largest, 1)
-    lower = factorise(covariance, jnp.ones(len(covariance), prior.dtype), floor).lower
-    return jnp.where(largest > 0, lower, 0)
-
-
 def factor_solve(factor: ProjectedFactor, right: Float[Array, "n w"], d: int) -> Float[Array, "n w"]:
     """Return (K + σ²I)⁻¹ right for observations (n, w) of points in d dimensions."""
     values, gradients = right[:, : right.shape[1] - d], right[:, right.shape[1] - d :]
@@ -213,13 +205,13 @@ def joint_samples(
     mean = half.T @ solve_triangular(inner, observed.reshape(-1), lower=True)
     within_key, across_key = jax.random.split(key)
     white = jax.random.normal(within_key, (num_samples, m * e), new.dtype)
-    drawn = mean[None] + white @ sampling_factor(prior - half.T @ half, prior).T
+    drawn = mean[None] + white @ sampling_factor(prior - half.T @ half, jnp.max(jnp.diagonal(prior))).T
     drawn = drawn.reshape(num_samples, m, e)
     values, gradient = drawn[..., :1], drawn[..., 1:] @ whole.T
     if basis is not None:
         outer = floored_cholesky(outside_matrix(gram)).lower
         half = solve_triangular(outer, terms.first.T, lower=True)
-        rows = sampling_factor(own.first - half.T @ half, own.first)
+        rows = sampling_factor(own.first - half.T @ half, jnp.max(jnp.diagonal(own.first)))
         noise = jnp.einsum("ij,sjd->sid", rows, jax.random.normal(across_key, (num_samples, m, d), new.dtype))
         noise = noise + (half.T @ solve_triangular(outer, gradients, lower=True))[None]
         gradient = gradient + noise - (noise @ whole) @ whole.T

@@ -22,10 +22,7 @@ from mcmcpost.gp.gradient_operator import (
 )
 from mcmcpost.gp.gradient_posterior import factor_solve, floored_cholesky, outside_matrix, projected_factor
 from mcmcpost.kernels import Polynomial
-from mcmcpost.linsolve import conjugate_gradients
-
-ACCURATE = 1e-6
-"""Relative residual up to which a direct solve counts as converged."""
+from mcmcpost.linsolve import conjugate_gradients, is_accurate
 
 
 class GradientSolution(NamedTuple):
@@ -72,7 +69,7 @@ def direct(
 ) -> GradientSolution:
     residual = relative_residual(gram, right, value)
     one = jnp.ones((), int)
-    return GradientSolution(value, residual, residual <= ACCURATE, one, order, nugget, raised)
+    return GradientSolution(value, residual, is_accurate(residual), one, order, nugget, raised)
 
 
 class DenseCholesky(AbstractGradientSolver):

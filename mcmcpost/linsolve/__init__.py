@@ -8,6 +8,8 @@ from mcmcpost.linsolve.cholesky import (
     blas_threads,
     factorise,
     invert,
+    is_accurate,
+    sampling_factor,
 )
 from mcmcpost.linsolve.iterative import AbstractIterativeSolver, Outcome, Solution
 from mcmcpost.linsolve.krylov import CGSolution, ConjugateGradients, conjugate_gradients
@@ -43,7 +45,9 @@ __all__ = [
     "fit_rows",
     "generalised_least_squares",
     "invert",
+    "is_accurate",
     "leave_blocks_out",
+    "sampling_factor",
     "solve",
     "solve_lower",
     "solve_positive",

@@ -114,8 +114,24 @@ def _invert_by_solves(matrix: Float[Array, "n n"]) -> tuple[Float[Array, "n n"],
     return cho_solve((lower, True), jnp.eye(len(matrix), dtype=matrix.dtype)), 2 * jnp.sum(jnp.log(jnp.diag(lower)))
 
 
-ACCURATE = 0.4
-"""Power of the rounding unit up to which a relative residual is that of a solution, 5e-7 in double precision."""
+def sampling_factor(covariance: Float[Array, "i i"], size: Float[Array, ""]) -> Float[Array, "i i"]:
+    """Return a factor of a posterior covariance, which is known to the rounding of prior variances of that `size`.
+
+    Where the posterior is certain all of it is rounding, and a floor relative to itself would be too small. Zeros where
+    the prior has no variance.
+    """
+    floor = jnp.where(size > 0, 8 * jnp.finfo(covariance.dtype).eps * size, 1)
+    lower = factorise(covariance, jnp.ones(len(covariance), covariance.dtype), floor).lower
+    return jnp.where(size > 0, lower, 0)
+
+
+ACCURATE = 0.38
+"""Power of the rounding unit up to which a relative residual is that of a solution, 1e-6 in double precision."""
+
+
+def is_accurate(relative: Float[Array, "*k"]) -> Bool[Array, ""]:
+    """Return whether relative residuals of a direct solve are all small enough for it to have converged."""
+    return jnp.all(relative <= jnp.finfo(relative.dtype).eps ** ACCURATE)
 
 
 def solve_dense(matrix: Float[Array, "n n"], right: Float[Array, "n k"]) -> Solution:
@@ -134,7 +150,7 @@ def solve_dense(matrix: Float[Array, "n n"], right: Float[Array, "n k"]) -> Solu
     norms = column_norms(right)
     finite = jnp.all(jnp.isfinite(value))
     relative = column_norms(residual) / jnp.where(norms > 0, norms, 1)
-    accurate = jnp.all(relative <= jnp.finfo(matrix.dtype).eps ** ACCURATE)
-    outcome = jnp.where(sound, jnp.where(accurate, Outcome.CONVERGED, Outcome.STAGNATED), Outcome.JITTERED)
+    solved = jnp.where(is_accurate(relative), Outcome.CONVERGED, Outcome.STAGNATED)
+    outcome = jnp.where(sound, solved, Outcome.JITTERED)
     outcome = jnp.where(finite, outcome, Outcome.BROKEN)
     return Solution(value, residual, relative, outcome, jnp.ones((), int), jnp.ones((), matrix.dtype))

@@ -89,6 +89,12 @@ def test_a_controlled_mean_that_contradicts_the_plain_one_is_warned_about(rng):
         result = mp.expectation(tree, x**4, mp.ZeroVariance(4))  # of a normal this is three, exactly
     assert result.status == (mp.Status.BAD_SCORES,)
     assert result.mean == result.mean_plain
+    with pytest.warns(mp.ScoreWarning, match=r"var\(f\[0\]\) contradict"):
+        mp.variance(tree, x**2, mp.ZeroVariance(4))
+    with pytest.warns(mp.ScoreWarning, match="half contradict"):
+        mp.delta_method(tree, {"half": lambda mean: mean["f"][0] / 2}, x**4, mp.ZeroVariance(4))
+    with pytest.warns(mp.ScoreWarning, match=r"one: f\[0\] contradict"):
+        mp.joint_expectation({"one": (tree, x**4)}, mp.VectorValued(SquaredExponential(3.0), np.eye(1), 1e-6))
 
 
 @pytest.mark.slow

@@ -262,8 +262,9 @@ def test_a_cluster_of_two_workers_returns_the_same_numbers(rng):
 
 
 @pytest.mark.usefixtures("small")
-def test_a_function_may_return_whole_numbers_first_and_others_later():
+def test_a_function_may_return_whole_numbers_first_and_others_later(monkeypatch):
     """Draw by draw, since JAX cannot trace it, and a piece of the draws at a time."""
+    monkeypatch.setattr("mcmcpost.io.integrands.ENTRIES", 100)
     values = np.repeat([0.0, 0.5], [1500, 500])[None]
     tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset({"x": (("chain", "draw"), values)})})
     for own in (tree, in_chunks(tree, draw=50)):

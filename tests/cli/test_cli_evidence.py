@@ -10,6 +10,7 @@ from ladder_cases import short_ladder
 from scipy.stats import norm
 
 import mcmcpost
+from mcmcpost.cli import evidence
 from mcmcpost.cli.evidence import Source, source_evidence
 
 CONJUGATE = """
@@ -220,3 +221,17 @@ def test_settings_belong_to_the_model_files_among_the_sources(run, ladder, tmp_p
     path, _ = ladder
     assert refused(run("evidence", path, "--draws", "10"), "belong to a model file")
     assert "belong to a model file" not in run("evidence", path, tmp_path / "gone.py", "--draws", "10").err
+
+
+def test_a_ladder_from_a_trace_is_kept_where_what_follows_fails(run, trace, ladder, tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise OSError("no space left on device")
+
+    path, model = trace
+    monkeypatch.setattr(evidence, "sample_ladder", lambda *_: mcmcpost.load_tree(ladder[0]))
+    monkeypatch.setattr(mcmcpost, "log_evidence", broken)
+    done = run("evidence", path, "--model", model, "--ladder", "--method", "plain")
+    assert done.code != 0
+    assert "the draws are kept in" in done.err
+    kept = mcmcpost.load_tree(tmp_path / "cwd" / "conjugate-draws.nc")
+    assert kept["sample_stats"].sizes["temperature"] == len(mcmcpost.load_tree(ladder[0])["sample_stats"].temperature)

@@ -313,9 +313,9 @@ def test_too_few_draws_for_the_folds_are_plain(rng):
 
 
 def test_features_of_every_task_are_counted(rng):
-    """Five rows for six columns of each task, and ten for all of them."""
-    tasks = {name: normal_task(rng, 6) for name in "ab"}
-    found = estimate_jointly(tasks, VectorValued(KERNEL, RELATED, 1e-2, degree=2, guard=False))
+    """Five rows for six columns of each task, and twenty for all of them."""
+    tasks = {name: normal_task(rng, 6) for name in "abcd"}
+    found = estimate_jointly(tasks, VectorValued(KERNEL, np.eye(4), 1e-2, degree=2, guard=False))
     assert {part.status for part in found.values()} == {("too_few_draws",)}
 
 

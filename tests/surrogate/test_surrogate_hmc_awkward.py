@@ -115,3 +115,10 @@ def test_without_warm_up_it_is_nuts_and_says_so():
     assert int(fields["num_surrogate_gradients"][-1]) == 0
     assert (fields["num_warmup_gradients"] == 1).all()  # of the first state
     assert abs(np.asarray(mcmc.get_samples()).var(axis=0)[0] - np.linalg.inv([[2, 0.9], [0.9, 1]])[0, 0]) < 0.3
+
+
+def test_a_history_that_is_too_short_is_not_cured_by_warm_up():
+    """Whatever the warm-up, 64 points hold four trajectories of 16 steps."""
+    kernel = make(TARGETS["gaussian"], history_size=64, num_steps=16)
+    with pytest.warns(UserWarning, match="Use a larger `history_size`"):
+        kernel.init(jax.random.key(0), 1_000, jnp.zeros(2), (), {})

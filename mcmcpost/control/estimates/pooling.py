@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.stats
@@ -42,10 +42,8 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         for name in ("mean", "mcse", "sd", "mean_plain", "mcse_plain", "variance_ratio", "mean_crossfit")
     )
     draws = np.array([part.residuals.shape[0] * part.residuals.shape[1] for part in estimates])
-    known_ess = [part.info["ess"] for part in estimates if part.info.get("ess") is not None]
-    weighted = len(known_ess) == len(estimates)
-    size = np.array(known_ess) if weighted else draws
-    share = (size / size.sum())[:, None]
+    sizes = np.array([part.info.get("ess", size) for part, size in zip(estimates, draws, strict=True)])
+    share = (sizes / sizes.sum())[:, None]
     methods = list(zip(*(part.method for part in estimates), strict=True))
     alike = np.array([len(set(own)) == 1 for own in methods], bool)
     weight = _weights(mean, mcse, sd, share, alike)
@@ -78,14 +76,14 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         residuals=_one_after_the_other([part.residuals for part in estimates]),
         covariance=np.where(np.isnan(mean) | np.isnan(mean)[:, None], np.nan, outer * np.sqrt(noise[:, None] * noise)),
         info={"pooled_draws": draws.tolist(), "duplicates": estimates[0].info.get("duplicates", {})}
-        | ({"ess": sum(known_ess), "pareto_khat": _worst_khat(estimates)} if weighted else {}),
+        | _weights_of(estimates, float(sizes.sum())),
     )
 
 
-def _worst_khat(estimates: Sequence[Estimate]) -> float | None:
-    """Return the largest Pareto k-hat of weights; None, as JSON stores what is not finite, where one is unknown."""
-    found = [part.info["pareto_khat"] for part in estimates if part.info.get("pareto_khat") is not None]
-    return max(found) if len(found) == len(estimates) else None
+def _weights_of(estimates: Sequence[Estimate], ess: float) -> dict[str, Any]:
+    """Return the effective draws and the largest Pareto k-hat where some draws are weighted; None is one not finite."""
+    khats: list[Any] = [part.info["pareto_khat"] for part in estimates if "pareto_khat" in part.info]
+    return {"ess": ess, "pareto_khat": None if None in khats else max(khats)} if khats else {}
 
 
 def _weights(

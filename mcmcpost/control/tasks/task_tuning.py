@@ -296,13 +296,12 @@ def tune_tasks(
             return tuned.kernel, tuned.nugget if model.nugget is None else model.nugget
         nugget *= NUGGET_STEP
         if nugget >= 1.0:
-            break
-    raise InputError(
-        "VectorValued",
-        "a positive definite kernel matrix under some nugget below one",
-        f"none for {num_tasks} tasks of {np.diff(joint.starts).tolist()} states",
-        "Pass a kernel with a shorter lengthscale.",
-    )
+            raise InputError(
+                "VectorValued",
+                "a positive definite kernel matrix under some nugget below one",
+                f"none for {num_tasks} tasks of {np.diff(joint.starts).tolist()} states",
+                "Pass a kernel with a shorter lengthscale.",
+            )
 
 
 def _convex(
