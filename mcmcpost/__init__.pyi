@@ -1,117 +1,19 @@
 # The public names, each with the file that it is imported from on first use; read by `lazy_loader` and type checkers.
 
 from . import (
+    app as app,
     control as control,
     evidence as evidence,
     gp as gp,
-    hyper as hyper,
-    io as io,
-    kernels as kernels,
-    linops as linops,
-    linsolve as linsolve,
-    optimize as optimize,
-    report as report,
+    ladders as ladders,
     scores as scores,
+    solve as solve,
     stein as stein,
-    surrogate as surrogate,
+    tasks as tasks,
+    trees as trees,
 )
-from ._core.errors import (
-    InputError as InputError,
-    InputTypeError as InputTypeError,
-    MissingPackageError as MissingPackageError,
-)
-from ._core.status import Status as Status
-from .api.derived import (
-    correlation as correlation,
-    covariance as covariance,
-    delta_method as delta_method,
-    standard_deviation as standard_deviation,
-    variance as variance,
-)
-from .api.evidence import (
-    EvidenceWarning as EvidenceWarning,
-    bridge_evidence as bridge_evidence,
-    compare_evidence as compare_evidence,
-    ladder_from_arrays as ladder_from_arrays,
-    laplace_evidence as laplace_evidence,
-    log_evidence as log_evidence,
-)
-from .api.expectation import (
-    expectation as expectation,
-    joint_expectation as joint_expectation,
-    pool_estimates as pool_estimates,
-    quantile as quantile,
-    summary as summary,
-)
-from .api.predictive import elpd as elpd
-from .api.question import METHODS as METHODS
-from .api.report import html_report as html_report
-from .api.sensitivity import (
-    Derivatives as Derivatives,
-    PriorChange as PriorChange,
-    hyper_derivatives as hyper_derivatives,
-    reweight_prior as reweight_prior,
-)
-from .api.weights import (
-    kernel_stein_discrepancy as kernel_stein_discrepancy,
-    stein_thinning as stein_thinning,
-    stein_weights as stein_weights,
-)
-from .control import (
-    REML as REML,
-    Auto as Auto,
-    ChainVariance as ChainVariance,
-    ControlFunctional as ControlFunctional,
-    ConvexTaskCovariance as ConvexTaskCovariance,
-    Estimate as Estimate,
-    GridREML as GridREML,
-    JointEstimate as JointEstimate,
-    KernelFamily as KernelFamily,
-    Lasso as Lasso,
-    LeastSquares as LeastSquares,
-    MeanSquare as MeanSquare,
-    NeuralNetwork as NeuralNetwork,
-    PlainMean as PlainMean,
-    PolynomialFamily as PolynomialFamily,
-    Ridge as Ridge,
-    Screened as Screened,
-    SemiExact as SemiExact,
-    SteinWeights as SteinWeights,
-    Stochastic as Stochastic,
-    TaskREML as TaskREML,
-    TrainedVectorValued as TrainedVectorValued,
-    VectorValued as VectorValued,
-    ZeroVariance as ZeroVariance,
-)
-from .evidence import (
-    Evidence as Evidence,
-    EvidenceComparison as EvidenceComparison,
-    EvidenceEstimate as EvidenceEstimate,
-    HamiltonianKernel as HamiltonianKernel,
-    LadderWarning as LadderWarning,
-    geometric_ladder as geometric_ladder,
-    power_ladder as power_ladder,
-)
-from .io import (
-    ConvergenceWarning as ConvergenceWarning,
-    adaptive_ladder as adaptive_ladder,
-    add_rungs as add_rungs,
-    attach_scores as attach_scores,
-    barrier_ladder as barrier_ladder,
-    check_tree as check_tree,
-    from_arrays as from_arrays,
-    from_blackjax as from_blackjax,
-    from_cmdstan as from_cmdstan,
-    from_dynesty as from_dynesty,
-    from_numpyro as from_numpyro,
-    ladder_from_traces as ladder_from_traces,
-    load_tree as load_tree,
-    resample as resample,
-    sample_power_posteriors as sample_power_posteriors,
-    save_tree as save_tree,
-)
-from .linsolve import Cholesky as Cholesky, ConjugateGradients as ConjugateGradients
-from .report import (
+from .app import (
+    html_report as html_report,
     plot_controlled_forest as plot_controlled_forest,
     plot_evidence_path as plot_evidence_path,
     plot_gain as plot_gain,
@@ -119,11 +21,105 @@ from .report import (
     plot_score_check as plot_score_check,
     plot_task_correlation as plot_task_correlation,
 )
+from .control import (
+    REML as REML,
+    Auto as Auto,
+    ControlFunctional as ControlFunctional,
+    Estimate as Estimate,
+    GridREML as GridREML,
+    Lasso as Lasso,
+    LeastSquares as LeastSquares,
+    PlainMean as PlainMean,
+    Ridge as Ridge,
+    Screened as Screened,
+    SemiExact as SemiExact,
+    SteinWeights as SteinWeights,
+    ZeroVariance as ZeroVariance,
+)
+from .core.errors import (
+    InputError as InputError,
+    InputTypeError as InputTypeError,
+    MissingPackageError as MissingPackageError,
+    Status as Status,
+)
+from .evidence import (
+    Evidence as Evidence,
+    EvidenceComparison as EvidenceComparison,
+    EvidenceEstimate as EvidenceEstimate,
+    LadderWarning as LadderWarning,
+    geometric_ladder as geometric_ladder,
+    power_ladder as power_ladder,
+)
+from .evidences import (
+    EvidenceWarning as EvidenceWarning,
+    bridge_evidence as bridge_evidence,
+    compare_evidence as compare_evidence,
+    ladder_from_arrays as ladder_from_arrays,
+    laplace_evidence as laplace_evidence,
+    log_evidence as log_evidence,
+)
+from .expectations import (
+    correlation as correlation,
+    covariance as covariance,
+    delta_method as delta_method,
+    elpd as elpd,
+    expectation as expectation,
+    pool_estimates as pool_estimates,
+    quantile as quantile,
+    standard_deviation as standard_deviation,
+    summary as summary,
+    variance as variance,
+)
+from .gp import SubspaceSurrogate as SubspaceSurrogate, SurrogateHMC as SurrogateHMC
+from .ladders import (
+    HamiltonianKernel as HamiltonianKernel,
+    adaptive_ladder as adaptive_ladder,
+    add_rungs as add_rungs,
+    barrier_ladder as barrier_ladder,
+    ladder_from_traces as ladder_from_traces,
+    sample_power_posteriors as sample_power_posteriors,
+)
+from .sample import METHODS as METHODS
 from .scores import ScoreCheck as ScoreCheck, ScoreError as ScoreError, ScoreWarning as ScoreWarning
+from .sensitivity import (
+    Derivatives as Derivatives,
+    PriorChange as PriorChange,
+    hyper_derivatives as hyper_derivatives,
+    reweight_prior as reweight_prior,
+)
+from .solve import Cholesky as Cholesky, ConjugateGradients as ConjugateGradients
 from .stein import Coregionalisation as Coregionalisation
-from .surrogate import (
-    SubspaceSurrogate as SubspaceSurrogate,
-    SurrogateHMC as SurrogateHMC,
+from .stein_rules import (
+    kernel_stein_discrepancy as kernel_stein_discrepancy,
+    stein_thinning as stein_thinning,
+    stein_weights as stein_weights,
+)
+from .tasks import (
+    ChainVariance as ChainVariance,
+    ConvexTaskCovariance as ConvexTaskCovariance,
+    JointEstimate as JointEstimate,
+    KernelFamily as KernelFamily,
+    MeanSquare as MeanSquare,
+    NeuralNetwork as NeuralNetwork,
+    PolynomialFamily as PolynomialFamily,
+    Stochastic as Stochastic,
+    TaskREML as TaskREML,
+    TrainedVectorValued as TrainedVectorValued,
+    VectorValued as VectorValued,
+    joint_expectation as joint_expectation,
+)
+from .trees import (
+    ConvergenceWarning as ConvergenceWarning,
+    attach_scores as attach_scores,
+    check_tree as check_tree,
+    from_arrays as from_arrays,
+    from_blackjax as from_blackjax,
+    from_cmdstan as from_cmdstan,
+    from_dynesty as from_dynesty,
+    from_numpyro as from_numpyro,
+    load_tree as load_tree,
+    resample as resample,
+    save_tree as save_tree,
 )
 
 __version__: str

@@ -1,6 +1,6 @@
 """``python -m mcmcpost``: the command line where the program `mcmcpost` is not on PATH."""
 
-from mcmcpost.cli import main
+from mcmcpost.app import main
 
 if __name__ == "__main__":
     main()

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._core.arguments import as_float64, as_labels, as_real, check_size
-from mcmcpost._core.errors import InputError
-from mcmcpost._core.large_arrays import rows_of, zeros
-from mcmcpost._core.stored import StoredArray, StoredRows, sampling_step
-from mcmcpost._core.weights import Weights
+from mcmcpost.core.arguments import as_float64, as_labels, as_real, check_size
+from mcmcpost.core.arrays import StoredArray, StoredRows, rows_of, sampling_step, zeros
+from mcmcpost.core.errors import InputError
+from mcmcpost.core.mcse import Weights
 
 Draws = np.ndarray | StoredArray
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpyro.infer import MCMC, NUTS, init_to_value
 
 import mcmcpost as mp
-from mcmcpost.kernels import SquaredExponential
+from mcmcpost.stein import SquaredExponential
 
 sys.path.append("..")  # the models lie beside this folder
 from models import lotka_volterra

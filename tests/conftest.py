@@ -79,7 +79,7 @@ def rank_promotion() -> Iterator[None]:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Done]:
     """Run the program in this process, from an empty folder, without the user's compilation cache."""
-    from mcmcpost.cli import app as cli
+    from mcmcpost.app import command_line as cli
 
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")

@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 
-from mcmcpost.kernels import (
+from mcmcpost.stein import (
     AbstractKernel,
     ExponentialDotProduct,
     InverseMultiquadric,

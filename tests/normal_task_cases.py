@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mcmcpost.control import TaskInput
-from mcmcpost.kernels import SquaredExponential
+from mcmcpost.stein import SquaredExponential
+from mcmcpost.tasks import TaskInput
 from mcmcpost.trace import make_trace
 
 KERNEL = SquaredExponential(np.array([1.5, 2.0]))

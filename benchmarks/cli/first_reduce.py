@@ -26,8 +26,8 @@ from benchmarks._command import Command
 from benchmarks._table import emit
 
 CHAINS, DRAWS, DIMENSION, BEND = 4, 1_000, 8, 0.4
-PROGRAM = [sys.executable, "-c", "from mcmcpost.cli import main; main()"]
-IMPORTS = [sys.executable, "-c", "import mcmcpost.cli.reduce"]
+PROGRAM = [sys.executable, "-c", "from mcmcpost.app import main; main()"]
+IMPORTS = [sys.executable, "-c", "import mcmcpost.app.commands"]
 
 
 def main() -> None:

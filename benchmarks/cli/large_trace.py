@@ -25,7 +25,7 @@ from benchmarks._table import emit
 
 CHAINS = 4
 TITLE = "A large trace through the command line"
-PROGRAM = [sys.executable, "-c", "from mcmcpost.cli import main; main()"]
+PROGRAM = [sys.executable, "-c", "from mcmcpost.app import main; main()"]
 
 
 def main() -> None:

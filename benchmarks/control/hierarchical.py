@@ -24,7 +24,7 @@ from benchmarks.control._ensemble import Ensemble
 from benchmarks.control._hierarchical_models import MODELS, pool
 from benchmarks.control._pools import Pool
 from mcmcpost.control import REML
-from mcmcpost.kernels import Polynomial
+from mcmcpost.stein import Polynomial
 
 METHODS = {
     "zv1": mp.ZeroVariance(1, mp.LeastSquares()),

@@ -23,7 +23,7 @@ import mcmcpost as mp
 from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
-from mcmcpost.kernels import InverseMultiquadric
+from mcmcpost.stein import InverseMultiquadric
 
 CASES = {
     "gaussian 4000 dense weights": ("gaussian", 4_000, "dense", "weights"),

@@ -21,7 +21,7 @@ import mcmcpost as mp
 from benchmarks._command import Command
 from benchmarks._table import emit
 from benchmarks.control.large_kernel import NUGGET, bananas
-from mcmcpost.kernels import InverseMultiquadric
+from mcmcpost.stein import InverseMultiquadric
 
 KERNEL = InverseMultiquadric(4.0)
 SUBSET = 2_000

@@ -27,7 +27,7 @@ from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.control._vector_valued_problems import Tasks, borehole, south, step
-from mcmcpost.kernels import Polynomial, SquaredExponential
+from mcmcpost.stein import Polynomial, SquaredExponential
 from models import borehole as model
 
 KNOWN = (model.MEAN, model.SD)

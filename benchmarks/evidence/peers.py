@@ -52,7 +52,7 @@ from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.evidence._posteriors import POSTERIORS as SIMPLE, Posterior, tree_of
 from mcmcpost.evidence import bridge_sampling, fit_normal, fit_warp, stepping_stone
-from mcmcpost.io import Target, read_ladder, read_target
+from mcmcpost.trees import Target, read_ladder, read_target
 
 GROUPS, EACH = 37, 5
 LIVE = 250

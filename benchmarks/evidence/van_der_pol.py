@@ -23,7 +23,7 @@ from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.evidence._van_der_pol import LOG_EVIDENCE, exact_ladder, exact_moments
 from mcmcpost.evidence import corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule
-from mcmcpost.kernels import SquaredExponential, Weighted
+from mcmcpost.stein import SquaredExponential, Weighted
 from models import van_der_pol as model_file
 from models.van_der_pol import PRIOR_SCALE
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from mcmcpost.gp import AbstractObjective
-from mcmcpost.kernels import AbstractKernel
+from mcmcpost.gp.computation_aware import AbstractObjective
+from mcmcpost.stein import AbstractKernel
 
 
 class ProjectedLikelihood(AbstractObjective):

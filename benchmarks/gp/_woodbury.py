@@ -4,7 +4,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Float
 
-from mcmcpost.gp import AbstractGradientSolver, GradientGram, GradientSolution, ScalarProfile
+from mcmcpost.gp.gradient_operator import GradientGram, ScalarProfile
+from mcmcpost.gp.gradient_solvers import AbstractGradientSolver, GradientSolution
 
 MEMORY = 4e9
 """Bytes that the system, its factor and a work copy may take."""

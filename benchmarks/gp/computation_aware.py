@@ -34,8 +34,11 @@ from benchmarks._command import Command, add_shared, needed
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.gp._projected_likelihood import ProjectedLikelihood
-from mcmcpost.gp import LBFGS, AbstractObjective, Adam, ComputationAwareGP, Prediction
-from mcmcpost.kernels import Matern32, Scaled, gram
+from mcmcpost.gp import ComputationAwareGP
+from mcmcpost.gp.computation_aware import AbstractObjective
+from mcmcpost.gp.data import Prediction
+from mcmcpost.solve.search import LBFGS, Adam
+from mcmcpost.stein import Matern32, Scaled, gram
 
 TARGET_STEP = 3.47
 """Seconds of the GPyTorch branch for one CaGP-Opt step at n = 5288, i = 256; a prototype took 0.63."""

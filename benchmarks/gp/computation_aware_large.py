@@ -39,10 +39,12 @@ from benchmarks._command import Command, needed
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.gp.computation_aware import START_NOISE, run_peer
-from mcmcpost.gp import BlockActions, ComputationAwareGP, IterativeGP, Prediction
-from mcmcpost.hyper import LBFGS, AbstractOptimiser, Pathwise, TrainingProblem, TrainingRecord, TrainingStatus
-from mcmcpost.kernels import AbstractKernel, Matern32, Scaled
-from mcmcpost.linsolve import ConjugateGradients
+from mcmcpost.gp import BlockActions, ComputationAwareGP, IterativeGP
+from mcmcpost.gp.data import Prediction
+from mcmcpost.gp.marginal_likelihood import Pathwise
+from mcmcpost.solve import ConjugateGradients
+from mcmcpost.solve.search import LBFGS, AbstractOptimiser, TrainingProblem, TrainingRecord, TrainingStatus
+from mcmcpost.stein import AbstractKernel, Matern32, Scaled
 
 GRADES = {
     "cut": ["Fair", "Good", "Very Good", "Premium", "Ideal"],

@@ -29,9 +29,10 @@ from benchmarks._command import Command
 from benchmarks._table import emit
 from benchmarks.linops.kernel_product import fastest
 from mcmcpost.gp import IterativeGP
-from mcmcpost.hyper import Adam, Softplus, maximise_exact_likelihood
-from mcmcpost.kernels import Matern32, Scaled, gram
-from mcmcpost.linsolve import invert
+from mcmcpost.gp.marginal_likelihood import maximise_exact_likelihood
+from mcmcpost.solve import invert
+from mcmcpost.solve.search import Adam, Softplus
+from mcmcpost.stein import Matern32, Scaled, gram
 
 DIMENSION = 26
 

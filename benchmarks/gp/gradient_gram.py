@@ -28,16 +28,10 @@ from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.gp._woodbury import Woodbury
-from mcmcpost.gp import (
-    AbstractGradientSolver,
-    Automatic,
-    DenseCholesky,
-    GradientCG,
-    ProjectedCholesky,
-    gradient_gram,
-    scalar_profile,
-)
-from mcmcpost.kernels import SquaredExponential
+from mcmcpost.gp import Automatic
+from mcmcpost.gp.gradient_operator import gradient_gram, scalar_profile
+from mcmcpost.gp.gradient_solvers import AbstractGradientSolver, DenseCholesky, GradientCG, ProjectedCholesky
+from mcmcpost.stein import SquaredExponential
 
 RTOL = 1e-6
 SOLVERS: dict[str, AbstractGradientSolver] = {

@@ -29,19 +29,8 @@ from benchmarks._command import Command, add_shared
 from benchmarks._table import emit
 from benchmarks.gp._uci import Split, load
 from mcmcpost.gp import IterativeGP
-from mcmcpost.hyper import (
-    Adam,
-    Hyperparameters,
-    Packing,
-    Pathwise,
-    Softplus,
-    Standard,
-    estimate_gradient,
-    maximise_exact_likelihood,
-)
-from mcmcpost.kernels import Matern32, Scaled
-from mcmcpost.linops import Regularised, kernel_operator
-from mcmcpost.linsolve import (
+from mcmcpost.gp.marginal_likelihood import Pathwise, Standard, estimate_gradient, maximise_exact_likelihood
+from mcmcpost.solve import (
     AlternatingProjections,
     Cholesky,
     ConjugateGradients,
@@ -49,6 +38,9 @@ from mcmcpost.linsolve import (
     StochasticGradientDescent,
     solve,
 )
+from mcmcpost.solve.search import Adam, Hyperparameters, Packing, Softplus
+from mcmcpost.stein import Matern32, Scaled
+from mcmcpost.stein.products import Regularised, kernel_operator
 
 SCALE = Softplus()
 ESTIMATORS = {"standard": Standard(64), "pathwise": Pathwise(64, 2_000)}

@@ -20,8 +20,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks._command import Command
 from benchmarks._table import emit
-from mcmcpost.kernels import Matern32
-from mcmcpost.linops import KernelTile, TileOperator, pivoted_cholesky
+from mcmcpost.stein import Matern32
+from mcmcpost.stein.products import KernelTile, TileOperator, pivoted_cholesky
 
 
 def main() -> None:

@@ -28,9 +28,15 @@ from jax.sharding import Mesh
 
 from benchmarks._command import Command
 from benchmarks._table import emit
-from mcmcpost.kernels import InverseMultiquadric, Matern32, Matern52, RationalQuadratic, SquaredExponential
-from mcmcpost.linops import KernelTile, TileOperator
-from mcmcpost.stein import stein_operator
+from mcmcpost.stein import (
+    InverseMultiquadric,
+    Matern32,
+    Matern52,
+    RationalQuadratic,
+    SquaredExponential,
+    stein_operator,
+)
+from mcmcpost.stein.products import KernelTile, TileOperator
 
 CASES = ((8, 1), (26, 65))
 TILES = (128, 256, 512)

@@ -21,7 +21,8 @@ import scipy.sparse.linalg
 from benchmarks._command import Command
 from benchmarks._replicate import generator
 from benchmarks._table import emit
-from mcmcpost.optimize import GPH, GPX, MatrixBased, SolutionBased, minimize, solve_linear
+from mcmcpost.gp import GPH, GPX, minimize, solve_linear
+from mcmcpost.gp.linear_solvers import MatrixBased, SolutionBased
 
 D = 100
 TOLERANCES = (1e-2, 1e-5)

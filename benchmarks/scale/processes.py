@@ -28,8 +28,8 @@ import mcmcpost as mp
 from benchmarks._command import Command
 from benchmarks._table import emit
 from mcmcpost.gp import IterativeGP
-from mcmcpost.hyper import Pathwise
-from mcmcpost.linsolve import ConjugateGradients
+from mcmcpost.gp.marginal_likelihood import Pathwise
+from mcmcpost.solve import ConjugateGradients
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(500, 20))

@@ -32,9 +32,8 @@ import mcmcpost as mp
 from benchmarks._command import Command
 from benchmarks._table import emit
 from benchmarks.scale.lazy_traces import INTEGRANDS, generated
-from mcmcpost.kernels import InverseMultiquadric
-from mcmcpost.linops import TileOperator, tile_diagonal
-from mcmcpost.stein import SteinTile
+from mcmcpost.stein import InverseMultiquadric, SteinTile
+from mcmcpost.stein.products import TileOperator, tile_diagonal
 from models import lotka_volterra
 
 PARAMETERS, PASSES = 50, 8

@@ -6,9 +6,10 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mcmcpost.gp import ProjectedCholesky, gradient_gram, scalar_profile
-from mcmcpost.kernels import SquaredExponential
-from mcmcpost.surrogate import AbstractSurrogate, FittedSurrogate, farthest_points
+from mcmcpost.gp.gradient_operator import gradient_gram, scalar_profile
+from mcmcpost.gp.gradient_solvers import ProjectedCholesky
+from mcmcpost.gp.surrogate import AbstractSurrogate, FittedSurrogate, farthest_points
+from mcmcpost.stein import SquaredExponential
 
 
 class PublishedSurrogate(AbstractSurrogate):

@@ -6,11 +6,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._core.arguments import check_count, check_flags, check_number
-from mcmcpost._core.large_arrays import in_blocks
-from mcmcpost._core.status import Status
-from mcmcpost._core.steps import say_step
-from mcmcpost.control.errors import judged_variance, residual_variance
 from mcmcpost.control.functional import ControlFunctional, SemiExact, crossfit_both, is_compared
 from mcmcpost.control.kernel_choice import POLISH_STATES, OwnGridREML
 from mcmcpost.control.least_squares import HIGHEST_DEGREE, LeastSquares, Ridge
@@ -27,9 +22,14 @@ from mcmcpost.control.method import (
 )
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.screened import Screened
+from mcmcpost.control.standard_errors import judged_variance, residual_variance
 from mcmcpost.control.zero_variance import MIN_TRAIN, ZeroVariance, has_enough
-from mcmcpost.linsolve import Cholesky
+from mcmcpost.core.arguments import check_count, check_flags, check_number
+from mcmcpost.core.arrays import in_blocks
+from mcmcpost.core.errors import Status
+from mcmcpost.core.runtime import say_step
 from mcmcpost.scores import effective_size
+from mcmcpost.solve import Cholesky
 from mcmcpost.stein import num_polynomial_features
 
 MAX_FEATURES = 2_000

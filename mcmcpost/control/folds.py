@@ -7,7 +7,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost._core.large_arrays import in_blocks, zeros
+from mcmcpost.core.arrays import in_blocks, zeros
 
 PAD = 64
 """Rows are padded to a multiple of this with rows of count zero: traces of nearly one size share a compiled program."""

@@ -8,12 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from mcmcpost._core.arguments import check_count, check_kind, check_number
-from mcmcpost._core.errors import InputError
-from mcmcpost._core.large_arrays import columns_of, in_blocks, zeros
-from mcmcpost._core.status import Status
-from mcmcpost._core.stored import over_rows
-from mcmcpost.control.errors import judged_variance, residual_variance, tail_inflation
 from mcmcpost.control.folds import pad_rows
 from mcmcpost.control.kernel_choice import REML, GridREML, OwnGridREML, Setting, tune
 from mcmcpost.control.kernel_systems import (
@@ -44,10 +38,13 @@ from mcmcpost.control.method import (
     no_control,
 )
 from mcmcpost.control.problem import Problem, participants
+from mcmcpost.control.standard_errors import judged_variance, residual_variance, tail_inflation
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN, has_enough
-from mcmcpost.kernels import AbstractKernel
-from mcmcpost.linsolve import Cholesky, ConjugateGradients
-from mcmcpost.stein import SteinTile
+from mcmcpost.core.arguments import check_count, check_kind, check_number
+from mcmcpost.core.arrays import columns_of, in_blocks, over_rows, zeros
+from mcmcpost.core.errors import InputError, Status
+from mcmcpost.solve import Cholesky, ConjugateGradients
+from mcmcpost.stein import AbstractKernel, SteinTile
 
 REAL_RIDGE = 1.0
 """The grid's largest nugget, tried where a fit gains nothing."""

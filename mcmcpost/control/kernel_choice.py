@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from mcmcpost._core.arguments import check_count, check_flags, check_kind, check_numbers
 from mcmcpost.control.problem import Problem
-from mcmcpost.hyper import GRID_NUGGETS, RESTRICTED_RANGE, maximise_restricted_likelihood, search_grid
-from mcmcpost.kernels import AbstractKernel, SquaredExponential
-from mcmcpost.linsolve import Cholesky, ConjugateGradients
+from mcmcpost.core.arguments import check_count, check_flags, check_kind, check_numbers
+from mcmcpost.solve import Cholesky, ConjugateGradients
+from mcmcpost.solve.restricted import GRID_NUGGETS, RESTRICTED_RANGE, maximise_restricted_likelihood, search_grid
+from mcmcpost.stein import AbstractKernel, SquaredExponential
 
 DEFAULT_NUGGET = 1e-8
 

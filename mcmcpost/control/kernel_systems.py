@@ -9,12 +9,11 @@ import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from mcmcpost._core.large_arrays import is_large, pad_columns
 from mcmcpost.control.folds import Folds, Subsets
 from mcmcpost.control.method import Refits
 from mcmcpost.control.problem import JointProblem, Problem
-from mcmcpost.linops import Tile, TileOperator, device_mesh, pivoted_cholesky, tile_diagonal, tile_gram
-from mcmcpost.linsolve import (
+from mcmcpost.core.arrays import is_large, pad_columns
+from mcmcpost.solve import (
     ConjugateGradients,
     LeastSquaresSolution,
     blas_threads,
@@ -22,6 +21,7 @@ from mcmcpost.linsolve import (
     fit_rows,
     leave_blocks_out,
 )
+from mcmcpost.stein.products import Tile, TileOperator, device_mesh, pivoted_cholesky, tile_diagonal, tile_gram
 
 
 class KernelFit(NamedTuple):

@@ -11,12 +11,11 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.arguments import check_count, check_number
-from mcmcpost._core.large_arrays import in_blocks, is_large, zeros
-from mcmcpost._core.stored import StoredRows, over_rows
 from mcmcpost.control.folds import Folds, Subsets
 from mcmcpost.control.problem import Problem
-from mcmcpost.linsolve import blas_threads, solve_positive
+from mcmcpost.core.arguments import check_count, check_number
+from mcmcpost.core.arrays import StoredRows, in_blocks, is_large, over_rows, zeros
+from mcmcpost.solve import blas_threads, solve_positive
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 
 GCV_INFLATION = 1.4

@@ -8,10 +8,9 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from mcmcpost._core.errors import InputError
-from mcmcpost._core.status import Status
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.problem import Problem
+from mcmcpost.core.errors import InputError, Status
 
 ROUNDING = 1e-10
 """A residual, or any other part of the error, is rounding if it is below this fraction of the integrand's size."""
@@ -107,6 +106,11 @@ class AbstractControlVariate(eqx.Module):
     @abc.abstractmethod
     def label(self) -> str:
         """The method as reported, for example ``ZeroVariance(degree=2)``."""
+
+    @property
+    def joint_estimator(self) -> Callable[..., Any] | None:
+        """Estimate several related tasks together: from {name: fields of a `TaskInput`}; None fits each by itself."""
+        return None
 
 
 class PlainMean(AbstractControlVariate):

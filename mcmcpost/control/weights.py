@@ -12,24 +12,24 @@ import scipy.linalg
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int, PyTree
 
-from mcmcpost._core.arguments import as_real, check_kind, check_tree_type
-from mcmcpost._core.errors import InputError
-from mcmcpost._core.precision import beyond_rounding, in_units, units_of
-from mcmcpost._core.status import Status
-from mcmcpost._core.text import json_able
 from mcmcpost.control.functional import ControlFunctional, SemiExact, choose_solver
 from mcmcpost.control.kernel_choice import REML, GridREML, tune
 from mcmcpost.control.kernel_systems import mean_diagonal, normalised_gram, solve_iterative
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.problem import Problem, check_cross_fitting, make_problem
 from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE
-from mcmcpost.linops import Tile
-from mcmcpost.linsolve import Cholesky, ConjugateGradients, factorise
+from mcmcpost.core.arguments import as_real, check_kind, check_tree_type
+from mcmcpost.core.errors import InputError, Status
+from mcmcpost.core.precision import beyond_rounding, in_units, units_of
+from mcmcpost.core.runtime import json_able
+from mcmcpost.solve import Cholesky, ConjugateGradients, factorise
 from mcmcpost.stein import SteinTile
+from mcmcpost.stein.products import Tile
 from mcmcpost.trace import Trace, fingerprint, moving
 
 if TYPE_CHECKING:
     import xarray
+
 
 AMPLITUDE_STATES = 1_000
 """Largest number of states, evenly spaced, in the dense system that gives the amplitude of an integrand."""

@@ -6,10 +6,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.arguments import check_count, check_kind
-from mcmcpost._core.errors import InputError
-from mcmcpost._core.status import Status
-from mcmcpost.control.errors import residual_variance
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.least_squares import (
     HIGHEST_DEGREE,
@@ -27,6 +23,9 @@ from mcmcpost.control.least_squares import (
 )
 from mcmcpost.control.method import ROUNDING, AbstractControlVariate, ControlFit, Refits, no_control
 from mcmcpost.control.problem import Problem
+from mcmcpost.control.standard_errors import residual_variance
+from mcmcpost.core.arguments import check_count, check_kind
+from mcmcpost.core.errors import InputError, Status
 from mcmcpost.stein import num_polynomial_features
 
 DRAWS_PER_FEATURE = 3.0

@@ -1,15 +1,15 @@
 """Model evidence: from posterior draws by bridges, from power posteriors by integration, and how models compare."""
 
+from mcmcpost.evidence.barrier import Barrier, PathDiagnostics, ladder_barrier
 from mcmcpost.evidence.bridge import MAX_PROPOSALS, MIN_PROPOSALS, BridgeOverlap, bridge_sampling, check_draws
-from mcmcpost.evidence.compare import EvidenceComparison, compare_models, disagreements
-from mcmcpost.evidence.ladders.barrier import Barrier, PathDiagnostics, ladder_barrier
-from mcmcpost.evidence.ladders.ladder import (
+from mcmcpost.evidence.ladder import (
     MAX_RUNGS,
     PATH_POWER,
     REFERENCE_POWER,
     EvidenceEstimate,
     Exchange,
     Ladder,
+    LadderStats,
     LadderWarning,
     TemperedTarget,
     adaptive_ladder,
@@ -21,30 +21,39 @@ from mcmcpost.evidence.ladders.ladder import (
     power_ladder,
     repeated_fraction,
 )
-from mcmcpost.evidence.ladders.lanes import Evaluation, HamiltonianKernel, evaluate_at
-from mcmcpost.evidence.ladders.reference import place_rungs, reference_target
-from mcmcpost.evidence.ladders.sampling import (
-    LadderStats,
-    SampledLadder,
-    sample_ladder,
-    sample_more_rungs,
-)
-from mcmcpost.evidence.laplace import laplace_importance
 from mcmcpost.evidence.log_evidence import (
     EVIDENCE_GROUP,
     PATHS,
     Evidence,
+    EvidenceComparison,
     check_options,
+    compare_models,
+    disagreements,
     estimate_log_evidence,
     with_bridge,
 )
 from mcmcpost.evidence.mbar import stepping_stone
-from mcmcpost.evidence.normal import Normal, fit_normal
-from mcmcpost.evidence.pooled import PooledPath, pooled_path
-from mcmcpost.evidence.posterior import PosteriorDraws, estimate_from_posterior, evaluate_draws, evaluate_rows
-from mcmcpost.evidence.rules import corrected_rule, discretisation_errors, simpson_rule, trapezoid_rule
-from mcmcpost.evidence.rungs import LadderCheck, RungHealth, RungMeans, check_ladder, control_rungs, examine_rungs
-from mcmcpost.evidence.warp import Warp, fit_warp
+from mcmcpost.evidence.path import PooledPath, pooled_path
+from mcmcpost.evidence.posterior import (
+    PosteriorDraws,
+    estimate_from_posterior,
+    evaluate_draws,
+    evaluate_rows,
+    laplace_importance,
+)
+from mcmcpost.evidence.rungs import (
+    LadderCheck,
+    RungHealth,
+    RungMeans,
+    check_ladder,
+    control_rungs,
+    corrected_rule,
+    discretisation_errors,
+    examine_rungs,
+    simpson_rule,
+    trapezoid_rule,
+)
+from mcmcpost.evidence.warp import Normal, Warp, fit_normal, fit_warp
 
 __all__ = [
     "EVIDENCE_GROUP",
@@ -56,12 +65,10 @@ __all__ = [
     "REFERENCE_POWER",
     "Barrier",
     "BridgeOverlap",
-    "Evaluation",
     "Evidence",
     "EvidenceComparison",
     "EvidenceEstimate",
     "Exchange",
-    "HamiltonianKernel",
     "Ladder",
     "LadderCheck",
     "LadderStats",
@@ -72,7 +79,6 @@ __all__ = [
     "PosteriorDraws",
     "RungHealth",
     "RungMeans",
-    "SampledLadder",
     "TemperedTarget",
     "Warp",
     "adaptive_ladder",
@@ -88,7 +94,6 @@ __all__ = [
     "discretisation_errors",
     "estimate_from_posterior",
     "estimate_log_evidence",
-    "evaluate_at",
     "evaluate_draws",
     "evaluate_rows",
     "examine_rungs",
@@ -100,13 +105,9 @@ __all__ = [
     "laplace_importance",
     "likelihood_finding",
     "make_ladder",
-    "place_rungs",
     "pooled_path",
     "power_ladder",
-    "reference_target",
     "repeated_fraction",
-    "sample_ladder",
-    "sample_more_rungs",
     "simpson_rule",
     "stepping_stone",
     "trapezoid_rule",

@@ -10,16 +10,13 @@ from jaxtyping import Array, Float
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from mcmcpost._core.arguments import as_float64, as_labels, check_count, check_flags, check_function, check_key
-from mcmcpost._core.devices import map_rows
-from mcmcpost._core.errors import InputError
-from mcmcpost._core.mcse import mcse_mean
-from mcmcpost._core.status import Status
-from mcmcpost._core.weights import Weights, mean_over_draws, variance_over_draws, weights_khat
 from mcmcpost.control import AbstractControlVariate, PlainMean, estimate_expectations
-from mcmcpost.evidence.ladders.ladder import EvidenceEstimate
-from mcmcpost.evidence.normal import fit_normal
-from mcmcpost.evidence.warp import Warp, as_warp, fit_warp
+from mcmcpost.core.arguments import as_float64, as_labels, check_count, check_flags, check_function, check_key
+from mcmcpost.core.devices import map_rows
+from mcmcpost.core.errors import InputError, Status
+from mcmcpost.core.mcse import Weights, mcse_mean, mean_over_draws, variance_over_draws, weights_khat
+from mcmcpost.evidence.ladder import EvidenceEstimate
+from mcmcpost.evidence.warp import Warp, as_warp, fit_normal, fit_warp
 from mcmcpost.scores import check_scalar, disagreeing, effective_size
 from mcmcpost.trace import make_trace
 

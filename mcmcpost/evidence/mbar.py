@@ -9,9 +9,9 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 from scipy import special
 
-from mcmcpost._core.mcse import mcse_mean
-from mcmcpost._core.status import Status
-from mcmcpost.evidence.ladders.ladder import EvidenceEstimate, Ladder
+from mcmcpost.core.errors import Status
+from mcmcpost.core.mcse import mcse_mean
+from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder
 
 MAX_STEPS = 200
 

@@ -11,11 +11,16 @@ from jaxtyping import Array, Bool, Float, Int
 from scipy import special
 from tqdm import tqdm
 
-from mcmcpost._core.devices import no_bar
+from mcmcpost.core.devices import no_bar
 from mcmcpost.evidence.mbar import log_mixture, solve_free_energies
-from mcmcpost.kernels import SquaredExponential
-from mcmcpost.linsolve import blas_threads, cholesky_factor, solve_lower, solve_positive
-from mcmcpost.stein import num_polynomial_features, polynomial_exponents, polynomial_features, stein_gram
+from mcmcpost.solve import blas_threads, cholesky_factor, solve_lower, solve_positive
+from mcmcpost.stein import (
+    SquaredExponential,
+    num_polynomial_features,
+    polynomial_exponents,
+    polynomial_features,
+    stein_gram,
+)
 
 RIDGE = 1e-12
 """Ridge penalty relative to the squared norm of a feature; it only decides combinations that vanish."""

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost._core.arguments import as_float64, check_size
-from mcmcpost._core.errors import InputError
-from mcmcpost.kernels import AbstractKernel, Matern32, Scaled
+from mcmcpost.core.arguments import as_float64, check_size
+from mcmcpost.core.errors import InputError
+from mcmcpost.stein import AbstractKernel, Matern32, Scaled
 
 
 class Prediction(NamedTuple):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.arguments import (
+from mcmcpost.core.arguments import (
     as_float64,
     check_count,
     check_flags,
@@ -21,9 +21,8 @@ from mcmcpost._core.arguments import (
     check_number,
     check_size,
 )
-from mcmcpost._core.errors import InputError, fault
-from mcmcpost._core.precision import in_float64
-from mcmcpost._core.warn import warn
+from mcmcpost.core.errors import InputError, fault, warn
+from mcmcpost.core.precision import in_float64
 from mcmcpost.gp.data import check_inputs, refuse_rows
 from mcmcpost.gp.gradient_operator import (
     GradientGram,
@@ -47,8 +46,8 @@ from mcmcpost.gp.gradient_posterior import (
     white_data,
 )
 from mcmcpost.gp.gradient_solvers import AbstractGradientSolver, Automatic, GradientSolution, solve_system
-from mcmcpost.kernels import AbstractKernel, Matern52, Scaled
 from mcmcpost.scores import check_scalar
+from mcmcpost.stein import AbstractKernel, Matern52, Scaled
 
 
 class GradientPrediction(NamedTuple):

@@ -39,8 +39,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost._core.errors import InputTypeError, fault
-from mcmcpost.kernels import (
+from mcmcpost.core.errors import InputTypeError, fault
+from mcmcpost.stein import (
     DOT_PRODUCT,
     STATIONARY,
     AbstractKernel,

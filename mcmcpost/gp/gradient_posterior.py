@@ -10,7 +10,7 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float
 
-from mcmcpost._core.errors import InputError
+from mcmcpost.core.errors import InputError
 from mcmcpost.gp.gradient_operator import (
     GradientGram,
     ScalarProfile,
@@ -23,9 +23,9 @@ from mcmcpost.gp.gradient_operator import (
     span_basis,
     split_weights,
 )
-from mcmcpost.hyper import KERNEL_MEMORY, LBFGS, Hyperparameters, Packing, TrainingProblem, is_positive
-from mcmcpost.kernels import AbstractKernel, product
-from mcmcpost.linsolve import Factor, factorise, sampling_factor
+from mcmcpost.solve import Factor, factorise, sampling_factor
+from mcmcpost.solve.search import KERNEL_MEMORY, LBFGS, Hyperparameters, Packing, TrainingProblem, is_positive
+from mcmcpost.stein import AbstractKernel, product
 
 
 class DiagonalPlusLowRank(NamedTuple):

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost._core.arguments import check_count, check_flags, check_number
-from mcmcpost._core.errors import InputError
+from mcmcpost.core.arguments import check_count, check_flags, check_number
+from mcmcpost.core.errors import InputError
 from mcmcpost.gp.gradient_operator import (
     GradientGram,
     ScalarProfile,
@@ -21,8 +21,8 @@ from mcmcpost.gp.gradient_operator import (
     span_basis,
 )
 from mcmcpost.gp.gradient_posterior import factor_solve, floored_cholesky, outside_matrix, projected_factor
-from mcmcpost.kernels import Polynomial
-from mcmcpost.linsolve import conjugate_gradients, is_accurate
+from mcmcpost.solve import conjugate_gradients, is_accurate
+from mcmcpost.stein import Polynomial
 
 
 class GradientSolution(NamedTuple):

@@ -10,38 +10,24 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
-from mcmcpost._core.arguments import as_number, check_count, check_flags, check_key, check_kind, check_number
-from mcmcpost._core.errors import InputError, fault
-from mcmcpost._core.precision import in_float64
-from mcmcpost._core.warn import warn
+from mcmcpost.core.arguments import as_number, check_count, check_flags, check_key, check_kind, check_number
+from mcmcpost.core.errors import InputError, fault, warn
+from mcmcpost.core.precision import in_float64
 from mcmcpost.gp.data import Prediction, Training, check_inputs, check_training, default_kernel
-from mcmcpost.hyper import (
-    KERNEL_MEMORY,
-    LBFGS,
+from mcmcpost.gp.marginal_likelihood import (
     AbstractEstimator,
-    AbstractScale,
-    Hyperparameters,
     LikelihoodFit,
-    Packing,
     Pathwise,
-    Softplus,
     Standard,
     has_random_features,
     maximise_exact_likelihood,
     maximise_likelihood_by_solves,
     sample_prior,
 )
-from mcmcpost.kernels import AbstractKernel, gram
-from mcmcpost.linops import KernelTile, Regularised, TileOperator, kernel_operator
-from mcmcpost.linsolve import (
-    AbstractIterativeSolver,
-    Cholesky,
-    ConjugateGradients,
-    Outcome,
-    Solver,
-    factorise,
-    solve,
-)
+from mcmcpost.solve import AbstractIterativeSolver, Cholesky, ConjugateGradients, Outcome, Solver, factorise, solve
+from mcmcpost.solve.search import KERNEL_MEMORY, LBFGS, AbstractScale, Hyperparameters, Packing, Softplus
+from mcmcpost.stein import AbstractKernel, gram
+from mcmcpost.stein.products import KernelTile, Regularised, TileOperator, kernel_operator
 
 DENSE_LIMIT = 10_000
 """Rows up to which a fit is exact by default.

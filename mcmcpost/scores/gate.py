@@ -7,12 +7,22 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtri
 
-from mcmcpost._core.errors import InputError
-from mcmcpost._core.mcse import MANY_CHAINS
-from mcmcpost._core.stored import sampling_step
-from mcmcpost.scores.identities import disagreeing, tested_pairs, z_products, z_zero_mean
+from mcmcpost.core.arrays import sampling_step
+from mcmcpost.core.errors import InputError
+from mcmcpost.core.mcse import MANY_CHAINS
+from mcmcpost.scores.identities import (
+    REPAIR_LIMIT,
+    REPAIRS,
+    Repair,
+    disagreeing,
+    tested_pairs,
+    z_bounded,
+    z_local,
+    z_products,
+    z_repaired,
+    z_zero_mean,
+)
 from mcmcpost.scores.log_density import Misfit, misfit
-from mcmcpost.scores.repairs import REPAIR_LIMIT, REPAIRS, Repair, z_bounded, z_local, z_repaired
 from mcmcpost.trace import StoredTrace, Trace, finite_columns, moving, sampled, without_fixed
 
 _SHOWN = 5

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Real
 
-from mcmcpost._core.arguments import check_count
-from mcmcpost._core.errors import InputError
-from mcmcpost.kernels import AbstractKernel
-from mcmcpost.linops import TileOperator
-from mcmcpost.stein.first_order import Points, check_states, stein_operator
+from mcmcpost.core.arguments import check_count
+from mcmcpost.core.errors import InputError
+from mcmcpost.stein.kernels import AbstractKernel
+from mcmcpost.stein.operators import Points, check_states, stein_operator
+from mcmcpost.stein.products import TileOperator
 
 
 def kernel_stein_discrepancy(

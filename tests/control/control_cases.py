@@ -9,18 +9,15 @@ from mcmcpost.control import (
     Estimate,
     Lasso,
     PlainMean,
-    PolynomialFamily,
     Ridge,
     Screened,
     SemiExact,
-    Stochastic,
-    TrainedVectorValued,
-    VectorValued,
     ZeroVariance,
     estimate_expectations,
 )
-from mcmcpost.kernels import SquaredExponential
-from mcmcpost.linsolve import ConjugateGradients
+from mcmcpost.solve import ConjugateGradients
+from mcmcpost.stein import SquaredExponential
+from mcmcpost.tasks import PolynomialFamily, Stochastic, TrainedVectorValued, VectorValued
 from mcmcpost.trace import Trace, make_trace
 
 METHODS = {

@@ -7,16 +7,14 @@ import pytest
 from control_cases import ar1, estimate, gaussian_trace
 from scipy.stats import norm
 
-from mcmcpost._core.status import Status
-from mcmcpost.control import REML, Auto, ControlFunctional, GridREML, SemiExact, solve_stein_weights
-from mcmcpost.control.folds import Subsets
+from mcmcpost.control import REML, Auto, ControlFunctional, GridREML, SemiExact, Subsets, solve_stein_weights
 from mcmcpost.control.kernel_choice import OwnGridREML
 from mcmcpost.control.kernel_systems import KernelData, cross_product, crossfit_dense, crossfit_iterative, kernel_data
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.problem import make_problem
-from mcmcpost.kernels import InverseMultiquadric, Matern32, SquaredExponential
-from mcmcpost.linsolve import ConjugateGradients
-from mcmcpost.stein import SteinTile, stein_gram
+from mcmcpost.core.errors import Status
+from mcmcpost.solve import ConjugateGradients
+from mcmcpost.stein import InverseMultiquadric, Matern32, SquaredExponential, SteinTile, stein_gram
 from mcmcpost.trace import make_trace
 
 KERNEL = SquaredExponential(1.5)
@@ -196,7 +194,7 @@ def test_a_kernel_too_large_to_form_gives_the_same_product(monkeypatch, rng):
     rows, columns = ((jnp.asarray(rng.normal(size=(n, 2))), jnp.asarray(rng.normal(size=(n, 2)))) for n in (100, 41))
     V, tile = jnp.asarray(rng.normal(size=(41, 3))), SteinTile(InverseMultiquadric(1.5))
     formed = cross_product(tile, rows, columns, V)
-    monkeypatch.setattr("mcmcpost._core.large_arrays.LARGE", 0)
+    monkeypatch.setattr("mcmcpost.core.arrays.LARGE", 0)
     np.testing.assert_allclose(cross_product(tile, rows, columns, V), formed, rtol=1e-12, atol=1e-12)
 
 

@@ -6,25 +6,25 @@ from control_cases import ar1, estimate, gaussian_trace
 from scipy.integrate import quad
 from scipy.stats import norm, t as student
 
-from mcmcpost._core.mcse import mcse_mean
-from mcmcpost._core.status import Status
 from mcmcpost.control import (
     Auto,
     ControlFunctional,
     LeastSquares,
     PlainMean,
+    Refits,
     SemiExact,
+    Subsets,
     ZeroVariance,
     estimate_quantiles,
 )
-from mcmcpost.control.errors import judged_variance, refit_variance, residual_variance, total_error
-from mcmcpost.control.estimates.estimate import Fitted, assemble
-from mcmcpost.control.estimates.integrands import plain_means, read_integrands
-from mcmcpost.control.folds import Subsets
+from mcmcpost.control.estimate import Fitted, assemble
 from mcmcpost.control.functional import crossfit_both, is_compared
-from mcmcpost.control.method import Refits, mean_of_residuals
-from mcmcpost.control.problem import make_problem
-from mcmcpost.kernels import SquaredExponential
+from mcmcpost.control.method import mean_of_residuals
+from mcmcpost.control.problem import make_problem, plain_means, read_integrands
+from mcmcpost.control.standard_errors import judged_variance, refit_variance, residual_variance, total_error
+from mcmcpost.core.errors import Status
+from mcmcpost.core.mcse import mcse_mean
+from mcmcpost.stein import SquaredExponential
 from mcmcpost.trace import distinct_states, make_trace
 
 KERNEL = SquaredExponential(2.0)

@@ -10,7 +10,6 @@ from control_cases import METHODS, ar1, estimate, gaussian_trace
 from scipy.stats import chi2
 
 import mcmcpost.control
-from mcmcpost._core.status import Status
 from mcmcpost.control import (
     AbstractControlVariate,
     Auto,
@@ -20,12 +19,14 @@ from mcmcpost.control import (
     Problem,
     SemiExact,
     ZeroVariance,
+    standard_coordinates,
 )
 from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.method import no_control
-from mcmcpost.control.problem import draw_folds, standard_coordinates
-from mcmcpost.kernels import SquaredExponential
+from mcmcpost.control.problem import draw_folds
+from mcmcpost.core.errors import Status
 from mcmcpost.scores import check_scores
+from mcmcpost.stein import SquaredExponential
 from mcmcpost.trace import Trace, make_trace
 
 TRUTH = np.array([np.exp(-0.5 * 1.5**2), np.exp(0.125)])
@@ -62,7 +63,8 @@ def subclasses(cls: type) -> set[type]:
 def test_every_method_is_registered():
     concrete = {c for c in subclasses(AbstractControlVariate) if c.__module__.startswith("mcmcpost.")}
     assert concrete - {AbstractControlVariate} == {type(method) for method in METHODS.values()}
-    assert all(c.__name__ in mcmcpost.control.__all__ for c in concrete)
+    public = {*mcmcpost.control.__all__, *mcmcpost.tasks.__all__}
+    assert all(c.__name__ in public for c in concrete)
 
 
 @pytest.mark.parametrize("name", EVERY.values())
@@ -82,7 +84,7 @@ def test_blocks_of_rows_and_columns_change_nothing(monkeypatch):
     trace = make_trace(x, np.repeat(whole.scores, 2, axis=1))
     values = np.concatenate([np.sin(x), np.exp(x / 2)], axis=-1)
     found, check = estimate(trace, values, METHODS["zv2"]), check_scores(trace)
-    monkeypatch.setattr("mcmcpost._core.large_arrays.ENTRIES", 70)
+    monkeypatch.setattr("mcmcpost.core.arrays.ENTRIES", 70)
     in_blocks, check_in_blocks = estimate(trace, values, METHODS["zv2"]), check_scores(trace)
     for name in ("mean", "mcse", "sd", "gain", "residuals", "covariance"):
         np.testing.assert_allclose(getattr(in_blocks, name), getattr(found, name), rtol=1e-9, atol=1e-13, err_msg=name)

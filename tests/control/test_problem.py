@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from control_cases import METHODS, estimate, gaussian_trace
 
-from mcmcpost.control import problem as _problem
-from mcmcpost.control.estimates import estimate as _estimate
+from mcmcpost.control import estimate as _estimate, problem as _problem
 from mcmcpost.control.folds import PAD, Folds
 
 LABELS = np.array([0, 0, 2, 1, 1, -1, 0, 2, -1])

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from control_cases import estimate, gaussian_trace
 
-from mcmcpost._core.errors import InputError
-from mcmcpost._core.status import Status
 from mcmcpost.control import Auto, LeastSquares, Screened, ZeroVariance, auto
 from mcmcpost.control.auto import work_of
-from mcmcpost.control.pairs import Pairs, Ranking, Rows
 from mcmcpost.control.problem import make_problem
+from mcmcpost.control.screened import Pairs, Ranking, Rows
+from mcmcpost.core.errors import InputError, Status
 from mcmcpost.stein import polynomial_features
 from mcmcpost.trace import make_trace
 

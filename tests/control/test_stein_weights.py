@@ -7,8 +7,7 @@ from control_cases import estimate, gaussian_trace
 
 import mcmcpost as mp
 from mcmcpost.control import solve_stein_weights
-from mcmcpost.kernels import InverseMultiquadric, SquaredExponential
-from mcmcpost.stein import stein_gram, stein_thin
+from mcmcpost.stein import InverseMultiquadric, SquaredExponential, stein_gram, stein_thin
 
 KERNEL = InverseMultiquadric(2.0)
 NUGGET = 1e-3

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import mcmcpost as mp
-from mcmcpost._core.text import duration
 from mcmcpost.control import worth_of
+from mcmcpost.core.runtime import duration
 
 
 @pytest.fixture(scope="module")

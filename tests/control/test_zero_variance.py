@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from control_cases import estimate, gaussian_trace
 
-from mcmcpost._core.status import Status
-from mcmcpost.control import Lasso, LeastSquares, Ridge, ZeroVariance
-from mcmcpost.control.folds import Subsets
+from mcmcpost.control import Lasso, LeastSquares, Ridge, Subsets, ZeroVariance
 from mcmcpost.control.least_squares import fit_linear, independent_columns, lasso_path
 from mcmcpost.control.problem import make_problem
+from mcmcpost.core.errors import Status
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 from mcmcpost.trace import make_trace
 
@@ -60,8 +59,8 @@ def test_a_large_design_by_blocks_is_the_same_fit(rng, repeats, monkeypatch):
     trace = make_trace(x, -x)
     values = np.stack([np.cos(x[..., 0]), np.exp(0.3 * x[..., 1]) * x[..., 2]], axis=-1)
     dense = estimate(trace, values, ZeroVariance(2))
-    monkeypatch.setattr("mcmcpost._core.large_arrays.LARGE", 0)
-    monkeypatch.setattr("mcmcpost._core.large_arrays.ENTRIES", 700)
+    monkeypatch.setattr("mcmcpost.core.arrays.LARGE", 0)
+    monkeypatch.setattr("mcmcpost.core.arrays.ENTRIES", 700)
     blocks = estimate(trace, values, ZeroVariance(2))
     assert blocks.info == dense.info
     assert blocks.info["num_dependent_features"] == 1

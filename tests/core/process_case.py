@@ -93,7 +93,7 @@ def evidence(folder: Path) -> dict[str, Any]:
 
 def exchange(folder: Path) -> dict[str, Any]:
     """Go on from where one process was interrupted; one process leaves that behind."""
-    from mcmcpost.evidence.ladders import sampling
+    from mcmcpost.ladders import sampling
 
     path, save, calls = folder / "exchange.checkpoint", sampling.save_checkpoint, []
     if path.exists():
@@ -115,8 +115,8 @@ def exchange(folder: Path) -> dict[str, Any]:
 
 def gaussian_process(_: Path) -> dict[str, Any]:
     from mcmcpost.gp import IterativeGP
-    from mcmcpost.hyper import Pathwise
-    from mcmcpost.linsolve import ConjugateGradients
+    from mcmcpost.gp.marginal_likelihood import Pathwise
+    from mcmcpost.solve import ConjugateGradients
 
     rng = np.random.default_rng(1)
     X = rng.normal(size=(600, 2))

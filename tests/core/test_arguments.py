@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mcmcpost._core.arguments import check_count, check_kind
-from mcmcpost._core.precision import as_points
-from mcmcpost.kernels import AbstractKernel, Matern32
+from mcmcpost.core.arguments import check_count, check_kind
+from mcmcpost.core.precision import as_points
+from mcmcpost.stein import AbstractKernel, Matern32
 
 
 @pytest.mark.parametrize("value", [0, 2.5, True, "3", None])

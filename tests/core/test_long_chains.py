@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import scipy.signal
 
-from mcmcpost._core import mcse, stored
-from mcmcpost._core.large_arrays import column_variance, columns_of
+from mcmcpost.core import arrays, mcse
+from mcmcpost.core.arrays import column_variance, columns_of
 from mcmcpost.scores import check_scores
 from mcmcpost.trace import make_stored_trace, make_trace
 
@@ -51,7 +51,7 @@ def test_the_gate_tests_the_same_draws_in_memory_and_stored(rng, monkeypatch):
     draws = rng.normal(size=(2, 3_000, 3))
     scores = -1.5 * draws
     every = check_scores(make_trace(draws, scores))
-    monkeypatch.setattr(stored, "SAMPLED", 4_000)
+    monkeypatch.setattr(arrays, "SAMPLED", 4_000)
     chunked = (da.from_array(array, chunks=(1, 700, 3)) for array in (draws, scores))
     found, own = check_scores(make_trace(draws, scores)), check_scores(make_stored_trace(*chunked))
     np.testing.assert_array_equal(found.z_product, own.z_product)
@@ -68,6 +68,6 @@ def test_columns_that_follow_each_other_are_not_copied(rng):
 
 
 def test_variances_by_blocks_are_those_of_all_rows(rng, monkeypatch):
-    monkeypatch.setattr("mcmcpost._core.large_arrays.ENTRIES", 100)
+    monkeypatch.setattr("mcmcpost.core.arrays.ENTRIES", 100)
     columns = 1e6 + rng.normal(size=(1_003, 3))
     np.testing.assert_allclose(column_variance(columns, ddof=1), columns.var(axis=0, ddof=1), rtol=1e-9)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mcmcpost._core.devices import map_rows
+from mcmcpost.core.devices import map_rows
 
 
 def of_row(row):

@@ -9,7 +9,7 @@ import pytest
 import xarray
 
 import mcmcpost as mp
-from mcmcpost._core import large_arrays
+from mcmcpost.core import arrays
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no files can be reserved on this system")
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no f
 @pytest.fixture
 def small(monkeypatch):
     """Take every array for a large one, and blocks of a hundred entries."""
-    monkeypatch.setattr(large_arrays, "SCRATCH", 8)
-    monkeypatch.setattr(large_arrays, "LARGE", 100)
-    monkeypatch.setattr(large_arrays, "ENTRIES", 100)
+    monkeypatch.setattr(arrays, "SCRATCH", 8)
+    monkeypatch.setattr(arrays, "LARGE", 100)
+    monkeypatch.setattr(arrays, "ENTRIES", 100)
 
 
 def in_file(array):
@@ -29,8 +29,8 @@ def in_file(array):
 
 
 def test_only_a_large_array_lies_in_a_file():
-    edge = large_arrays.SCRATCH // 8
-    large, ordinary = large_arrays.zeros((edge,)), large_arrays.zeros((edge - 1,))
+    edge = arrays.SCRATCH // 8
+    large, ordinary = arrays.zeros((edge,)), arrays.zeros((edge - 1,))
     large[-1] = 1.0
     assert in_file(large)
     assert not in_file(ordinary)
@@ -40,7 +40,7 @@ def test_only_a_large_array_lies_in_a_file():
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, bool])
 def test_shape_and_kind_are_those_asked_for(dtype):
-    array = large_arrays.zeros((3, 4, 5), dtype)
+    array = arrays.zeros((3, 4, 5), dtype)
     assert in_file(array)
     assert array.shape == (3, 4, 5)
     assert array.dtype == dtype
@@ -49,14 +49,14 @@ def test_shape_and_kind_are_those_asked_for(dtype):
 
 @pytest.mark.usefixtures("small")
 def test_nothing_is_asked_of_the_disk_for_an_empty_array():
-    assert large_arrays.zeros((0, 4)).shape == (0, 4)
+    assert arrays.zeros((0, 4)).shape == (0, 4)
 
 
 @pytest.mark.usefixtures("small")
 def test_no_file_is_left_behind(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)  # Python asks the environment once
-    array = large_arrays.zeros((1_000,))
+    array = arrays.zeros((1_000,))
     assert in_file(array)
     assert not list(tmp_path.iterdir())
 
@@ -67,7 +67,7 @@ def test_without_room_the_array_is_in_memory(monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    array = large_arrays.zeros((1_000,))
+    array = arrays.zeros((1_000,))
     assert not in_file(array)
     assert not array.any()
 
@@ -76,7 +76,7 @@ def test_without_room_the_array_is_in_memory(monkeypatch):
 def test_copies_are_the_callers_own(rng):
     array = rng.normal(size=(20, 3))
     index = np.array([3, 3, 19, 0])
-    copy, rows = large_arrays.copy_of(array), large_arrays.rows_of(array, index)
+    copy, rows = arrays.copy_of(array), arrays.rows_of(array, index)
     np.testing.assert_array_equal(copy, array)
     np.testing.assert_array_equal(rows, array[index])
     copy[:] = rows[:1]
@@ -120,7 +120,7 @@ def test_estimates_do_not_depend_on_where_arrays_lie(monkeypatch, tmp_path, rng,
     path = mp.save_tree(mp.from_arrays(draws, -draws), tmp_path / "trace.nc")
     plain = mp.expectation(mp.load_tree(path), method=method)
     with monkeypatch.context() as patch:
-        patch.setattr(large_arrays, "SCRATCH", 8)
+        patch.setattr(arrays, "SCRATCH", 8)
         scratch = mp.expectation(mp.load_tree(path), method=method)
     assert in_file(scratch.residuals)
     for one, other in zip(plain[1:9], scratch[1:9], strict=True):

@@ -1,7 +1,7 @@
 """Steps of long work: what is said, and to whom."""
 
 import mcmcpost as mp
-from mcmcpost._core.steps import listening, say_step
+from mcmcpost.core.runtime import listening, say_step
 
 
 def test_a_step_is_said_to_the_inner_listener_and_to_nobody_outside():

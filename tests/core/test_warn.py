@@ -13,8 +13,8 @@ from numpyro.infer import MCMC
 
 import mcmcpost as mp
 from mcmcpost.gp import IterativeGP
-from mcmcpost.kernels import SquaredExponential
-from mcmcpost.linsolve import ConjugateGradients
+from mcmcpost.solve import ConjugateGradients
+from mcmcpost.stein import SquaredExponential
 
 PACKAGE = Path(mp.__file__).parent
 
@@ -64,4 +64,4 @@ def test_a_warning_points_at_the_caller_and_is_shown_again_at_another_line(case,
 
 def test_the_package_warns_in_no_other_way():
     where = [str(path) for path in PACKAGE.rglob("*.py") if re.search(r"warnings\.warn\(|stacklevel", path.read_text())]
-    assert where == [str(PACKAGE / "_core" / "warn.py")]
+    assert where == [str(PACKAGE / "core" / "errors.py")]

@@ -6,8 +6,8 @@ from ladder_cases import gaussian_path
 from scipy.stats import norm
 
 import mcmcpost as mp
-from mcmcpost.evidence import Barrier, check_ladder, examine_rungs, make_ladder, power_ladder
-from mcmcpost.evidence.ladders.barrier import ladder_barrier, path_barrier, rejection_rates, round_trips
+from mcmcpost.evidence import Barrier, check_ladder, examine_rungs, ladder_barrier, make_ladder, power_ladder
+from mcmcpost.evidence.barrier import path_barrier, rejection_rates, round_trips
 
 SLOPE = 3.0
 """With ℓ = SLOPE·x on a standard normal prior, λ(t) = SLOPE/√π everywhere and rejection has a closed form."""

@@ -8,8 +8,8 @@ from scipy.special import gammaln
 from scipy.stats import norm
 
 import mcmcpost as mp
-from mcmcpost._core.precision import in_float64
 from mcmcpost.control import ZeroVariance
+from mcmcpost.core.precision import in_float64
 from mcmcpost.evidence import (
     check_ladder,
     corrected_rule,

@@ -13,8 +13,8 @@ from matplotlib import pyplot
 from scipy.stats import chi2
 
 import mcmcpost as mp
-from mcmcpost._core.status import Status
-from mcmcpost.control import PlainMean, TaskREML, VectorValued, ZeroVariance
+from mcmcpost.control import PlainMean, ZeroVariance
+from mcmcpost.core.errors import Status
 from mcmcpost.evidence import (
     Evidence,
     EvidenceEstimate,
@@ -29,14 +29,15 @@ from mcmcpost.evidence import (
     estimate_log_evidence,
     examine_rungs,
     geometric_ladder,
+    ladder_barrier,
     make_ladder,
+    pooled_path,
     power_ladder,
     simpson_rule,
     trapezoid_rule,
 )
-from mcmcpost.evidence.ladders.barrier import ladder_barrier
 from mcmcpost.evidence.mbar import adjacent_overlap, asymptotic_covariance, solve_free_energies
-from mcmcpost.evidence.pooled import pooled_path
+from mcmcpost.tasks import TaskREML, VectorValued
 
 
 def evidence(ladder: Ladder, method: object = None, **options: object) -> Evidence:

@@ -4,17 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from mcmcpost.evidence import Ladder, make_ladder, pooled, power_ladder
-from mcmcpost.evidence.path_regression import (
-    PENALTIES,
-    Family,
-    Mixtures,
-    PooledDraws,
-    _fit_node,
-    _levels,
-    fit_path,
-)
-from mcmcpost.evidence.pooled import NUM_NODES, pooled_path
+from mcmcpost.evidence import Ladder, make_ladder, path as pooled, pooled_path, power_ladder
+from mcmcpost.evidence.path import NUM_NODES
+from mcmcpost.evidence.path_regression import PENALTIES, Family, Mixtures, PooledDraws, _fit_node, _levels, fit_path
 from mcmcpost.stein import num_polynomial_features
 
 GRID = np.linspace(-9.0, 9.0, 20_001)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from ladder_cases import GaussianPath, gaussian_path
 
-from mcmcpost.evidence import power_ladder
-from mcmcpost.evidence.pooled import MOST_NODES, NUM_NODES, pooled_path
-from mcmcpost.evidence.quadrature import kronrod, path_rule
+from mcmcpost.evidence import pooled_path, power_ladder
+from mcmcpost.evidence.path import MOST_NODES, NUM_NODES, kronrod, path_rule
 
 STEEP = GaussianPath(np.array([2.0, -1.0]), 0.003)
 """Nearly all of the path happens below t = 1e-4."""

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.special import gammaln
 
-from mcmcpost.evidence.normal import Normal
-from mcmcpost.evidence.warp import Warp, as_warp, fit_warp
+from mcmcpost.evidence import Normal, Warp, fit_warp
+from mcmcpost.evidence.warp import as_warp
 
 NAMES = ("a", "b", "c")
 

@@ -9,12 +9,11 @@ from scipy.special import gammaln
 from scipy.stats import chi2
 
 import mcmcpost as mp
-from mcmcpost._core.weights import Weights
 from mcmcpost.control import PlainMean, ZeroVariance
-from mcmcpost.evidence import estimate_from_posterior
+from mcmcpost.core.mcse import Weights
+from mcmcpost.evidence import estimate_from_posterior, evaluate_rows
 from mcmcpost.evidence.bridge import evaluate_halves, plain_bridge
 from mcmcpost.evidence.log_evidence import halves_complaint
-from mcmcpost.evidence.posterior import evaluate_rows
 
 SHAPE = 4.0
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mcmcpost.gp.actions import AbstractActions, DenseActions, SparseActions, balanced_blocks
-from mcmcpost.kernels import AbstractKernel, Matern32, Scaled, gram
+from mcmcpost.stein import AbstractKernel, Matern32, Scaled, gram
 
 KERNEL = Scaled(1.3, Matern32(np.array([0.7, 1.0, 1.4])))
 NOISE = 0.05

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mcmcpost.kernels import AbstractKernel
+from mcmcpost.stein import AbstractKernel
 
 
 @eqx.filter_jit

@@ -6,21 +6,11 @@ import pytest
 from cagp_cases import KERNEL, exact_posterior, make_case
 
 from benchmarks.gp._projected_likelihood import ProjectedLikelihood
-from mcmcpost.gp import (
-    LBFGS,
-    Adam,
-    BlockActions,
-    ComputationAwareGP,
-    EvidenceBound,
-    GivenActions,
-    RandomActions,
-    ResidualActions,
-    TrainingStatus,
-    UnitActions,
-)
-from mcmcpost.gp.actions import AbstractPolicy
-from mcmcpost.hyper import TrainingProblem
-from mcmcpost.kernels import Matern32, Polynomial, Scaled
+from mcmcpost.gp import BlockActions, ComputationAwareGP
+from mcmcpost.gp.actions import AbstractPolicy, GivenActions, RandomActions, ResidualActions, UnitActions
+from mcmcpost.gp.computation_aware import EvidenceBound
+from mcmcpost.solve.search import LBFGS, Adam, TrainingProblem, TrainingStatus
+from mcmcpost.stein import Matern32, Polynomial, Scaled
 
 POLICIES = {
     "blocks": BlockActions(),

@@ -20,19 +20,22 @@ from cagp_cases import (
 )
 
 from benchmarks.gp._projected_likelihood import ProjectedLikelihood
-from mcmcpost.gp import (
-    BlockActions,
-    EvidenceBound,
+from mcmcpost.gp import BlockActions, actions as block_product
+from mcmcpost.gp.actions import (
+    ActionTask,
+    DenseActions,
     GivenActions,
+    Planned,
     RandomActions,
     ResidualActions,
+    SparseActions,
     UnitActions,
-    block_product,
+    balanced_blocks,
+    take_actions,
 )
-from mcmcpost.gp.actions import ActionTask, DenseActions, Planned, SparseActions, balanced_blocks, take_actions
-from mcmcpost.gp.computation_aware_model import condition, joint_covariance, predict
-from mcmcpost.kernels import Matern32, Scaled, gram
-from mcmcpost.linsolve import conjugate_gradients
+from mcmcpost.gp.computation_aware import EvidenceBound, condition, joint_covariance, predict
+from mcmcpost.solve import conjugate_gradients
+from mcmcpost.stein import Matern32, Scaled, gram
 
 SIGMA2 = jnp.asarray(NOISE)
 N, I = 43, 6

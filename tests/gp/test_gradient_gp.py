@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 from gradient_cases import autodiff_blocks, observed
 
-from mcmcpost.gp import Automatic, DenseCholesky, GradientCG, GradientGP, GradientPrediction
-from mcmcpost.kernels import (
-    ExponentialDotProduct,
-    Matern32,
-    Matern52,
-    Polynomial,
-    Scaled,
-    SquaredExponential,
-)
+from mcmcpost.gp import Automatic, GradientGP
+from mcmcpost.gp.gradient import GradientPrediction
+from mcmcpost.gp.gradient_solvers import DenseCholesky, GradientCG
+from mcmcpost.stein import ExponentialDotProduct, Matern32, Matern52, Polynomial, Scaled, SquaredExponential
 
 CASES = {
     "squared_exponential": (Scaled(2.0, SquaredExponential(np.linspace(1.0, 2.0, 7))), 4, 7),

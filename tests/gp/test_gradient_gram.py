@@ -13,21 +13,11 @@ from kernel_registry import PROFILES
 from scipy.stats import multivariate_normal
 
 from benchmarks.gp._woodbury import Woodbury
-from mcmcpost.gp import (
-    Automatic,
-    DenseCholesky,
-    GradientCG,
-    ProjectedCholesky,
-    QuadraticClosedForm,
-    cross_matmul,
-    gradient_gram,
-    gradient_log_likelihood,
-    posterior_hessian,
-    posterior_mean,
-    scalar_profile,
-    solve_system,
-)
-from mcmcpost.kernels import (
+from mcmcpost.gp import Automatic
+from mcmcpost.gp.gradient_operator import cross_matmul, gradient_gram, scalar_profile
+from mcmcpost.gp.gradient_posterior import gradient_log_likelihood, posterior_hessian, posterior_mean
+from mcmcpost.gp.gradient_solvers import DenseCholesky, GradientCG, ProjectedCholesky, QuadraticClosedForm, solve_system
+from mcmcpost.stein import (
     ExponentialDotProduct,
     Matern32,
     Matern52,

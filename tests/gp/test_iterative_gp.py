@@ -14,21 +14,17 @@ import pytest
 
 from mcmcpost.gp import IterativeGP, SubsetStart, iterative
 from mcmcpost.gp.iterative import choose_solver
-from mcmcpost.hyper import (
-    LBFGS,
-    Adam,
-    Hyperparameters,
-    Log,
-    Packing,
+from mcmcpost.gp.marginal_likelihood import (
     Pathwise,
-    Softplus,
     Standard,
     estimate_gradient,
     maximise_exact_likelihood,
     maximise_likelihood_by_solves,
     sample_prior,
 )
-from mcmcpost.kernels import (
+from mcmcpost.solve import AlternatingProjections, Cholesky, ConjugateGradients, StochasticGradientDescent
+from mcmcpost.solve.search import LBFGS, Adam, Hyperparameters, Log, Packing, Softplus
+from mcmcpost.stein import (
     InverseMultiquadric,
     Matern32,
     Matern52,
@@ -38,7 +34,6 @@ from mcmcpost.kernels import (
     SquaredExponential,
     gram,
 )
-from mcmcpost.linsolve import AlternatingProjections, Cholesky, ConjugateGradients, StochasticGradientDescent
 
 N = 90
 CG = ConjugateGradients(1e-8, 200, 20)

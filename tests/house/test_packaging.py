@@ -44,7 +44,7 @@ def test_the_version_is_the_installed_one():
 
 def test_the_command_is_installed():
     (script,) = entry_points(group="console_scripts", name="mcmcpost")
-    assert script.value == "mcmcpost.cli:main"
+    assert script.value == "mcmcpost.app:main"
 
 
 def test_every_import_of_the_package_is_declared():

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpyro.infer.util import potential_energy
 
-from mcmcpost.cli.model_file import load_model_file
-from mcmcpost.cli.quantities import evaluate_quantities
+from mcmcpost.app.model_file import load_model_file
+from mcmcpost.app.quantities import evaluate_quantities
 
 FILE = load_model_file(Path(__file__).parents[2] / "models" / "borehole.py")
 bh = sys.modules[FILE.model.__module__]

@@ -11,10 +11,9 @@ from scipy.integrate import quad, solve_ivp
 from scipy.special import logsumexp
 from scipy.stats import invgamma, multivariate_normal
 
-from mcmcpost._core.precision import in_float64
-from mcmcpost.cli.model_file import load_model_file
-from mcmcpost.evidence import evaluate_at
-from mcmcpost.io import tempered_target
+from mcmcpost.app.model_file import load_model_file
+from mcmcpost.core.precision import in_float64
+from mcmcpost.ladders import evaluate_at, tempered_target
 
 pytestmark = pytest.mark.usefixtures("rank_promotion")
 

@@ -15,8 +15,8 @@ from scipy.integrate import solve_ivp
 from scipy.special import softmax
 from scipy.stats import multivariate_t
 
-from mcmcpost.cli.model_file import load_model_file
-from mcmcpost.cli.quantities import evaluate_quantities
+from mcmcpost.app.model_file import load_model_file
+from mcmcpost.app.quantities import evaluate_quantities
 
 FILE = load_model_file(Path(__file__).parents[2] / "models" / "lotka_volterra.py")
 lv = sys.modules[FILE.model.__module__]

@@ -5,8 +5,8 @@ import pytest
 from scipy.special import expit, logit
 from scipy.stats import kstest
 
-from mcmcpost.scores import check_scores, disagreeing
-from mcmcpost.scores.identities import z_products, z_zero_mean
+from mcmcpost.scores import check_scores, disagreeing, z_zero_mean
+from mcmcpost.scores.identities import z_products
 from mcmcpost.trace import make_trace
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from mcmcpost.kernels import AbstractKernel
+from mcmcpost.stein import AbstractKernel
 
 
 def of_all(kernels: Mapping[str, AbstractKernel]) -> Callable[[Callable], Callable]:

@@ -7,9 +7,11 @@ import pytest
 
 from mcmcpost.control.kernel_systems import crossfit_dense, kernel_data
 from mcmcpost.control.problem import make_joint_problem
-from mcmcpost.kernels import Matern52, Polynomial, SquaredExponential
 from mcmcpost.stein import (
     Coregionalisation,
+    Matern52,
+    Polynomial,
+    SquaredExponential,
     check_covariance,
     matrix_stein_tile,
     second_order_stein_gram,

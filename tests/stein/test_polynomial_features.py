@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mcmcpost.stein import num_polynomial_features, polynomial, polynomial_exponents, polynomial_features
+from mcmcpost.stein import num_polynomial_features, operators, polynomial_exponents, polynomial_features
 
 
 @functools.cache
@@ -76,10 +76,10 @@ def test_rows_are_filled_by_blocks_that_need_not_divide(
     Z = rng.normal(size=(23, 3))
     E = polynomial_exponents(3, 3)
     whole = np.asarray(polynomial_features(Z, -Z, E))
-    monkeypatch.setattr(polynomial, "_BLOCK_ENTRIES", 5 * len(E))
-    polynomial._features.clear_cache()
+    monkeypatch.setattr(operators, "_BLOCK_ENTRIES", 5 * len(E))
+    operators._features.clear_cache()
     np.testing.assert_array_equal(polynomial_features(Z, -Z, E), whole)
-    polynomial._features.clear_cache()
+    operators._features.clear_cache()
 
 
 def test_features_map_jit_and_differentiate(rng: np.random.Generator) -> None:
@@ -97,7 +97,7 @@ def test_many_features_use_no_memory_beyond_blocks() -> None:
     """1,770 features of 2,000 draws in 20 dimensions: an (n, q, d) array would be 566 MB."""
     E = polynomial_exponents(20, 3)
     variables, powers = np.zeros((3, len(E)), int), np.ones((3, len(E)), int)
-    lowered = polynomial._features.lower(np.zeros((2000, 20)), np.zeros((2000, 20)), variables, powers, 3)
+    lowered = operators._features.lower(np.zeros((2000, 20)), np.zeros((2000, 20)), variables, powers, 3)
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 40e6
 
 

@@ -10,7 +10,7 @@ import pytest
 from kernel_registry import ARD, KERNELS
 from stein_cases import check_parameter_gradients, of_all, rank_three_shapes
 
-from mcmcpost.kernels import (
+from mcmcpost.stein import (
     AbstractKernel,
     InverseMultiquadric,
     Matern32,
@@ -18,17 +18,15 @@ from mcmcpost.kernels import (
     Polynomial,
     RationalQuadratic,
     Scaled,
+    SecondOrderSteinTile,
     SquaredExponential,
     Sum,
-)
-from mcmcpost.linops import TileOperator
-from mcmcpost.stein import (
-    SecondOrderSteinTile,
     polynomial_exponents,
     polynomial_features,
     second_order_stein_diagonal,
     second_order_stein_gram,
 )
+from mcmcpost.stein.products import TileOperator
 
 FROM_REGISTRY = (
     "squared_exponential",

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from kernel_registry import ARD, KERNELS
 from stein_cases import check_parameter_gradients, of_all, rank_three_shapes
 
-from mcmcpost.kernels import (
+from mcmcpost.stein import (
     AbstractKernel,
     InverseMultiquadric,
     Matern32,
@@ -17,8 +17,11 @@ from mcmcpost.kernels import (
     RationalQuadratic,
     SquaredExponential,
     Weighted,
+    kernel_stein_discrepancy,
+    stein_diagonal,
+    stein_gram,
+    stein_operator,
 )
-from mcmcpost.stein import kernel_stein_discrepancy, stein_diagonal, stein_gram, stein_operator
 
 SLOPES = {
     "squared_exponential_ard": 0.5,

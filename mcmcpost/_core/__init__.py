@@ -1,1 +1,0 @@
-"""What every layer may use: statuses, input errors, warnings, precision, devices, MCSE, long axes, printed numbers."""

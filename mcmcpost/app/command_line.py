@@ -1,0 +1,454 @@
+"""The commands, thin over the public functions. JAX, NumPy and the rest are imported inside them, when one runs."""
+
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from mcmcpost.app.edge import (
+    LADDER,
+    LARGEST_SEED,
+    POSTERIOR,
+    cache_directory,
+    check_distinct,
+    check_output,
+    is_user_error,
+    join_processes,
+    model_file_fault,
+    say,
+    settings_of,
+    usage_fault,
+)
+from mcmcpost.core.errors import InputError
+
+if TYPE_CHECKING:
+    import xarray
+
+
+app = typer.Typer(
+    help="Post-processing of MCMC traces: Stein control variates with Monte Carlo errors, evidence, reports.",
+    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input or usage, in a line; 130 Ctrl-C.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+PIPE_CLOSED = 141
+"""The exit code of programs that the signal SIGPIPE ends, 128 + 13."""
+
+
+class MethodName(StrEnum):
+    """The keys of `mcmcpost.METHODS`, which is too heavy to import for ``--help``."""
+
+    AUTO = "auto"
+    PLAIN = "plain"
+    ZV1 = "zv1"
+    ZV2 = "zv2"
+    ZV3 = "zv3"
+    CF = "cf"
+    SECF = "secf"
+    SCREENED = "screened"
+
+
+class PathName(StrEnum):
+    """The keys of `mcmcpost.evidence.PATHS`, which is too heavy to import for ``--help``."""
+
+    AUTO = "auto"
+    POOLED = "pooled"
+    RUNGS = "rungs"
+
+
+Warmup = Annotated[
+    int | None, typer.Option(help=f"Adaptation draws per chain [default: {POSTERIOR['warmup']}].", min=1)
+]
+
+Draws = Annotated[int | None, typer.Option(help=f"Draws per chain to keep [default: {POSTERIOR['draws']}].", min=1)]
+
+Chains = Annotated[int | None, typer.Option(help=f"Number of chains [default: {POSTERIOR['chains']}].", min=1)]
+
+Seed = Annotated[
+    int | None, typer.Option(help=f"Seed of the sampler [default: {POSTERIOR['seed']}].", min=0, max=LARGEST_SEED)
+]
+
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="An argument of the model file's data(), such as priors=stan. Repeatable.",
+    ),
+]
+
+Expect = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=EXPRESSION", help="Add the expectation of an expression, such as 'p=alpha > 0.5'. Repeatable."
+    ),
+]
+
+VarNames = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A variable to estimate, or ~NAME for all but it. Repeatable [default: all]."),
+]
+
+FilterVars = Annotated[
+    Literal["like", "regex"] | None,
+    typer.Option(help="Read --var-names as parts of names (like) or as regular expressions (regex)."),
+]
+
+Quantile = Annotated[
+    list[float] | None, typer.Option(help="Add this quantile of every quantity, such as 0.05. Repeatable.")
+]
+
+Method = Annotated[MethodName, typer.Option(help="Control variate; auto chooses one for each quantity.")]
+
+AllowBadScores = Annotated[
+    bool, typer.Option(help="Continue although the scores fail the score gate, which `mcmcpost info` prints.")
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+ModelOf = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="FILE.py", help="Model file of a trace without scores: they are computed from it."),
+]
+
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="New file, .nc or .zarr; nothing is overwritten.")]
+
+
+def main() -> None:
+    """Run the command line. Errors in the input end in one line and exit code 2, errors of mcmcpost in a traceback."""
+    code = 0
+    try:
+        arguments = sys.argv[1:]
+        code = app(arguments or ["--help"], prog_name="mcmcpost", standalone_mode=False) or (0 if arguments else 2)
+        sys.stdout.flush()
+    except (Exception, SystemExit) as error:  # a model file may exit
+        if BrokenPipeError in (type(error), type(error.__context__)):  # what reads the output has enough of it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(PIPE_CLOSED)
+        message = usage_fault(error) or model_file_fault(error) or (str(error) if is_user_error(error) else None)
+        if os.environ.get("MCMCPOST_DEBUG") or message is None:
+            raise
+        say("error", message)
+        code = 2
+    sys.exit(code)
+
+
+def _print_version(wanted: bool | None) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"mcmcpost {version('mcmcpost')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[  # noqa: ARG001  (typer calls back, and passes None on)
+        bool | None,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", hidden=True, help="Show tracebacks of user errors.")] = False,
+) -> None:
+    if debug:
+        os.environ["MCMCPOST_DEBUG"] = "1"
+
+
+@app.command()
+def sample(
+    model: Annotated[Path, typer.Argument(help="Model file: a Python file with model() and data().")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New file, .nc or .zarr; nothing is overwritten.")],
+    warmup: Warmup = None,
+    draws: Draws = None,
+    chains: Chains = None,
+    seed: Seed = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sample a model file with NUTS and write the trace, with scores and log likelihoods."""
+    with _program():
+        import mcmcpost
+        from mcmcpost.app.edge import phase
+        from mcmcpost.app.source import keeping, sample_model
+        from mcmcpost.core.runtime import number_of_draws
+        from mcmcpost.trees import check_convergence, posterior_variables
+
+        check_output(output)
+        given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
+        tree = sample_model(model, settings_of(given, POSTERIOR), option, log_likelihood=True)
+        with keeping(model, lambda: tree):
+            convergence = check_convergence(tree, posterior_variables(tree).scalars())
+            for kind, text in (("warning", convergence.complaint), ("note", convergence.note)):
+                if text:
+                    say(kind, text)
+            with phase(f"writing {output}"):
+                mcmcpost.save_tree(tree, output)
+        shape = tree["posterior"].sizes
+        if as_json:
+            facts = {"path": str(output), "chains": shape["chain"], "draws": shape["draw"]}
+            _print_json(facts | {"max_rhat": convergence.max_rhat, "divergences": convergence.recorded_divergences})
+        else:
+            print(f"{output}: {number_of_draws(shape['chain'], shape['draw'])}")
+
+
+@app.command()
+def reduce(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE_OR_MODEL...",
+            help="A trace (.nc, .zarr, .csv), or several, one a job, whose chains are taken together; or a model file.",
+        ),
+    ],
+    output: Output = None,
+    var_names: VarNames = None,
+    filter_vars: FilterVars = None,
+    expect: Expect = None,
+    method: Method = MethodName.AUTO,
+    quantile: Quantile = None,
+    model: ModelOf = None,
+    as_json: AsJson = False,
+    allow_bad_scores: AllowBadScores = False,
+    warmup: Warmup = None,
+    draws: Draws = None,
+    chains: Chains = None,
+    seed: Seed = None,
+    option: Options = None,
+) -> None:
+    """Print the posterior expectations of a trace, or of a model file sampled first, with smaller errors."""
+    with _program():
+        import mcmcpost
+        from mcmcpost.app.commands import estimates_text, reduce_tree, tree_with
+        from mcmcpost.app.edge import phase
+        from mcmcpost.app.expressions import parse_expressions
+        from mcmcpost.app.quantities import Asked, named_scalars
+        from mcmcpost.app.source import keeping, open_source
+        from mcmcpost.expectations import check_probabilities
+        from mcmcpost.trees import posterior_variables
+
+        asked = Asked(parse_expressions(expect or []), var_names, filter_vars)
+        probabilities = check_probabilities(quantile) if quantile else None
+        check_output(output)
+        given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
+
+        def ask(example: "xarray.DataTree") -> None:
+            named_scalars(example, posterior_variables(example), asked)
+
+        tree = open_source(sources, model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
+        with keeping(sources[0], lambda: tree):
+            estimates = reduce_tree(tree, asked, probabilities, method.value, allow_bad_scores)
+            if output is not None:
+                with phase(f"writing {output}"):
+                    mcmcpost.save_tree(tree_with(tree, estimates), output)
+        if as_json:
+            _print_json({"quantities": [q for e in estimates for q in e.to_json_dict()["quantities"]]})
+        else:
+            print(estimates_text(estimates))
+
+
+@app.command()
+def evidence(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="SOURCE...", help="Traces (.nc, .zarr, .csv) with --model, ladders, or model files."),
+    ],
+    output: Output = None,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE.py", help="Model file of the traces: one for all, or one for each in order."),
+    ] = None,
+    ladder: Annotated[
+        bool,
+        typer.Option(
+            "--ladder",
+            help="Also sample a ladder of temperatures, from a normal fitted to each trace to its posterior.",
+        ),
+    ] = False,
+    rungs: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Temperatures of the ladder [default: {LADDER['rungs']}; with --ladder, as many as it needs].",
+            min=2,
+        ),
+    ] = None,
+    exchange: Annotated[
+        int | None,
+        typer.Option(help="Swap neighbouring temperatures every so many iterations [default: never].", min=1),
+    ] = None,
+    path: Annotated[
+        PathName,
+        typer.Option(help="Answer of a ladder: all draws pooled, or rung by rung; auto pools where rungs overlap."),
+    ] = PathName.AUTO,
+    method: Annotated[
+        MethodName | None, typer.Option(help="Control variate of each rung, or of a bridge [default: chosen].")
+    ] = None,
+    as_json: AsJson = False,
+    allow_bad_scores: AllowBadScores = False,
+    warmup: Warmup = None,
+    draws: Annotated[
+        int | None, typer.Option(help=f"Draws per chain and rung to keep [default: {LADDER['draws']}].", min=1)
+    ] = None,
+    chains: Chains = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Seed of the sampler, or of a bridge [default: {POSTERIOR['seed']}].", min=0, max=LARGEST_SEED
+        ),
+    ] = None,
+    option: Options = None,
+) -> None:
+    """Print the log evidence of a trace, of a ladder, or of a model file sampled first; of several, compare them."""
+    with _program():
+        import mcmcpost
+        from mcmcpost.app.commands import compare, comparison_text, evidence_text, open_sources, source_evidence
+        from mcmcpost.app.edge import phase
+
+        check_output(output)
+        if output is not None and len(sources) > 1:
+            raise InputError(f"--output: expected one source, got {len(sources)}. Write them one by one.")
+        check_distinct("evidence", [str(source.resolve()) for source in sources], "sources")
+        given = {
+            "rungs": rungs, "warmup": warmup, "draws": draws, "chains": chains, "seed": seed, "exchange": exchange
+        }  # fmt: skip
+        choice = None if method is None else method.value
+        found = {}
+        with ExitStack() as stack:
+            opened = open_sources(sources, model or [], given, option, stack, estimate=path.value, with_ladder=ladder)
+            for source in opened:
+                estimate = source_evidence(
+                    source, option, path=path.value, method=choice, seed=seed, allow_bad_scores=allow_bad_scores
+                )
+                found[str(source.path)] = estimate
+                if output is not None:
+                    kept = source.tree if source.ladder is None else source.ladder
+                    with phase(f"writing {output}"):
+                        mcmcpost.save_tree(estimate.to_datatree(kept), output)
+        comparison = compare(found)
+        if as_json:
+            records = [{"source": name} | e.to_json_dict() for name, e in found.items()]
+            table = None if comparison is None else comparison.to_dataframe().reset_index()
+            _print_json({"evidence": records} | ({} if table is None else {"comparison": table.to_dict("records")}))
+        else:
+            texts = [evidence_text(name, e) for name, e in found.items()]
+            print("\n\n".join([*texts, *([comparison_text(comparison)] if comparison is not None else [])]))
+
+
+@app.command()
+def report(
+    trace: Annotated[Path, typer.Argument(help="A trace with scores (.nc, .zarr, .csv), or a ladder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New file, .html.")],
+    var_names: VarNames = None,
+    filter_vars: FilterVars = None,
+    expect: Expect = None,
+    method: Method = MethodName.AUTO,
+    quantile: Quantile = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
+    model: ModelOf = None,
+    option: Options = None,
+    as_json: AsJson = False,
+    allow_bad_scores: AllowBadScores = False,
+) -> None:
+    """Write one self-contained HTML file about a trace: estimates, errors, scores, convergence."""
+    with _program():
+        from mcmcpost.app.commands import report_facts, report_line
+        from mcmcpost.app.expressions import parse_expressions
+        from mcmcpost.app.quantities import Asked
+        from mcmcpost.expectations import check_probabilities
+
+        facts = report_facts(
+            trace,
+            output,
+            Asked(parse_expressions(expect or []), var_names, filter_vars),
+            method.value,
+            model=model,
+            options=option,
+            probabilities=check_probabilities(quantile) if quantile else None,
+            overwrite=force,
+            allow_bad_scores=allow_bad_scores,
+        )
+        if as_json:
+            _print_json(facts)
+        else:
+            print(report_line(facts))
+
+
+@app.command()
+def info(
+    trace: Annotated[Path, typer.Argument(help="A trace or a ladder (.nc, .zarr, .csv).")],
+    as_json: AsJson = False,
+) -> None:
+    """Print what is in a file: variables, sampler, convergence, and whether its scores pass the gate."""
+    with _program():
+        from mcmcpost.app.commands import describe, description
+        from mcmcpost.app.edge import phase
+        from mcmcpost.core.runtime import json_able
+
+        with phase("reading and testing"):
+            facts = describe(trace)
+        if as_json:
+            _print_json(json_able(facts))
+        else:
+            print(description(facts))
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Print what mcmcpost runs on: devices, precision, versions, and which optional packages are here."""
+    with _program():
+        from mcmcpost.app.edge import doctor_text, examine
+
+        facts = examine()
+        if as_json:
+            _print_json(facts)
+        else:
+            print(doctor_text(facts))
+
+
+@contextmanager
+def _program() -> Iterator[None]:
+    """Switch to 64 bits, use the compilation cache of the user, and print each warning as one line on stderr.
+
+    Of several processes only the first prints.
+    """
+    from mcmcpost.app.edge import phase
+
+    with phase("starting"):
+        import jax
+
+        join_processes()  # before anything is computed
+
+        import mcmcpost.trees  # noqa: F401  (with all that takes long to import)
+
+    from mcmcpost.core.devices import is_first_process
+
+    jax.config.update("jax_enable_x64", True)
+    logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)  # the error it prints is raised too
+    directory = cache_directory()
+    if directory is not None and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(directory))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # by default those below a second are lost
+    with ExitStack() as stack:
+        if not is_first_process():
+            nowhere = stack.enter_context(Path(os.devnull).open("w"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.showwarning = _show_warning
+        yield
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    say("warning", message)
+
+
+def _print_json(facts: dict[str, Any]) -> None:
+    print(json.dumps({k: None if v != v else v for k, v in facts.items()}, indent=2, allow_nan=False))

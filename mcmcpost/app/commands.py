@@ -1,0 +1,541 @@
+"""The commands ``reduce``, ``evidence``, ``report`` and ``info``: what each computes, and its text."""
+
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+import pandas
+
+import mcmcpost
+from mcmcpost.app.contents import diagnostics_text, known_lines, listed_rows
+from mcmcpost.app.edge import (
+    LADDER,
+    POSTERIOR,
+    is_model_file,
+    phase,
+    refuse_model_file,
+    refuse_sampling,
+    say,
+    settings_of,
+    stopwatch,
+)
+from mcmcpost.app.model_file import ModelFile, load_model_file, parse_options
+from mcmcpost.app.page import check_destination, gather, read_subject, render, write_html
+from mcmcpost.app.quantities import Asked, named_scalars, say_left_out
+from mcmcpost.app.source import check_memory, keeping, load_trace
+from mcmcpost.control import Estimate
+from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
+from mcmcpost.core.runtime import digits_of, duration, number_of_draws, number_of_quantities, one_line, significant
+from mcmcpost.evidence import EVIDENCE_GROUP
+from mcmcpost.expectations import answer, answer_quantiles
+from mcmcpost.ladders import tempered_target
+from mcmcpost.sample import pose
+from mcmcpost.scores import check_scores
+from mcmcpost.trees import (
+    check_convergence,
+    is_ladder,
+    posterior_rung,
+    posterior_variables,
+    read_trace,
+    read_weights,
+    recorded_log_density,
+)
+from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, TEMPERATURE
+from mcmcpost.trees.diagnostics import RECORDED as LOG_DENSITIES
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+    from mcmcpost.evidence import Evidence, EvidenceComparison
+
+
+QUANTILES = "control_variates_quantiles"
+"""The group of a tree that holds the quantiles."""
+
+
+def reduce_tree(
+    tree: "xarray.DataTree",
+    asked: Asked,
+    probabilities: np.ndarray | None,
+    method: str,
+    allow_bad_scores: bool,
+) -> list[Estimate]:
+    """Return the expectations of every quantity and, where `probabilities` are given, their quantiles."""
+    variables = posterior_variables(tree)
+    say_left_out(variables)
+    with phase("score gate"):
+        question = pose(tree, named_scalars(tree, variables, asked), method, allow_bad_scores, weighted=True)
+    if question.convergence.note:
+        say("note", question.convergence.note)
+    since = stopwatch()
+    with phase("control variates"):
+        estimates = [answer(question)]
+    say_worth(estimates[0], since())
+    if probabilities is not None:
+        with phase("quantiles"):
+            estimates.append(answer_quantiles(question, probabilities))
+    return estimates
+
+
+def say_worth(estimate: Estimate, seconds: float) -> None:
+    """Say what a reduction that took so long is worth, where the trace records the time of its sampling."""
+    if worth := estimate.info.get("worth"):
+        say("note", f"{worth} This reduction took {duration(seconds)}.")
+
+
+def tree_with(tree: "xarray.DataTree", estimates: Sequence[Estimate]) -> "xarray.DataTree":
+    """Return a new tree with the expectations and the quantiles beside the draws; quantiles of before are not kept."""
+    result = estimates[0].to_datatree(tree.drop_nodes(QUANTILES, errors="ignore"))
+    for quantiles in estimates[1:]:
+        result[QUANTILES] = quantiles.to_datatree()["control_variates"]
+    return result
+
+
+def estimates_text(estimates: Sequence[Estimate]) -> str:
+    """Return one row for each quantity, every mean to the digits that its error supports, and a line for constants."""
+    rows = [row for estimate in estimates for row in listed_rows(estimate)]
+    table = [pandas.DataFrame(rows).set_index("name").rename_axis(None).to_string()] if rows else []
+    return "\n".join([*table, *known_lines(estimates[0])])
+
+
+POWER = 5.0
+
+
+class Source(NamedTuple):
+    """A ladder, or a posterior trace with the model file of its density.
+
+    path : as given on the command line. tree : what it holds. model : of a trace; None for a ladder. ladder : sampled
+        from a normal fitted to the trace; None where it was not asked for.
+    """
+
+    path: Path
+    tree: "xarray.DataTree"
+    model: Path | None
+    ladder: "xarray.DataTree | None" = None
+
+
+def open_sources(
+    paths: list[Path],
+    models: list[Path],
+    given: Mapping[str, int | None],
+    options: list[str] | None,
+    stack: ExitStack,
+    *,
+    estimate: str = "auto",
+    with_ladder: bool = False,
+) -> list[Source]:
+    """Load ladders and traces, and sample the power posteriors of model files, all of which are checked before.
+
+    models : of the traces, one for all of them or one for each in order. given : sampling settings, None for the
+        default; stored files take none of them, but a trace the seed of its proposals.
+    estimate : that of --path, of ladders; refused where there is none. with_ladder : sample one from a
+        normal fitted to each trace, with these settings.
+    stack : keeps what was sampled where anything fails before it is closed.
+    """
+    with phase("reading"):
+        trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
+    traces = [path for path, tree in trees.items() if not is_ladder(tree)]
+    if traces and not models:
+        raise InputError(
+            f"evidence: expected a ladder, or a trace with --model FILE.py, got the posterior trace {traces[0]} alone."
+            " Add the model file that was sampled: the evidence then comes from the trace, by bridge sampling. Without"
+            " a trace, `mcmcpost evidence FILE.py` samples a ladder of power posteriors."
+        )
+    if models and len(models) not in (1, len(traces)):
+        expected = f"one for all or one for each of the {len(traces)} traces" if traces else "none without a trace"
+        raise InputError(f"evidence: expected of --model {expected}, got {len(models)}. Ladders need no model.")
+    if models and not traces:
+        raise InputError(f"evidence: expected a trace with --model, got {paths[0]}. Leave --model out.")
+    model_of = dict(zip(traces, models if len(models) == len(traces) else models * len(traces), strict=True))
+    if with_ladder and len(traces) < len(paths):
+        other = next(path for path in paths if path not in traces)
+        raise InputError(f"evidence: expected of --ladder traces with --model alone, got {other}. Leave --ladder out.")
+    if estimate != "auto" and not with_ladder and len(traces) == len(paths):
+        raise InputError(
+            f"evidence: expected a ladder with --path, got the trace {traces[0]}. Add --ladder to sample one."
+        )
+    if trees and not with_ladder and not any(map(is_model_file, paths)):
+        own = {"option": None if traces else options or None, "seed": None if traces else given["seed"]}
+        if traces:
+            cure = "Drop them, or add --ladder to sample one from the trace."
+            refuse_sampling("evidence", traces[0], "trace", {**given, **own}, cure)
+        else:
+            refuse_sampling("evidence", next(iter(trees)), "ladder", {**given, **own})
+    settings = settings_of(given, LADDER)
+    if with_ladder:
+        placed = settings_of(given, POSTERIOR | {"draws": LADDER["draws"]})
+        runs = {path: _prepare(model_of[path], options, placed) for path in paths}
+        ladders = {}
+        for path, run in runs.items():
+            ladders[path] = sample_ladder(run, placed, trees[path])
+            stack.enter_context(keeping(model_of[path], partial(ladders.__getitem__, path)))
+        return [Source(path, trees[path], model_of[path], ladders[path]) for path in paths]
+    runs = {path: _prepare(path, options, settings) for path in paths if is_model_file(path)}
+    for path, run in runs.items():
+        trees[path] = sample_ladder(run, settings)
+        stack.enter_context(keeping(path, partial(trees.__getitem__, path)))
+    return [Source(path, trees[path], model_of.get(path)) for path in paths]
+
+
+def source_evidence(
+    source: Source,
+    options: list[str] | None,
+    *,
+    path: str,
+    method: str | None,
+    seed: int | None,
+    allow_bad_scores: bool,
+) -> "Evidence":
+    """Return the evidence of a ladder; of a trace, by bridges; of a sampled ladder, by both."""
+    file = source.path if is_model_file(source.path) else source.model
+    if file is None:
+        with phase("ladder"):
+            return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores)
+    key = jax.random.key(POSTERIOR["seed"] if seed is None else seed)
+
+    def bridge(trace: "xarray.DataTree") -> "Evidence":
+        model_file = load_model_file(file)
+        args, kwargs = model_file.arguments(parse_options(options or []))
+        choice = "auto" if method is None else method
+        with phase("bridges"):
+            return mcmcpost.bridge_evidence(
+                trace, model_file.model, *args, key=key, method=choice, allow_bad_scores=allow_bad_scores, **kwargs
+            )
+
+    if source.model is not None and source.ladder is None:
+        return bridge(source.tree)
+    ladder = source.tree if source.ladder is None else source.ladder
+    beside = None
+    try:
+        with warnings.catch_warnings():  # a cross-check that is not sound is not used
+            warnings.simplefilter("ignore", mcmcpost.EvidenceWarning)
+            warnings.simplefilter("ignore", mcmcpost.ScoreWarning)
+            if source.ladder is None:  # its last rung's divergences are among those that the ladder's evidence tells
+                warnings.simplefilter("ignore", mcmcpost.ConvergenceWarning)
+            beside = bridge(posterior_rung(ladder) if source.ladder is None else source.tree)
+    except InputError as error:
+        say("warning", f"no bridge beside the ladder: {error}")
+    with phase("ladder"):
+        return mcmcpost.log_evidence(ladder, method, path=path, allow_bad_scores=allow_bad_scores, bridge=beside)
+
+
+class Run(NamedTuple):
+    """A model file that can be sampled, with the arguments of its model, and starting values or None."""
+
+    file: ModelFile
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    init: dict[str, Any] | None
+
+
+def _prepare(path: Path, options: list[str] | None, settings: Mapping[str, int]) -> Run:
+    model_file, chosen = load_model_file(path), parse_options(options or [])
+    args, kwargs = model_file.arguments(chosen)
+    target, _ = tempered_target(f"Model file {path}", model_file.model, args, kwargs)
+    check_memory(settings.get("rungs", 1) * settings["chains"] * settings["draws"], len(target.names))
+    return Run(model_file, args, kwargs, model_file.start(chosen))
+
+
+def sample_ladder(
+    run: Run, settings: Mapping[str, int], reference: "xarray.DataTree | None" = None
+) -> "xarray.DataTree":
+    """Sample the power posteriors of a model file, from its prior or from a normal fitted to a trace.
+
+    settings : those of `LADDER`, and `exchange`, the iterations between swaps, where rungs are swapped. Without
+        `rungs`, a ladder from a reference has as many as its barrier asks for.
+    """
+    seed = settings["seed"]
+    # The bridge beside it uses the same seed.
+    key = jax.random.key(seed) if reference is None else jax.random.fold_in(jax.random.key(seed), 1)
+    tree = mcmcpost.sample_power_posteriors(
+        run.file.model,
+        run.args,
+        run.kwargs,
+        temperatures=mcmcpost.power_ladder(settings["rungs"], POWER) if reference is None else settings.get("rungs"),
+        reference=reference,
+        key=key,
+        num_warmup=settings["warmup"],
+        num_samples=settings["draws"],
+        num_chains=settings["chains"],
+        init=run.init,
+        exchange=settings.get("exchange"),
+        progress=sys.stderr.isatty(),
+    )
+    tree.attrs |= {"model_file": run.file.path.name, "seed": seed}
+    return tree
+
+
+def compare(found: Mapping[str, "Evidence"]) -> "EvidenceComparison | None":
+    """Return the comparison of several evidences; those that are undefined are left out of it, which is said."""
+    known = {name: evidence for name, evidence in found.items() if np.isfinite([evidence.value, evidence.error]).all()}
+    lost = [name for name in found if name not in known]
+    if lost and len(found) > 1:
+        say("warning", f"not compared: the log evidence of {', '.join(lost)} is undefined")
+    return mcmcpost.compare_evidence(known) if len(known) > 1 else None
+
+
+def evidence_text(name: str, evidence: "Evidence") -> str:
+    """Return the estimate, every method on the same draws, and the rungs."""
+    errors = f"± {significant(evidence.mcse, 2)} (Monte Carlo)"
+    if evidence.discretisation_error:
+        errors += f" ± {significant(evidence.discretisation_error, 2)} (discretisation)"
+    value = digits_of(evidence.value, evidence.error)
+    head = f"{name}: log evidence {value} {errors}, {evidence.method}, {evidence.status}"
+    facts = diagnostics_text(evidence)
+    methods = evidence.to_dataframe()
+    table = methods.assign(
+        log_evidence=[digits_of(e.value, e.error) for e in evidence.estimates],
+        mcse=[significant(x, 2) for x in methods["mcse"]],
+        discretisation_error=["" if np.isnan(x) else significant(x, 2) for x in methods["discretisation_error"]],
+    )
+    tables = [table] if evidence.health is None else [table, _rungs(evidence.rungs_to_dataframe())]
+    return "\n\n".join([f"{head}\n{facts}" if facts else head, *(shown.to_string() for shown in tables)])
+
+
+def _rungs(rungs: "pandas.DataFrame") -> "pandas.DataFrame":
+    shown: dict[str, list[str]] = {}
+    if "mean_cv" in rungs:
+        shown["mean_cv"] = list(map(digits_of, rungs["mean_cv"], rungs["mcse_cv"]))
+        shown |= {key: [significant(x, 2) for x in rungs[key]] for key in ("mcse_cv", "mcse")}
+        shown |= {key: [significant(x, 3) for x in rungs[key]] for key in ("gain", "ess", "variance")}
+    for key in ("overlap", "rejection", "swap_rate"):
+        if key in rungs and np.isfinite(rungs[key]).any():
+            shown[key] = ["" if np.isnan(x) else significant(x, 2) for x in rungs[key]]
+    shown["rhat"] = [significant(x, 4) for x in rungs["rhat"]]
+    if any(rungs["problem"]):
+        shown["problem"] = list(rungs["problem"])
+    index = [significant(x, 4) for x in rungs.index]
+    return type(rungs)(shown, index=type(rungs.index)(index, name="temperature"))
+
+
+def comparison_text(comparison: "EvidenceComparison") -> str:
+    """Return one line per model, best first."""
+    table = comparison.to_dataframe()
+    errors = {"log_evidence": "error", "log_bayes_factor": "log_bayes_factor_error", "probability": "probability_error"}
+    shown: dict[str, Any] = {}
+    for column, error in errors.items():
+        shown[column] = list(map(digits_of, table[column], table[error]))
+        shown[error] = [significant(x, 2) for x in table[error]]
+    return type(table)(shown, index=table.index).to_string()
+
+
+def report_facts(
+    trace: Path,
+    output: Path,
+    asked: Asked,
+    method: str,
+    *,
+    model: Path | None,
+    options: list[str] | None,
+    probabilities: np.ndarray | None,
+    overwrite: bool,
+    allow_bad_scores: bool,
+) -> dict[str, Any]:
+    """Write the report of a stored trace or ladder and return its summary, as plain values for JSON."""
+    place = check_destination(output, overwrite)
+    refuse_model_file("report", trace)
+    tree = load_trace([trace], model, options, allow_bad_scores=allow_bad_scores)
+    with warnings.catch_warnings():
+        for told in (mcmcpost.ScoreWarning, mcmcpost.ConvergenceWarning, mcmcpost.EvidenceWarning):
+            warnings.simplefilter("ignore", told)  # the notices of the report contain them
+        with phase("evidence" if is_ladder(tree) else "reading"):
+            subject = read_subject(tree, None, allow_bad_scores)
+        say_left_out(subject.variables)
+        scalars = named_scalars(subject.tree, subject.variables, asked)
+        since = stopwatch()
+        with phase("control variates"):
+            contents = gather(
+                subject,
+                scalars,
+                method,
+                evidence=subject.evidence,
+                title=f"Report on {trace.name}",
+                asked={"File": str(trace)} | ({} if model is None else {"Model": str(model)}),
+                command=shlex.join(["mcmcpost", *sys.argv[1:]]),
+                allow_bad_scores=allow_bad_scores,
+                levels=probabilities,
+            )
+    took = since()
+    for text in contents.notices:
+        say("warning", text)
+    with phase("figures"):
+        text = render(contents)
+        write_html(text, place, overwrite)
+    assert contents.posterior is not None  # a trace was given
+    say_worth(contents.posterior.estimate, took)
+    check = contents.posterior.check
+    estimates = [part for part in (contents.posterior.estimate, contents.posterior.quantiles) if part is not None]
+    facts = {
+        "path": str(place),
+        "bytes": len(text.encode()),
+        "score_check": check.verdict,
+        "divergences": contents.posterior.divergences,
+        "notices": list(contents.notices),
+        "quantities": [q for part in estimates for q in part.to_json_dict()["quantities"]],
+    }
+    if contents.evidence is not None:
+        facts["evidence"] = contents.evidence.evidence.to_json_dict()
+    return facts
+
+
+def report_line(facts: dict[str, Any]) -> str:
+    """Return the summary in one line."""
+    varying = [q for q in facts["quantities"] if q["status"] != Status.CONSTANT]
+    gains = [q["gain"] for q in varying if q["gain"] is not None and q["status"] not in WITHOUT_GAIN]
+    gain = f", median gain {significant(float(np.median(gains)), 3)}" if gains else ""
+    return f"{facts['path']}: {number_of_quantities(len(varying))}{gain}, scores {facts['score_check']}"
+
+
+RECORDED = ("model_file", "seed", "num_warmup", "created_at", "sampling_time")
+"""Attributes of a run, which samplers and mcmcpost record."""
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return what is in the trace or ladder at `path`, as plain values for JSON.
+
+    The scores are tested by the gate, and R-hat is the largest of the posterior's scalars: of a ladder, those of its
+    last rung.
+    """
+    refuse_model_file("info", path)
+    tree = mcmcpost.load_tree(path)
+    ladder = is_ladder(tree)
+    trace = posterior_rung(tree) if ladder else tree
+    attrs = {str(name): value for node in (*tree.subtree, tree) for name, value in node.attrs.items()}  # the root's win
+    posterior = tree.children.get("posterior")
+    sizes = {} if posterior is None else dict(posterior.sizes)
+    return {
+        "path": str(path),
+        "bytes": sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()),
+        "kind": "ladder" if ladder else "trace",
+        "chains": sizes.get("chain"),
+        "draws": sizes.get("draw"),
+        "temperatures": np.asarray(tree[GROUP][TEMPERATURE]).tolist() if ladder else None,
+        "sampler": attrs.get("inference_library"),
+        **{name: attrs.get(name) for name in RECORDED},
+        **_convergence(tree, trace),
+        "weights": _weights(trace, posterior),
+        "scores": _scores(trace),
+        "evidence": _evidence(tree),
+        "log_density": [name for name in LOG_DENSITIES if name in _names(tree)],
+        "versions": dict(_versions(attrs)),
+        "groups": {node.path: _variables(node) for node in tree.subtree if node.data_vars},
+    }
+
+
+def _convergence(tree: "xarray.DataTree", trace: "xarray.DataTree") -> dict[str, Any]:
+    """Return the R-hat of a trace, and the divergences of the tree that it is of: of a ladder those of all rungs."""
+    parts = posterior_variables(trace).scalars() if "posterior" in trace.children else ()
+    found = check_convergence(trace, parts)
+    divergences = check_convergence(tree, ()).recorded_divergences
+    return {"max_rhat": found.max_rhat, "worst": found.worst, "divergences": divergences}
+
+
+def _weights(trace: "xarray.DataTree", posterior: "xarray.DataTree | None") -> dict[str, float] | None:
+    """Return the effective number of weighted draws and the Pareto k̂ of their weights; None without weights."""
+    if posterior is None or not {"chain", "draw"} <= set(posterior.sizes):
+        return None
+    weights = read_weights("info", trace, (posterior.sizes["chain"], posterior.sizes["draw"]))
+    return None if weights is None else {"ess": weights.ess, "pareto_khat": weights.khat}
+
+
+def _evidence(tree: "xarray.DataTree") -> dict[str, Any] | None:
+    """Return the log evidence that is stored in a tree; None without one."""
+    if EVIDENCE_GROUP not in tree.children:
+        return None
+    attrs = tree.children[EVIDENCE_GROUP].attrs
+    keys = ("log_evidence", "mcse", "discretisation_error", "status", "method_reported")
+    return {key: attrs[key] for key in keys if key in attrs}
+
+
+def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
+    """Return how many parameters have scores, the verdict of the gate, and what it says."""
+    if not {DRAWS, SCORES} <= _names(trace):
+        cure = "none; add --model FILE.py to `reduce` and `report`, or see attach_scores"
+        return {"parameters": 0, "check": None, "message": cure}
+    try:
+        arrays = read_trace(trace, weighted=True)
+    except InputError as error:
+        return {"parameters": 0, "check": "error", "message": str(error)}
+    check = check_scores(arrays, recorded_log_density(trace, arrays))
+    return {"parameters": arrays.draws.shape[-1], "check": check.verdict, "message": check.message}
+
+
+def _names(trace: "xarray.DataTree") -> set[str]:
+    """Return the names of the statistics of the sampler."""
+    return set(map(str, trace.children[GROUP].data_vars)) if GROUP in trace.children else set()
+
+
+def _versions(attrs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in attrs.items():
+        package = name.removesuffix("_version")
+        if name.endswith("_version"):
+            yield str(attrs.get(package, package)), str(value)
+
+
+def _variables(node: "xarray.DataTree") -> dict[str, dict[str, Any]]:
+    return {
+        str(name): {"dims": dict(variable.sizes), "type": str(variable.dtype)}
+        for name, variable in node.data_vars.items()
+    }
+
+
+def description(facts: dict[str, Any]) -> str:
+    """Return the facts as lines, and one line for each variable."""
+    scores, rhat = facts["scores"], facts["max_rhat"]
+    log_density = ", ".join(facts["log_density"]) or "not recorded"
+    shape = number_of_draws(facts["chains"], facts["draws"]) if facts["chains"] else "no posterior"
+    lines = {
+        "file": f"{facts['path']}, a {facts['kind']}, {significant(facts['bytes'] / 1e6, 3)} MB",
+        "draws": shape,
+        "temperatures": _temperatures(facts["temperatures"]),
+        "sampler": facts["sampler"],
+        **{name.replace("_", " "): facts[name] for name in RECORDED},
+        "divergences": "not recorded" if facts["divergences"] is None else facts["divergences"],
+        "weights": _weights_text(facts["weights"]),
+        "largest R-hat": None if np.isnan(rhat) else f"{significant(rhat, 4)}, {facts['worst']}",
+        "scores": f"of {scores['parameters']} parameters: {scores['check']}" if scores["check"] else scores["message"],
+        "score gate": scores["message"] if scores["check"] else None,
+        "log evidence": _evidence_text(facts["evidence"]),
+        "log density": log_density,
+        "versions": ", ".join(f"{name} {text}" for name, text in facts["versions"].items()) or None,
+    }
+    shown = {name: text for name, value in lines.items() if value is not None and (text := one_line(value))}
+    rows = [
+        (
+            one_line(f"{group.strip('/')}.{name}"),
+            ", ".join(f"{dim} {size}" for dim, size in about["dims"].items()),
+            about["type"],
+        )
+        for group, variables in facts["groups"].items()
+        for name, about in variables.items()
+    ]
+    widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
+    table = [f"{name:<{widths[0]}}  {dims:<{widths[1]}}  {kind}" for name, dims, kind in rows]
+    width = max(map(len, shown))
+    return "\n".join([*(f"{name:<{width}}  {value}" for name, value in shown.items()), "", *table])
+
+
+def _weights_text(weights: dict[str, float] | None) -> str | None:
+    if weights is None:
+        return None
+    return f"{significant(weights['ess'], 3)} effective draws, Pareto k-hat {significant(weights['pareto_khat'], 2)}"
+
+
+def _evidence_text(stored: dict[str, Any] | None) -> str | None:
+    if not stored or "log_evidence" not in stored:
+        return None
+    error = float(np.hypot(stored.get("mcse", np.nan), stored.get("discretisation_error", 0.0)))
+    value = digits_of(stored["log_evidence"], error)
+    return f"{value} ± {significant(error, 2)}, {stored.get('method_reported')}, {stored.get('status')}"
+
+
+def _temperatures(levels: list[float] | None) -> str | None:
+    return None if levels is None else f"{len(levels)}: {', '.join(significant(t, 3) for t in levels)}"

@@ -1,0 +1,214 @@
+"""Model files: Python modules with ``model`` and, optionally, ``data``, ``quantities`` and ``init``, loaded by path."""
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mcmcpost.app.edge import MODULE_PREFIX
+from mcmcpost.core.arguments import check_function, missing_file
+from mcmcpost.core.errors import InputError, InputTypeError
+from mcmcpost.core.runtime import did_you_mean
+from mcmcpost.trees.convention import check_names
+from mcmcpost.trees.integrands import as_numbers
+
+
+class ModelFile(NamedTuple):
+    """The contract of a model file.
+
+    path : where it was read, absolute.
+    model : NumPyro program.
+    data : returns the keyword arguments of `model`, or a tuple of its positional ones; none where the file has no
+        ``data``.
+    quantities : one constrained draw (a dict of arrays) -> named scalars, or None.
+    init : returns constrained starting values by site, or None.
+    """
+
+    path: Path
+    model: Callable[..., Any]
+    data: Callable[..., Any]
+    quantities: Callable[[dict[str, Any]], Mapping[str, Any]] | None
+    init: Callable[..., Mapping[str, Any]] | None
+
+    def arguments(self, options: Mapping[str, object] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and keyword arguments of `model` under `options`."""
+        self._refuse_unknown(options or {})
+        values = self._call("data", self.data, options or {})
+        if not isinstance(values, Mapping | tuple):
+            raise InputTypeError(
+                f"Model file {self.path}",
+                "`data()` to return a dict of keyword arguments or a tuple of positional ones for `model`",
+                type(values).__name__,
+                "Return {} if `model` takes no arguments.",
+            )
+        args, kwargs = (values, {}) if isinstance(values, tuple) else ((), dict(values))
+        signature = inspect.signature(self.model)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            expected = f"`data()` to return the arguments of `model{signature}`"
+            raise InputTypeError(f"Model file {self.path}", expected, str(error), "Name each argument once.") from error
+        return args, kwargs
+
+    def start(self, options: Mapping[str, object] | None = None) -> dict[str, Any] | None:
+        """Return the constrained starting values under `options`, or None if the file gives none."""
+        return None if self.init is None else self._dict_of("init()", self._call("init", self.init, options or {}))
+
+    def named(self, draw: dict[str, Any]) -> dict[str, jax.Array]:
+        """Return the ``quantities`` of one constrained draw by name, none if the file has none."""
+        if self.quantities is None:
+            return {}
+        where, values = f"Model file {self.path}", self._dict_of("quantities(draw)", self.quantities(draw))
+        return {name: as_numbers(where, f"quantities(draw)[{name!r}]", v, jnp.asarray) for name, v in values.items()}
+
+    def _call(self, name: str, function: Callable[..., Any], options: Mapping[str, object]) -> Any:
+        accepted = _accepted(function)
+        chosen = {option: value for option, value in options.items() if None in accepted or option in accepted}
+        signature = inspect.signature(function)
+        try:
+            signature.bind(**chosen)
+        except TypeError as error:
+            cure = "Give it a default, or its value with --option NAME=VALUE."
+            expected = f"options for the arguments of `{name}{signature}`"
+            raise InputError(f"Model file {self.path}", expected, f"none: {error}", cure) from error
+        return function(**chosen)
+
+    def _dict_of(self, function: str, values: object) -> dict[str, Any]:
+        if not isinstance(values, Mapping):
+            raise InputTypeError(
+                f"Model file {self.path}",
+                f"`{function}` to return a dict",
+                type(values).__name__,
+                "Name each value.",
+            )
+        check_names(f"Model file {self.path}", dict.fromkeys(values, ()))
+        return dict(values)
+
+    def _refuse_unknown(self, options: Mapping[str, object]) -> None:
+        accepted = _accepted(self.data) | (_accepted(self.init) if self.init else set())
+        unknown = [] if None in accepted else sorted(set(options) - accepted)
+        if unknown:
+            raise InputError(
+                f"Model file {self.path}",
+                f"options among {sorted(name for name in accepted if name) or 'none'}",
+                unknown,
+                did_you_mean(unknown[0], accepted) + "Options are the arguments of `data()` and `init()`.",
+            )
+
+
+def load_model_file(path: str | Path) -> ModelFile:
+    """Import the Python file at `path` and return its contract.
+
+    The file is executed, as by an import: only load files that you trust. Its folder is importable while it loads, so
+    that a model may be split over several files.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    ValueError
+        It is not a Python module, or lacks a callable ``model``, or ``data`` where `model` needs arguments.
+    TypeError
+        ``quantities`` does not take one argument.
+    """
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise missing_file("Model file", "an existing Python file", Path(path))
+    module = _execute(file)
+    model = _function(module, file, "model")
+    loaded = ModelFile(
+        file,
+        model,
+        _function(module, file, "data") if hasattr(module, "data") or _needs_arguments(model) else _no_data,
+        _function(module, file, "quantities") if hasattr(module, "quantities") else None,
+        _function(module, file, "init") if hasattr(module, "init") else None,
+    )
+    cure = "Its argument is one draw, a dict of arrays."
+    check_function(f"Model file {file}", "quantities", loaded.quantities, 1, cure, optional=True)
+    return loaded
+
+
+def _execute(file: Path) -> ModuleType:
+    name = f"{MODULE_PREFIX}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file) if file.suffix == ".py" else None
+    if spec is None or spec.loader is None:
+        raise InputError("Model file", "a Python file, NAME.py", str(file), "A trace ends in .nc or .zarr.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and NamedTuples look their module up while it runs
+    sys.path.insert(0, str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        del sys.modules[name]
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise InputError(
+            f"Model file {file}{line}", "valid Python", f"{message}", "Run it with python to see more."
+        ) from error
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.path.remove(str(file.parent))
+    return module
+
+
+def _function(module: ModuleType, file: Path, name: str) -> Callable[..., Any]:
+    value = getattr(module, name, None)
+    if not callable(value):
+        got = f"`{name}` of type {type(value).__name__}" if hasattr(module, name) else f"no `{name}`"
+        raise InputError(
+            f"Model file {file}",
+            f"a function `{name}`",
+            got,
+            "A model file defines model(...), data() for its arguments, and optionally quantities(draw) and init().",
+        )
+    return value
+
+
+def _no_data() -> dict[str, Any]:
+    return {}
+
+
+def _needs_arguments(model: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(model).bind()
+    except TypeError:
+        return True
+    return False
+
+
+def _accepted(function: Callable[..., Any]) -> set[str | None]:
+    """Return the argument names of `function`; None is among them if it accepts any name."""
+    parameters = inspect.signature(function).parameters.values()
+    return {None if p.kind is p.VAR_KEYWORD else p.name for p in parameters if p.kind not in _POSITIONAL}
+
+
+_POSITIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
+
+
+def parse_options(texts: list[str]) -> dict[str, object]:
+    """Return ``["name=value", ...]`` as a dict; values that are Python numbers become numbers, others stay text."""
+    options: dict[str, object] = {}
+    for text in texts:
+        name, separator, value = (part.strip() for part in text.partition("="))
+        if not separator or not name.isidentifier() or name in options:
+            raise InputError("Option", "NAME=VALUE, each name once", repr(text), "For example priors=stan.")
+        options[name] = _number(value)
+    return options
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

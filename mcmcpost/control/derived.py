@@ -1,0 +1,296 @@
+"""Smooth functions of expectations, by the delta method on the draws: standard deviations, correlations, ratios."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from mcmcpost.control.estimate import Estimate, Fitted, assemble, covariance_of, fit_integrands, rescaled
+from mcmcpost.control.method import (
+    ROUNDING,
+    AbstractControlVariate,
+    ControlFit,
+    PlainMean,
+    columnwise,
+    mean_of_residuals,
+)
+from mcmcpost.control.problem import Problem, check_cross_fitting, make_problem, read_integrands, sd_over_draws
+from mcmcpost.core.arguments import check_size
+from mcmcpost.core.errors import REPRODUCED, WORST_FIRST, Status
+from mcmcpost.core.mcse import mean_over_draws
+from mcmcpost.core.precision import beyond_rounding, in_units, units_of
+from mcmcpost.trace import StoredTrace, Trace, distinct_states
+
+
+class Smooth(NamedTuple):
+    """Some quantities that are one function of different expectations.
+
+    names : q labels.
+    inputs : (q, r) the expectations that each is a function of.
+    function : of the r expectations, an array (r,), to the value; JAX differentiates it twice.
+    steps : whether it may have steps, as a function of a user's.
+    """
+
+    names: tuple[str, ...]
+    inputs: Int[np.ndarray, "q r"]
+    function: Callable[[Float[Array, " r"]], Float[Array, ""]]
+    steps: bool = False
+
+
+class Expansion(NamedTuple):
+    """Functions of p expectations about a point, to second order.
+
+    value : (q,), NaN where the slope is not finite, or is zero beside a jump.
+    slope : (q, p) of all expectations, zero for those that a function does not use.
+    curvature : (q,) standard error of the second-order term ½ δᵀHδ, its mean included, for errors δ of the expectations
+        with the covariance C: its second moment is ½ tr(HCHC) + (½ tr HC)².
+    """
+
+    value: Float[np.ndarray, " q"]
+    slope: Float[np.ndarray, "q p"]
+    curvature: Float[np.ndarray, " q"]
+
+
+def expand(parts: Sequence[Smooth], point: Float[np.ndarray, " p"], covariance: Float[np.ndarray, "p p"]) -> Expansion:
+    """Return the expansion of all quantities about the expectations `point`, whose errors have this covariance."""
+
+    values, slopes, moments = [], [], []
+    for part in parts:
+        own = np.nan_to_num(covariance[part.inputs[:, :, None], part.inputs[:, None, :]])
+        value, own_slope, moment = map(np.asarray, _program_of(part.function, part.steps)(point[part.inputs], own))
+        moments.append(moment)
+        values.append(value)
+        wide = np.zeros((len(part.names), len(point)))
+        np.add.at(wide, (np.arange(len(wide))[:, None], part.inputs), own_slope)
+        slopes.append(wide)
+    value, slope = np.concatenate(values), np.concatenate(slopes)
+    smooth = np.isfinite(slope).all(axis=1) & ~np.isnan(value)
+    return Expansion(
+        value=np.where(smooth, value, np.nan),
+        slope=np.where(smooth[:, None], slope, 0.0),
+        curvature=np.sqrt(np.maximum(np.concatenate(moments), 0.0)),
+    )
+
+
+@lru_cache(maxsize=64)  # one for the estimates and the plain means, and for later calls with the same function
+def _program_of(
+    function: Callable[[Array], Array], steps: bool
+) -> Callable[[Float[np.ndarray, "q r"], Float[np.ndarray, "q r r"]], tuple[Array, Array, Array]]:
+    """Return one compiled program for value, slope and the second moment of the second-order term of a function.
+
+    Its arguments are points and the covariances of their errors. The value is NaN where `steps`, slope and moment are
+    zero, and the function has another value three errors from its point.
+    """
+
+    def about(
+        at: Float[Array, " r"], covariance: Float[Array, "r r"]
+    ) -> tuple[Float[Array, ""], Float[Array, " r"], Float[Array, ""]]:
+        value, slope = jax.value_and_grad(function)(at)
+        product = jax.hessian(function)(at) @ covariance
+        moment = 0.5 * jnp.sum(product * product.T) + (0.5 * jnp.trace(product)) ** 2
+        if steps:
+            unit = jnp.eye(len(at))
+            directions = jnp.concatenate([jnp.zeros((1, len(at))), unit, -unit])
+            found = jax.vmap(lambda direction: function(at + 3.0 * jnp.sqrt(jnp.diagonal(covariance)) * direction))(
+                directions
+            )
+            flat = (slope == 0).all() & (moment == 0)
+            value = jnp.where(flat & (found != found[0]).any(), jnp.nan, value)
+        return value, slope, moment
+
+    return jax.jit(jax.vmap(about))
+
+
+def estimate_derived(
+    trace: Trace | StoredTrace,
+    names: tuple[str, ...],
+    values: Float[np.ndarray, "c n p"],
+    parts: Sequence[Smooth],
+    method: AbstractControlVariate,
+    *,
+    num_folds: int | None = None,
+    moments: tuple[Any, Any] | None = None,
+    bad_scores: bool = False,
+    verified: bool = True,
+    events: Bool[np.ndarray, " p"] | None = None,
+    fallback: bool = True,
+) -> Estimate:
+    """Estimate smooth functions of the expectations of p integrands.
+
+    The integrands are fitted once. A function g of their expectations μ is then the expectation of its linearisation
+    about their estimates, h = g(μ̂) + ∇g(μ̂)ᵀ(f − μ̂), whose control variate is ∇gᵀ times theirs; so that its error, the
+    choice between it and the plain mean, and its status are those of any other integrand (the delta method, applied to
+    draws and refits and not to a covariance). The error includes the second-order term; see `Expansion`.
+
+    Parameters
+    ----------
+    names, values : the integrands. Other arguments are those of `estimate_expectations`.
+
+    Returns
+    -------
+    Estimate : of all quantities of all `parts`, in order. `mean_plain` is g of the plain means; `sd` and `residuals`
+        are those of h.
+    """
+    check_cross_fitting(trace, num_folds, moments)
+    check_size("functions of expectations", "integrands", values)
+    weights = trace.weights
+    basis = read_integrands(names, values, distinct_states(trace), events, weights)
+    fitted = fit_integrands(trace, basis, method, num_folds=num_folds, moments=moments)
+    means = assemble(basis, fitted, bad_scores=bad_scores, verified=verified, fallback=fallback)
+    about = expand(parts, means.mean, means.covariance)
+    at_plain = expand(parts, means.mean_plain, covariance_of(values, means.mcse_plain, weights))
+    fixed = basis.finite & ~basis.varying  # what is left of a constant is rounding
+    series = combine(values - means.mean, np.where(fixed, 0.0, about.slope)) + about.value
+    labels = tuple(name for part in parts for name in part.names)
+    linear = read_integrands(labels, series, basis.states, np.zeros(len(labels), bool), weights)
+    own = None
+    if fitted is not None and len(linear.columns):
+        problem = make_problem(trace, linear.fitted_values, states=basis.states, num_folds=num_folds, moments=moments)
+        own = Fitted(image(fitted, problem, about.slope[np.ix_(linear.columns, basis.columns)]), problem)
+    found = assemble(linear, own, bad_scores=bad_scores, verified=verified, fallback=fallback)
+    constant_error = np.where(basis.varying, 0.0, means.mcse)  # of what was not seen, which has no part in the series
+    unseen, unseen_plain = (combine(constant_error**2, part.slope**2) for part in (about, at_plain))
+    mcse_plain = np.sqrt(found.mcse_plain**2 + at_plain.curvature**2 + unseen_plain)
+    mcse = np.sqrt(found.mcse**2 + about.curvature**2 + unseen)
+    constant = linear.finite & ~linear.varying  # the slope is zero
+    with np.errstate(invalid="ignore"):
+        controlled = np.where(constant, mcse < mcse_plain, [label != PlainMean().label for label in found.method])
+    mcse = np.where(controlled, mcse, mcse_plain)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gain = np.where(controlled, (mcse_plain / mcse) ** 2, found.gain)
+        rounded = mcse <= ROUNDING * (np.abs(about.value) + found.sd)
+    used = " + ".join(dict.fromkeys(own for own in means.method if own != PlainMean().label))
+    status = np.array(found.status, dtype=object)
+    changed = np.isin(status, REPRODUCED) & ~rounded  # the linear part is exact, and the quantity is not
+    status[changed & controlled] = Status.CONTROLLED
+    status[changed & ~controlled] = Status.BAD_SCORES if bad_scores else Status.PLAIN
+    with np.errstate(invalid="ignore"):
+        status[unseen > 0.5 * mcse**2] = Status.UNSEEN
+    return found._replace(
+        mean=np.where(controlled, found.mean, at_plain.value),
+        mcse=mcse,
+        gain=gain,
+        status=tuple(status),
+        method=tuple(used if flat else own for flat, own in zip(constant & controlled, found.method, strict=True)),
+        mean_plain=at_plain.value,
+        mcse_plain=mcse_plain,
+        covariance=covariance_of(found.residuals, mcse, weights),
+    )
+
+
+class Kind(NamedTuple):
+    """A quantity of two integrands u and v, of one where they are the same.
+
+    label : with a place for each name. offset : of the diagonal from which on pairs are asked for; None for it alone.
+    function : of (E u, E v, E u², E v², E uv), for integrands of unit size.
+    power : of the integrands' units in that of the quantity.
+    """
+
+    label: str
+    offset: int | None
+    function: Callable[[Float[Array, " r"]], Float[Array, ""]]
+    power: int
+
+
+def _covariance(moments: Float[Array, " r"]) -> Float[Array, ""]:
+    u, v, _, _, uv = moments
+    return uv - u * v
+
+
+def _sd(moments: Float[Array, " r"]) -> Float[Array, ""]:
+    variance = _covariance(moments)
+    return jnp.where(variance == 0, 0.0, jnp.sqrt(jnp.where(variance == 0, 1.0, variance)))  # a constant has slope 0
+
+
+def _correlation(moments: Float[Array, " r"]) -> Float[Array, ""]:
+    u, v, uu, vv, uv = moments
+    return (uv - u * v) / jnp.sqrt((uu - u**2) * (vv - v**2))
+
+
+KINDS = {
+    "variance": Kind("var({})", None, _covariance, 2),
+    "sd": Kind("sd({})", None, _sd, 1),
+    "covariance": Kind("cov({}, {})", 0, _covariance, 2),
+    "correlation": Kind("corr({}, {})", 1, _correlation, 0),
+}
+
+
+def estimate_spread(
+    kind: Kind,
+    trace: Trace | StoredTrace,
+    names: tuple[str, ...],
+    values: Float[np.ndarray, "c n p"],
+    method: AbstractControlVariate,
+    *,
+    events: Bool[np.ndarray, " p"] | None = None,
+    **options: Any,
+) -> Estimate:
+    """Estimate variances, standard deviations, covariances or correlations of integrands.
+
+    They are functions of the means of the integrands, centred and of unit standard deviation, and of their products.
+
+    Parameters
+    ----------
+    names, values : (c, n, p). Other arguments and `options` are those of `estimate_derived`.
+    """
+    p, units = len(names), units_of(values)
+    events = np.isin(values[0, 0], (0.0, 1.0)) & (True if events is None else events)
+    scaled = in_units(values, units)
+    with np.errstate(invalid="ignore"):
+        sd = sd_over_draws(scaled, trace.weights)
+        varies = beyond_rounding(scaled)
+        sd = np.where(varies, sd, 1.0)
+        standard = (scaled - mean_over_draws(scaled, trace.weights)) / sd * varies
+    fixed = ~varies & ~events  # as the zeros of a Cholesky factor: what it has to do with others is zero, too
+    own = np.arange(p)
+    asked = (own, own) if kind.offset is None else np.triu_indices(p, kind.offset)
+    needed = (own, own) if kind.offset is None else np.triu_indices(p)
+    place = np.zeros((p, p), int)
+    place[needed] = p + np.arange(len(needed[0]))
+    one, two = asked
+    inputs = np.stack([one, two, place[one, one], place[two, two], place[one, two]], axis=1)
+    labels = tuple(kind.label.format(names[i], names[j]) for i, j in zip(one, two, strict=True))
+    found = estimate_derived(
+        trace,
+        (*names, *(f"{names[i]} {names[j]}" for i, j in zip(*needed, strict=True))),
+        np.concatenate([standard, standard[..., needed[0]] * standard[..., needed[1]]], axis=-1),
+        [Smooth(labels, inputs, kind.function)],
+        method,
+        events=np.concatenate([events, ~(fixed[needed[0]] | fixed[needed[1]])]),
+        **options,
+    )
+    with np.errstate(over="ignore", under="ignore"):
+        unit = np.sqrt((units * sd)[one] ** kind.power) * np.sqrt((units * sd)[two] ** kind.power)
+    return rescaled(found, unit)
+
+
+def image(fitted: Fitted, problem: Problem, slope: Float[np.ndarray, "q k"]) -> ControlFit:
+    """Return the control variates of linear combinations, the integrands of `problem`, from those of their terms."""
+    fit, source = fitted
+    weights = slope * source.scale / problem.scale[:, None]
+    plain = np.array([status is Status.PLAIN for status in fit.status])
+    over_folds = mean_of_residuals(source, fit.control)[1]  # those of a plain mean, which says nothing of its refits
+    refits = columnwise(lambda own, mean: np.where(plain, mean, own), fit.refits, over_folds)
+    terms = [np.flatnonzero(row) for row in weights]
+    return ControlFit(
+        mean=combine(fit.mean, weights),
+        control=combine(fit.control, weights),
+        refits=columnwise(lambda means: combine(means, weights), refits),
+        doubt=combine(fit.doubt, np.abs(weights)),
+        status=tuple(min((fit.status[j] for j in own), key=WORST_FIRST.index) for own in terms),
+        method=tuple(" + ".join(dict.fromkeys(fit.method[j] for j in own if not plain[j])) for own in terms),
+        info=fit.info,
+    )
+
+
+def combine(columns: Float[np.ndarray, "*n k"], weights: Float[np.ndarray, "q k"]) -> Float[np.ndarray, "*n q"]:
+    """Return combinations of columns; what is not finite makes those NaN in which it has a weight, and no other."""
+    known = np.isfinite(columns)
+    if known.all():
+        return columns @ weights.T
+    lost = ~known @ (weights != 0).T
+    return np.where(lost, np.nan, np.where(known, columns, 0.0) @ weights.T)

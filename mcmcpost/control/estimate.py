@@ -1,0 +1,599 @@
+"""Estimates of expectations: what is reported of a control variate, and of the plain mean beside it.
+
+Estimates of other chains of one posterior are pooled as one estimate, which costs nothing but the new chains. What a
+reduction is worth is the time that sampling alone would take for the same errors.
+"""
+
+import itertools
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import scipy.stats
+from jaxtyping import Bool, Float, Int
+
+from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean, columnwise
+from mcmcpost.control.problem import (
+    Integrands,
+    Plain,
+    Problem,
+    check_cross_fitting,
+    column_sd,
+    first_of_same,
+    make_problem,
+    plain_means,
+    plain_status,
+    read_integrands,
+)
+from mcmcpost.control.standard_errors import DISAGREEMENT, Columns, heavy_tailed, judge
+from mcmcpost.core.arguments import check_tree_type
+from mcmcpost.core.arrays import columns_of, copy_of, in_blocks, zeros
+from mcmcpost.core.errors import TRUSTED, WITHOUT_GAIN, WORST_FIRST, InputError, Status
+from mcmcpost.core.mcse import GOOD_KHAT, Weights
+from mcmcpost.core.precision import in_units, units_of
+from mcmcpost.core.runtime import duration, json_able, significant
+from mcmcpost.trace import StoredTrace, Trace, distinct_states
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+
+GROUP = "control_variates"
+"""The group of a tree that holds estimates."""
+
+NUMBERS = {
+    "mean": "mean_plain",
+    "sd": "sd",
+    "mcse": "mcse_plain",
+    "mean_cv": "mean",
+    "mcse_cv": "mcse",
+    "gain": "gain",
+    "variance_ratio": "variance_ratio",
+    "mean_crossfit": "mean_crossfit",
+}
+"""What is written of a quantity in every table, file and JSON, and the field of `Estimate` that holds it."""
+
+
+class Estimate(NamedTuple):
+    """Posterior expectations of p integrands; see docs/mathematics.md section 2 for the definitions.
+
+    names : p labels.
+    mean, mcse : (p,) the estimate and its Monte Carlo standard error, in the integrand's units. `mean` is that of the
+        fit on all draws. `mcse` is how far it moves when it is fitted on parts of the draws, at least the ESS-based
+        error of the cross-fitted residuals, enlarged for heavy tails; see `total_error`.
+    gain : (p,) (mcse_plain/mcse)², the factor of draws saved.
+    variance_ratio : (p,) Var f / Var residual, cross-fitted.
+    status, method : p statuses and what was fitted.
+    sd : (p,) posterior standard deviation of the integrand.
+    mean_plain, mcse_plain : (p,) without control variates.
+    mean_crossfit : (p,) mean of the cross-fitted residuals.
+    residuals : (c, n, p) integrand minus held-out control variate; its mean, weighted where the draws have weights,
+        estimates the expectation.
+    covariance : (p, p) of the estimates: correlation of the residuals times the errors.
+    info : JSON-able facts: degrees, kernels, nuggets, costs, folds; of weighted draws, `ess` and `pareto_khat`. Lists
+        have an entry for each quantity that was fitted: those that are constant are not, and of `duplicates` the first
+        is.
+    """
+
+    names: tuple[str, ...]
+    mean: Float[np.ndarray, " p"]
+    mcse: Float[np.ndarray, " p"]
+    gain: Float[np.ndarray, " p"]
+    variance_ratio: Float[np.ndarray, " p"]
+    status: tuple[Status, ...]
+    method: tuple[str, ...]
+    sd: Float[np.ndarray, " p"]
+    mean_plain: Float[np.ndarray, " p"]
+    mcse_plain: Float[np.ndarray, " p"]
+    mean_crossfit: Float[np.ndarray, " p"]
+    residuals: Float[np.ndarray, "c n p"]
+    covariance: Float[np.ndarray, "p p"]
+    info: dict[str, Any]
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """The value of each quantity that is the same at every draw, by name."""
+        rows = zip(self.names, self.mean.tolist(), self.status, strict=True)
+        return {name: value for name, value, status in rows if status is Status.CONSTANT}
+
+    @property
+    def duplicates(self) -> dict[str, str]:
+        """The element of a variable that each of these names repeats at every draw, as corr[1, 0] does corr[0, 1]."""
+        return {name: first for name, first in self.info.get("duplicates", {}).items() if name in self.names}
+
+    def select(self, places: Int[np.ndarray, " q"]) -> "Estimate":
+        """Return the estimates of the quantities at these places, in this order; `info` is that of all."""
+        return self._replace(
+            names=tuple(self.names[j] for j in places),
+            status=tuple(self.status[j] for j in places),
+            method=tuple(self.method[j] for j in places),
+            **{name: getattr(self, name)[places] for name in NUMBERS.values()},
+            residuals=columns_of(self.residuals, places),
+            covariance=self.covariance[np.ix_(places, places)],
+        )
+
+    @property
+    def listed(self) -> Int[np.ndarray, " q"]:
+        """The places of what a table for readers lists: no constants, and each of `duplicates` once."""
+        left_out = self.constants.keys() | self.duplicates.keys()
+        return np.array([j for j, name in enumerate(self.names) if name not in left_out], dtype=int)
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return one row per quantity: mean, sd, mcse, mean_cv, mcse_cv, gain, method, status, digits.
+
+        mean, sd, mcse are the plain posterior mean, standard deviation and Monte Carlo standard error, as in
+        ``az.summary``; mean_cv and mcse_cv are the controlled ones; gain is (mcse/mcse_cv)²; digits is how many
+        significant digits of mean_cv lie above twice its error. A constant has its value and no error.
+        """
+        import pandas
+
+        return pandas.DataFrame(
+            {
+                "mean": self.mean_plain,
+                "sd": self.sd,
+                "mcse": self.mcse_plain,
+                "mean_cv": self.mean,
+                "mcse_cv": self.mcse,
+                "gain": self.gain,
+                "method": list(self.method),
+                "status": [str(status) for status in self.status],
+                "digits": significant_digits(self.mean, self.mcse),
+            },
+            index=pandas.Index(self.names, name="quantity"),
+        )
+
+    def to_json_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """Return ``{"quantities": [{"name", "mean", "mcse", "mean_cv", ...}]}`` with None for NaN and infinities.
+
+        The names mean what they do in `to_dataframe`.
+        """
+        digits = significant_digits(self.mean, self.mcse)
+        return {
+            "quantities": [
+                {"name": name}
+                | {key: json_able(float(getattr(self, field)[j])) for key, field in NUMBERS.items()}
+                | {"method": self.method[j], "status": str(self.status[j]), "digits": int(digits[j])}
+                for j, name in enumerate(self.names)
+            ]
+        }
+
+    def to_datatree(self, tree: "xarray.DataTree | None" = None) -> "xarray.DataTree":
+        """Return a new tree with the estimates in the group `control_variates`.
+
+        Parameters
+        ----------
+        tree : the trace of the estimate, from which the other groups are taken; it is not changed, and their arrays are
+            shared with it, as by ``tree.copy()``.
+
+        Returns
+        -------
+        DataTree : variables `mean`, `sd`, `mcse`, `mean_cv`, `mcse_cv` and `gain`, which mean what they do in
+            `to_dataframe`, `variance_ratio`, `mean_crossfit`, `status` and `method` over `quantity`; `residual` (chain,
+            draw, quantity), whose spread is that of f − g and not of the posterior; `covariance` (quantity,
+            quantity_bis) of `mean_cv`. Attrs: the methods, `info` as JSON with null for what is not finite, its scalar
+            entries one by one, and versions.
+        """
+        import xarray
+
+        names = np.array(self.names, dtype=object)
+        variables: dict[str, Any] = {
+            name: ("quantity", np.asarray(getattr(self, field))) for name, field in NUMBERS.items()
+        }
+        variables |= {
+            "status": ("quantity", np.array([str(status) for status in self.status], dtype=object)),
+            "method": ("quantity", np.array([str(method) for method in self.method], dtype=object)),
+            "residual": (("chain", "draw", "quantity"), np.asarray(self.residuals)),
+            "covariance": (("quantity", "quantity_bis"), np.asarray(self.covariance)),
+        }
+        if tree is not None:
+            check_tree_type("Estimate.to_datatree", tree)
+        new = xarray.DataTree() if tree is None else tree.copy()
+        coords = {"quantity": names, "quantity_bis": names, **_chain_draw(new, self.residuals.shape)}
+        results = xarray.Dataset(variables, coords=coords, attrs=_attrs(self))
+        new[GROUP] = xarray.DataTree(results)
+        return new
+
+
+def significant_digits(mean: np.ndarray, mcse: np.ndarray) -> np.ndarray:
+    """Return ⌊log₁₀(|mean|/2 mcse)⌋ between 0 and 15; 15 for an exact value and 0 for one that is not finite."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        digits = np.floor(np.log10(np.abs(mean) / (2 * mcse)))
+    digits = np.where(mcse == 0, 15.0, np.nan_to_num(digits, nan=0.0, posinf=15.0, neginf=0.0))
+    return np.clip(digits, 0, 15).astype(int)
+
+
+def _chain_draw(tree: "xarray.DataTree", shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    posterior = tree.children.get("posterior")
+    sizes = tuple(shape[:2]) if posterior is None else tuple(posterior.sizes.get(dim, 0) for dim in ("chain", "draw"))
+    if sizes != tuple(shape[:2]):
+        raise InputError("to_datatree", f"a tree of {tuple(shape[:2])} chains and draws", sizes, "Pass its own trace.")
+    return {
+        dim: posterior.coords[dim].values if posterior is not None and dim in posterior.coords else np.arange(size)
+        for dim, size in zip(("chain", "draw"), shape, strict=False)
+    }
+
+
+def _attrs(estimate: "Estimate") -> dict[str, str | int | float]:
+    info = {str(key): json_able(value) for key, value in estimate.info.items()}
+    return {
+        **{key: value for key, value in info.items() if type(value) in (str, int, float)},
+        "method": ", ".join(dict.fromkeys(str(method) for method in estimate.method)),
+        "info": json.dumps(info, allow_nan=False),
+        "residual_is": "f - g, cross-fitted: its spread is not that of the posterior",
+        "mcmcpost_version": version("mcmcpost"),
+        "jax_version": version("jax"),
+        "arviz_version": version("arviz"),
+    }
+
+
+class Fitted(NamedTuple):
+    """A control variate of the `columns` of `Integrands`, and the problem that it was fitted to."""
+
+    fit: ControlFit
+    problem: Problem
+
+
+def estimate_expectations(
+    trace: Trace | StoredTrace,
+    names: tuple[str, ...],
+    values: Float[np.ndarray, "c n p"],
+    method: AbstractControlVariate,
+    *,
+    num_folds: int | None = None,
+    moments: tuple[Any, Any] | None = None,
+    bad_scores: bool = False,
+    verified: bool = True,
+    events: Bool[np.ndarray, " p"] | None = None,
+    fallback: bool = True,
+) -> Estimate:
+    """Estimate the posterior expectation of each integrand with `method`, falling back to the plain mean without gain.
+
+    Parameters
+    ----------
+    trace : draws and scores, and their weights.
+    values : (c, n, p) integrands at the draws; one with a NaN or infinity is returned as NaN, ``undefined``.
+    num_folds : folds of the cross-fitting; about eight by default.
+    moments : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
+    bad_scores : the scores failed the gate. Controlled means are returned all the same, every one marked.
+    verified : something confirms the scores; otherwise what would be ``exact`` is ``on_trust``.
+    events : (p,) whether a constant zero or one is taken for that of an event that was not seen; all by default.
+    fallback : return the plain mean where the controlled error is not smaller; otherwise a gain below one is reported.
+    """
+    check_cross_fitting(trace, num_folds, moments)
+    units = units_of(values)
+    own = in_units(values, units)
+    first = first_of_same(own)
+    first = np.where(units[first] == units, first, np.arange(len(first)))
+    distinct, place = np.unique(first, return_inverse=True)
+    repeated = len(distinct) < len(first)
+    if repeated:
+        own = columns_of(own, distinct)
+        chosen = (tuple(names[j] for j in distinct), own, None if events is None else events[distinct])
+    else:
+        chosen = (names, own, events)
+    integrands = read_integrands(chosen[0], chosen[1], distinct_states(trace), chosen[2], trace.weights)
+    found = assemble(
+        integrands,
+        fit_integrands(trace, integrands, method, num_folds=num_folds, moments=moments),
+        bad_scores=bad_scores,
+        verified=verified,
+        fallback=fallback,
+    )
+    if repeated:
+        found = spread(found, names, place)
+    return rescaled(found, units)
+
+
+def spread(estimate: Estimate, names: tuple[str, ...], place: Int[np.ndarray, " p"]) -> Estimate:
+    """Return the estimates of quantities of which some are the same: for each, that at its place.
+
+    `duplicates` are elements of one variable; what two variables have in common stands in the tables of both.
+    """
+    firsts: dict[tuple[int, str], str] = {}
+    doubles = {}
+    for name, at in zip(names, place.tolist(), strict=True):
+        first = firsts.setdefault((at, name.partition("[")[0]), name)
+        if first != name:
+            doubles[name] = first
+    return estimate.select(place)._replace(names=names, info=estimate.info | {"duplicates": doubles})
+
+
+def rescaled(estimate: Estimate, units: Float[np.ndarray, " p"]) -> Estimate:
+    """Return an estimate of values divided by `units` as that of the values; a covariance may overflow or vanish."""
+    if (units == 1).all():
+        return estimate
+    names = ("mean", "mcse", "sd", "mean_plain", "mcse_plain", "mean_crossfit", "residuals")
+    scaled = {name: getattr(estimate, name) * units for name in names}
+    with np.errstate(over="ignore"):
+        return estimate._replace(**scaled, covariance=estimate.covariance * units[:, None] * units)
+
+
+def fit_integrands(
+    trace: Trace | StoredTrace,
+    integrands: Integrands,
+    method: AbstractControlVariate,
+    *,
+    num_folds: int | None = None,
+    moments: tuple[Any, Any] | None = None,
+) -> Fitted | None:
+    """Return the control variate of the integrands to which one can be fitted; None where there are none."""
+    if not len(integrands.columns):
+        return None
+    values, states = integrands.fitted_values, integrands.states
+    problem = make_problem(trace, values, states=states, num_folds=num_folds, moments=moments)
+    return Fitted(method.crossfit(problem), problem)
+
+
+def assemble(
+    integrands: Integrands,
+    fitted: Fitted | None,
+    *,
+    bad_scores: bool = False,
+    verified: bool = True,
+    fallback: bool = True,
+) -> Estimate:
+    """Return the estimate: the control variate where one was fitted and is believed, and the plain mean elsewhere.
+
+    bad_scores, verified, fallback : as in `estimate_expectations`.
+    """
+    plain, values, columns = plain_means(integrands), integrands.values, integrands.columns
+    residuals = copy_of(values)
+    ones = np.where(integrands.finite, 1.0, np.nan)
+    parts = [
+        Columns(
+            mean=plain.mean,
+            mcse=plain.mcse,
+            gain=ones,
+            variance_ratio=ones,
+            mean_crossfit=plain.mean,
+            status=tuple(plain_status(integrands)),
+            method=(PlainMean().label,) * len(ones),
+            used=np.zeros(len(ones), bool),
+        )
+    ]
+    source = np.arange(len(ones))
+    info: dict[str, Any] = {}
+    if fitted is not None:
+        fit, problem = fitted
+        info = fit.info | {"num_folds": problem.folds.num_folds, "num_states": problem.num_states}
+        source[columns] = len(ones) + np.arange(len(columns))
+        for some in in_blocks(len(columns), values.shape[0] * values.shape[1]):
+            index, own = columns[some], problem.select(some)
+            asked, residual = columns_of(values, index), zeros((*values.shape[:2], len(index)))
+            rows = residual.reshape(-1, len(index)), asked.reshape(-1, len(index))
+            for block in in_blocks(*rows[0].shape):
+                rows[0][block] = rows[1][block] - fit.control[problem.inverse[block], some] * own.scale
+            less = Plain(*(numbers[index] for numbers in plain))
+            part = judge(
+                asked,
+                residual,
+                less,
+                fit.select(some),
+                own,
+                weights=integrands.weights,
+                fallback=fallback,
+                believe=bad_scores,
+                verified=verified,
+            )
+            for place, used in enumerate(index):
+                if part.used[place]:
+                    residuals[..., used] = residual[..., place]
+            parts.append(part)
+    found = columnwise(lambda *arrays: np.concatenate(arrays)[source], *parts)
+    marked = integrands.varying & (bad_scores and not integrands.too_few)
+    heavy = np.zeros(len(ones), bool)
+    weights = integrands.weights
+    heavy[columns] = heavy_tailed(
+        integrands.fitted_values if weights is None else weights.influence(integrands.fitted_values)
+    )
+    doubtful: tuple[Status, ...] = TRUSTED
+    if weights is not None:
+        heavy |= integrands.varying & (weights.khat > GOOD_KHAT)
+        doubtful = (*TRUSTED, Status.TOO_FEW_DRAWS)  # few draws have all the weight, however many there are
+        info |= {"pareto_khat": weights.khat, "ess": weights.ess}
+    status = [Status.HEAVY_TAIL if h and s in doubtful else s for h, s in zip(heavy, found.status, strict=True)]
+    return Estimate(
+        names=integrands.names,
+        mean=found.mean,
+        mcse=found.mcse,
+        gain=found.gain,
+        variance_ratio=found.variance_ratio,
+        status=tuple(Status.BAD_SCORES if bad else own for bad, own in zip(marked, status, strict=True)),
+        method=found.method,
+        sd=plain.sd,
+        mean_plain=plain.mean,
+        mcse_plain=plain.mcse,
+        mean_crossfit=found.mean_crossfit,
+        residuals=residuals,
+        covariance=covariance_of(residuals, found.mcse, weights),
+        info=info,
+    )
+
+
+def covariance_of(
+    series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " p"], weights: Weights | None = None
+) -> Float[np.ndarray, "p p"]:
+    """Return the correlation of the series (c, n, p), of weighted draws of their influence, times the errors (p,)."""
+    if weights is not None:
+        series = weights.influence(series)
+    flat = series.reshape(-1, series.shape[-1])
+    correlation = np.zeros((flat.shape[1], flat.shape[1]))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean, norm = flat.mean(axis=0), column_sd(flat) * np.sqrt(len(flat))
+        for rows in in_blocks(*flat.shape):
+            unit = (flat[rows] - mean) / np.where(norm > 0, norm, 1.0)
+            correlation += unit.T @ unit
+    np.fill_diagonal(correlation, 1.0)
+    return correlation * mcse[:, None] * mcse[None, :]
+
+
+DOUBLED = 2.0
+"""The gain of as many draws again, which divide errors by its root."""
+
+
+def worth_of(estimate: Estimate, seconds: float) -> str:
+    """Return in one or two sentences what sampling more would cost, if the draws of an estimate took so many seconds.
+
+    A gain is a factor of draws, and so of the time that they took, in which warm-up counts if the sampler's record
+    counts it. Quantities whose gain is not reported are left out; without any other the text is empty.
+    """
+    gains = np.array([estimate.gain[j] for j in estimate.listed if estimate.status[j] not in WITHOUT_GAIN])
+    chains, draws, _ = estimate.residuals.shape
+    run, took = f"{chains} × {draws:,}", duration(seconds)
+    large = gains[gains >= DOUBLED]
+    sentences = []
+    if len(large):
+        few, half, most = (duration(float(q) * seconds) for q in np.quantile(large, (0.0, 0.5, 1.0)))
+        which = "" if len(large) == len(gains) else f" of {len(large)} of {len(gains)} quantities"
+        spread = f" (median; {few} to {most})" if len(large) > 1 else ""
+        sentences.append(
+            f"The same errors{which} by sampling alone would take about {half}{spread}; {run} draws took {took}."
+        )
+    if len(large) < len(gains):
+        others = f"the other {len(gains) - len(large)}" if len(large) else "them"
+        more = f"{run} more draws would take about {took} and divide errors by {significant(DOUBLED**0.5, 2)}"
+        sentences.append(f"{more}, which for {others} is more than the reduction does.")
+    return " ".join(sentences)
+
+
+COMPARED = 100
+"""Draws at the start of two chains that show whether they are the same."""
+
+TELLING = 10
+"""Distinct values among them above which a residual tells chains apart."""
+
+FREEDOM = 7
+"""Degrees of freedom that an error from refits has about."""
+
+
+def pool(estimates: Sequence[Estimate]) -> Estimate:
+    """Return one estimate of the same quantities from independent chains, each part weighted.
+
+    Weights are the draws, of weighted draws the effective ones, so that they are not estimated, where all parts were
+    made by the same method: variances of their means are then in that ratio. Elsewhere they are the inverse variances,
+    whose own noise adds 1 + 4 Σ wᵢ(1 − wᵢ)/7 to the variance (Meier 1953, doi:10.2307/3001633). A part without an error
+    has no weight.
+    """
+    mean, mcse, sd, mean_plain, mcse_plain, ratio, crossfit = (
+        np.stack([getattr(part, name) for part in estimates])
+        for name in ("mean", "mcse", "sd", "mean_plain", "mcse_plain", "variance_ratio", "mean_crossfit")
+    )
+    draws = np.array([part.residuals.shape[0] * part.residuals.shape[1] for part in estimates])
+    sizes = np.array([part.info.get("ess", size) for part, size in zip(estimates, draws, strict=True)])
+    share = (sizes / sizes.sum())[:, None]
+    methods = list(zip(*(part.method for part in estimates), strict=True))
+    alike = np.array([len(set(own)) == 1 for own in methods], bool)
+    weight = _weights(mean, mcse, sd, share, alike)
+    noise = np.where(alike, 1.0, 1 + 4 * (weight * (1 - weight)).sum(axis=0) / FREEDOM)
+    known = np.isfinite(mcse)
+    total = np.sqrt(noise * (weight**2 * np.where(known, mcse, 0.0) ** 2).sum(axis=0))
+    error = np.where(known.any(axis=0), total, np.nan)
+    middle = (share * mean_plain).sum(axis=0)
+    plain = np.sqrt((share**2 * mcse_plain**2).sum(axis=0))
+    outer = np.zeros((len(total), len(total)))
+    for own, part in zip(weight, estimates, strict=True):
+        outer += own[:, None] * own * np.where(np.isfinite(part.covariance), part.covariance, 0.0)
+    mean = (weight * mean).sum(axis=0)
+    error = np.where(np.isnan(mean), np.nan, error)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gain = np.where(error > 0, (plain / error) ** 2, 1.0)
+        scattered = (share * sd**2).sum(axis=0) / (share * sd**2 / ratio).sum(axis=0)
+    return Estimate(
+        names=estimates[0].names,
+        mean=mean,
+        mcse=error,
+        gain=np.where(np.isfinite(error), gain, np.nan),
+        variance_ratio=np.where(sd.max(axis=0) > 0, scattered, 1.0),
+        status=tuple(min(own, key=WORST_FIRST.index) for own in zip(*(p.status for p in estimates), strict=True)),
+        method=tuple(" + ".join(dict.fromkeys(own)) for own in methods),
+        sd=np.sqrt((share * (sd**2 + (mean_plain - middle) ** 2)).sum(axis=0)),
+        mean_plain=middle,
+        mcse_plain=plain,
+        mean_crossfit=(weight * crossfit).sum(axis=0),
+        residuals=_one_after_the_other([part.residuals for part in estimates]),
+        covariance=np.where(np.isnan(mean) | np.isnan(mean)[:, None], np.nan, outer * np.sqrt(noise[:, None] * noise)),
+        info={"pooled_draws": draws.tolist(), "duplicates": estimates[0].info.get("duplicates", {})}
+        | _weights_of(estimates, float(sizes.sum())),
+    )
+
+
+def _weights_of(estimates: Sequence[Estimate], ess: float) -> dict[str, Any]:
+    """Return the effective draws and the largest Pareto k-hat where some draws are weighted; None is one not finite."""
+    khats: list[Any] = [part.info["pareto_khat"] for part in estimates if "pareto_khat" in part.info]
+    return {"ess": ess, "pareto_khat": None if None in khats else max(khats)} if khats else {}
+
+
+def _weights(
+    mean: Float[np.ndarray, "k p"],
+    mcse: Float[np.ndarray, "k p"],
+    sd: Float[np.ndarray, "k p"],
+    share: Float[np.ndarray, "k one"],
+    alike: Bool[np.ndarray, " p"],
+) -> Float[np.ndarray, "k p"]:
+    known = np.isfinite(mcse)
+    rounding = np.finfo(float).eps * (np.abs(mean) + sd) + np.finfo(float).tiny
+    with np.errstate(invalid="ignore"):
+        precision = 1 / np.maximum(mcse / rounding.max(axis=0), 1.0) ** 2
+    weight = np.where(known, np.where(alike, share, precision), 0.0)
+    weight = np.where(known.any(axis=0), weight, share)
+    return weight / weight.sum(axis=0)
+
+
+def repeated_chain(estimates: Sequence[Estimate]) -> tuple[int, int] | None:
+    """Return two estimates that share a chain, whose residuals at its first draws are the same; None without one.
+
+    Rare events look alike in different chains: only residuals of many values tell, or an estimate that is there twice.
+    """
+    heads = [np.asarray(part.residuals[:, :COMPARED]) for part in estimates]
+    for (i, ours), (j, theirs) in itertools.combinations(enumerate(heads), 2):
+        if np.array_equal(ours, theirs, equal_nan=True) and (np.ptp(ours, axis=1) > 0).any():
+            return i, j
+        for chain in ours:
+            telling = [len(np.unique(column)) > TELLING for column in chain.T]
+            if any(telling) and (theirs[..., telling] == chain[:, telling]).all(axis=(1, 2)).any():
+                return i, j
+    return None
+
+
+def contradicting(estimates: Sequence[Estimate], pooled: Estimate) -> Bool[np.ndarray, " p"]:
+    """Return for which quantities a part contradicts the pooled estimate at the level of five standard errors."""
+    rounding = 1e-9 * (np.abs(pooled.mean) + pooled.sd) + np.finfo(float).tiny
+    found = np.zeros(len(pooled.names), bool)
+    for part in estimates:
+        plain, gap = np.abs(part.mean_plain - pooled.mean_plain), np.abs(part.mean - pooled.mean)
+        with np.errstate(invalid="ignore"):
+            found |= plain > rounding + scipy.stats.norm.isf(DISAGREEMENT) * np.hypot(
+                part.mcse_plain, pooled.mcse_plain
+            )
+            found |= gap > rounding + scipy.stats.t.isf(DISAGREEMENT, FREEDOM) * np.hypot(part.mcse, pooled.mcse)
+    return found
+
+
+def stored_estimate(tree: "xarray.DataTree") -> Estimate:
+    """Return the estimate that `Estimate.to_datatree` wrote to a tree."""
+    check_tree_type("pool_estimates", tree)
+    if GROUP not in tree.children:
+        got, cure = ", ".join(tree.children) or "no group", "Write them with estimate.to_datatree()."
+        raise InputError("pool_estimates", f"a tree with estimates, in a group {GROUP}", got, cure)
+    group = tree.children[GROUP].to_dataset()
+    if "quantity" not in group.dims:
+        got, cure = f"dims {', '.join(map(str, group.dims))}", "Of a joint estimate pool each task by itself."
+        raise InputError("pool_estimates", "estimates over `quantity`", got, cure)
+    numbers = {field: group[name].values for name, field in NUMBERS.items()}
+    return Estimate(
+        names=tuple(map(str, group["quantity"].values)),
+        status=tuple(Status(str(status)) for status in group["status"].values),
+        method=tuple(map(str, group["method"].values)),
+        residuals=group["residual"].transpose("chain", "draw", "quantity").values,
+        covariance=group["covariance"].values,
+        info=json.loads(group.attrs["info"]),
+        **numbers,
+    )
+
+
+def _one_after_the_other(parts: Sequence[Float[np.ndarray, "_ n p"]]) -> Float[np.ndarray, "c n p"]:
+    chains = sum(len(part) for part in parts)
+    return np.concatenate(parts, out=zeros((chains, *parts[0].shape[1:])))

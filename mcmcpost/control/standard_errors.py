@@ -1,0 +1,232 @@
+"""The error of a controlled mean, and whether its control variate is believed.
+
+The error is how far the mean moves when some of the draws are left out, and what that cannot show. What is reported of
+an integrand depends on its fit and on its plain mean.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.stats
+from jaxtyping import Array, Bool, Float
+
+from mcmcpost.control.folds import Subsets
+from mcmcpost.control.method import ROUNDING, ControlFit, PlainMean
+from mcmcpost.control.problem import Plain, Problem, are_few, participants
+from mcmcpost.core.arrays import in_blocks
+from mcmcpost.core.errors import Status
+from mcmcpost.core.mcse import (
+    Weights,
+    mcse_mean,
+    mean_over_draws,
+    pareto_khat,
+    tail_draws,
+    thinned,
+    variance_over_draws,
+)
+
+SAFETY = 1.1
+"""Factor on the variance that refits show, which has about seven degrees of freedom."""
+
+FASTEST = 1.25
+"""Largest exponent of the rate of convergence that is believed."""
+
+GROWING = 0.1, 0.3
+"""Shares of participating draws below which no rate is believed, and above which `FASTEST` is."""
+
+
+def total_error(problem: Problem, fit: ControlFit, residual_error: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
+    """Return the standard error of the fit's mean, in the problem's units.
+
+    error² = max(1.1·refit variance, residual error²)·√(m/3P)·(1 + 3/P) + gap² + doubt²
+
+    - `refit_variance`: how far the mean moves without each fold and on halves of them.
+    - residual error: of the mean of the held-out residuals. It sees autocorrelation within the folds.
+    - P: of m draws, those that participate in the integrand or, if they are fewer, in a coordinate; m/3 for a Gaussian.
+      The residuals of a flexible fit do not tell how well the tails were visited, because it passes through whatever it
+      sees.
+    - doubt: what the method itself knows of, such as the distance of two kernel fits (`functional.crossfit_both`).
+    - gap: the distance of the mean from that of the held-out residuals. Stein's equation f − Lv = β has a solution v on
+      the region that the draws visit for *every* β, so that small residuals can surround a wrong constant.
+
+    ``benchmarks.control.errors`` measures how well that holds.
+
+    Parameters
+    ----------
+    residual_error : (p,) in the problem's units, as the result is.
+    """
+    crossfit = (problem.counts @ problem.values - problem.counts @ fit.control) / problem.counts.sum()
+    variance = np.fmax(SAFETY * refit_variance(problem, fit), residual_error**2)
+    inflation = tail_inflation(problem.participants, problem.counts.sum())
+    return np.sqrt(variance * inflation + (fit.mean - crossfit) ** 2 + fit.doubt**2)
+
+
+def refit_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]:
+    """Return the variance of the fit's mean that its refits show; NaN where there are none.
+
+    Where the variance of an optimal estimator falls with the number of draws as n^(−2a), its mean square deviation on a
+    part ρ of the draws is ρ^(−2a) − 1 times that variance. Squared deviations are divided by that factor; the larger
+    one is taken of that without one fold and of the average over halves and quarters. Means, and regressions on fixed
+    features, have a = ½: these are then the jackknife and balanced half samples. Kernels converge faster. Their
+    quarters deviate, in squares, 4^a + 1 times as much as their halves, which gives a, between ½ and 1¼. It is kept
+    closer to ½ the fewer draws participate: on integrands that grow, halves and quarters differ by chance.
+
+    Where draws are few (`are_few`) halves and quarters say nothing: only single folds are left out, at the rate ½.
+    """
+    share = problem.participants / problem.counts.sum()
+    size = problem.folds.totals(problem.counts[:, None])[:, 0]
+    few = are_few(size.sum(), problem.draws.shape[1])
+    size /= size.sum()
+    halves, quarters = Subsets.of(len(size))
+    without_fold = ~np.eye(len(size), dtype=bool)
+
+    def variance(
+        means: Float[Array | np.ndarray, "s p"], kept: Bool[np.ndarray, "s k"], rate: Float[np.ndarray, " p"]
+    ) -> Float[np.ndarray, " p"]:
+        factor = (kept @ size)[:, None] ** (-2 * rate) - 1
+        squares = (means - fit.mean) ** 2 / factor
+        known = np.isfinite(squares)
+        return np.where(known, squares, 0.0).sum(axis=0) / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
+
+    low, high = GROWING
+    slow = np.full(len(fit.mean), 0.5)
+    if few:
+        return variance(fit.refits.without_fold, without_fold, slow)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = 3 * variance(fit.refits.quarters, quarters, slow) / variance(fit.refits.halves, halves, slow)
+        rate = 0.5 * np.log2(np.maximum(ratio - 1, 2.0))
+    fastest = np.clip(0.5 + (FASTEST - 0.5) * (share - low) / (high - low), 0.5, FASTEST)
+    rate = np.where(np.isfinite(rate), np.minimum(rate, fastest), 0.5)
+    on_halves, on_quarters = variance(fit.refits.halves, halves, rate), variance(fit.refits.quarters, quarters, rate)
+    on_parts = np.where(np.isfinite(on_quarters), (on_halves + on_quarters) / 2, on_halves)
+    return np.fmax(variance(fit.refits.without_fold, without_fold, rate), on_parts)
+
+
+def judged_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]:
+    """Return n·`total_error`² as if draws were independent. Methods are compared by it."""
+    total = problem.counts.sum()
+    return total * total_error(problem, fit, np.sqrt(residual_variance(problem, fit.control) / total)) ** 2
+
+
+SUSPECT = 0.1
+"""Share of participating draws below which the tail is looked at: where k̂ is too large there are fewer."""
+
+
+def heavy_tailed(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
+    """Return which integrands have too heavy a tail for the error of their mean to be known from these draws.
+
+    Their Pareto k̂ is above ½, where the variance is infinite, by more than a standard error: (1 + ½)/√M for M draws of
+    a tail (Smith 1987, doi:10.1214/aos/1176350499).
+    """
+    values = thinned(values)
+    size = values.shape[0] * values.shape[1]
+    heavy = participants(values.reshape(size, -1)) < SUSPECT * size
+    heavy[heavy] = pareto_khat(values[..., heavy]) > 0.5 + 1.5 / np.sqrt(max(tail_draws(size), 1))
+    return heavy
+
+
+def tail_inflation(participants: Float[np.ndarray, " p"], total: float) -> Float[np.ndarray, " p"]:
+    """Return √(m/3P)·(1 + 3/P), at least one, by which the variance of a mean of m draws is enlarged for heavy tails.
+
+    Where a few draws make up the variance, that of the tail without draws is missing from the Monte Carlo error. A
+    Gaussian, with P = m/3, is enlarged by 1 + 9/m.
+    """
+    return np.sqrt(np.maximum(total / (3.0 * participants), 1.0)) * (1.0 + 3.0 / participants)
+
+
+def residual_variance(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[np.ndarray, " p"]:
+    """Return the variance of values − control over draws, within the problem's units."""
+    counts, total, squares = problem.counts, problem.counts.sum(), np.zeros(control.shape[1])
+    mean = (counts @ problem.values - counts @ control) / total
+    for rows in in_blocks(*control.shape):
+        squares += counts[rows] @ (problem.values[rows] - control[rows] - mean) ** 2
+    return squares / total
+
+
+DISAGREEMENT = 2.9e-7
+"""One-sided probability at which the controlled and the plain mean contradict each other: five standard errors."""
+
+DOUBT = 1.35e-3
+"""One-sided probability from which their distance begins to count as an error: three standard errors."""
+
+CONTRADICTING = 100.0
+"""Effective draws of an integrand from which its plain mean may contradict a controlled one.
+
+With fewer, the draws may have missed a tail: on 100 samples of 40 normal draws four exact means of x⁶ were contradicted
+by the plain one, which was up to 38 of its own standard errors too small (by hand).
+"""
+
+
+class Columns(NamedTuple):
+    """What is reported of some integrands: fields of `Estimate` with one entry an integrand.
+
+    used : (k,) whether the control variate is; otherwise the other fields are those of the plain mean.
+    """
+
+    mean: Float[np.ndarray, " k"]
+    mcse: Float[np.ndarray, " k"]
+    gain: Float[np.ndarray, " k"]
+    variance_ratio: Float[np.ndarray, " k"]
+    mean_crossfit: Float[np.ndarray, " k"]
+    status: tuple[Status, ...]
+    method: tuple[str, ...]
+    used: Bool[np.ndarray, " k"]
+
+
+def judge(
+    asked: Float[np.ndarray, "c n k"],
+    residual: Float[np.ndarray, "c n k"],
+    plain: Plain,
+    fit: ControlFit,
+    problem: Problem,
+    *,
+    weights: Weights | None,
+    fallback: bool,
+    believe: bool,
+    verified: bool,
+) -> Columns:
+    """Return what is reported of some integrands, given their values and cross-fitted residuals.
+
+    believe : return a controlled mean that contradicts the plain one, for callers who overrode the score gate.
+    verified : as in `estimate_expectations`.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        seen, variance = mcse_mean(residual, weights), variance_over_draws(residual, weights)
+        size = np.abs(plain.mean) + plain.sd
+        ess = (plain.sd / plain.mcse) ** 2
+        mcse = problem.scale * total_error(problem, fit, seen / problem.scale)
+        exact = np.isfinite(seen) & (np.maximum(np.sqrt(variance), mcse) <= ROUNDING * size)
+        mean = problem.location + problem.scale * fit.mean
+        total = problem.counts.sum()
+        independent = plain.sd / np.sqrt(total)  # an ESS above the number of draws is often chance
+        slack = np.fmax(plain.mcse, independent) * np.sqrt(tail_inflation(problem.participants, total))
+        doubted, limit = (
+            scipy.stats.t.isf(chance, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
+            for chance in (DOUBT, DISAGREEMENT)
+        )
+        apart = np.where(believe | (ess < CONTRADICTING), 0.0, np.abs(mean - plain.mean))
+        believed = ~(apart > limit)
+        doubt = apart * np.clip((apart - doubted) / (limit - doubted), 0.0, 1.0)
+        mcse = np.where(exact | ~believed, mcse, np.hypot(mcse, doubt))
+        usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain.mcse) | (not fallback))
+        reported = np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse)
+        gain = (plain.mcse / reported) ** 2
+        ratio = variance_over_draws(asked, weights) / variance
+    fitted = np.array([status not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for status in fit.status])
+    finished = np.array([status is not Status.NOT_CONVERGED for status in fit.status])
+    used = fitted & usable & believed
+    status = np.array(fit.status, dtype=object)
+    status[used & exact & finished] = Status.EXACT if verified else Status.ON_TRUST
+    status[fitted & ~usable] = Status.PLAIN
+    status[fitted & ~usable & ~np.isfinite(plain.mcse)] = Status.TOO_FEW_DRAWS
+    status[fitted & usable & ~believed] = Status.BAD_SCORES
+    return Columns(
+        mean=np.where(used, mean, plain.mean),
+        mcse=np.where(used, reported, plain.mcse),
+        gain=np.where(used, gain, 1.0),
+        variance_ratio=np.where(used, ratio, 1.0),
+        mean_crossfit=np.where(used, mean_over_draws(residual, weights), plain.mean),
+        status=tuple(status),
+        method=tuple(np.where(used, np.array(fit.method, dtype=object), PlainMean().label)),
+        used=used,
+    )

@@ -1,1 +1,0 @@
-"""Control variates of several related tasks together."""

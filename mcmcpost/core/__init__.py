@@ -1,0 +1,1 @@
+"""What every layer may use: errors and statuses, arguments, arrays, precision, devices, MCSE, printed numbers."""

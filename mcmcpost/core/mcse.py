@@ -1,0 +1,237 @@
+"""Monte Carlo standard errors, R-hat and Pareto k̂, computed by ArviZ on first use, and weights of draws."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from mcmcpost.core.arrays import column_variance, in_blocks
+from mcmcpost.core.precision import beyond_rounding
+
+LEAST = 1e-20
+"""Weights are at least this part of the largest: smaller ones change no mean."""
+
+
+class Weights(NamedTuple):
+    """Weights of the draws of a trace, as of importance sampling, sequential Monte Carlo or nested sampling.
+
+    values : (c, n), positive, of mean one over all draws.
+    num_live : (c, n) live points from which each draw of a nested-sampling run was the worst, the draws of a chain in
+        the order of the run; None for other draws, which are taken to be random.
+    khat : Pareto k̂ of the weights: above 0.7 a few draws decide (Vehtari et al. 2024, JMLR 25(72)).
+    """
+
+    values: Float[np.ndarray, "c n"]
+    num_live: Float[np.ndarray, "c n"] | None
+    khat: float
+
+    @classmethod
+    def of(cls, log_weights: Float[np.ndarray, "c n"], num_live: Float[np.ndarray, "c n"] | None = None) -> "Weights":
+        """Return the weights with these finite logarithms, up to a constant."""
+        values = np.maximum(np.exp(log_weights - log_weights.max()), LEAST)
+        return cls(values / values.mean(), num_live, weights_khat(log_weights))
+
+    @property
+    def ess(self) -> float:
+        """Kish's effective sample size (Σw)²/Σw²: as many draws of equal weight have the error of a mean."""
+        return float(self.values.sum() ** 2 / (self.values**2).sum())
+
+    def select(self, rows: slice) -> "Weights":
+        """Return the weights of some draws of each chain.
+
+        Every k-th draw of a nested-sampling run has a k-th of its live points.
+        """
+        values = self.values[:, rows]
+        live = None if self.num_live is None else self.num_live[:, rows] / (rows.step or 1)
+        return Weights(values / values.mean(), live, self.khat)
+
+    def mean(self, series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
+        """Return Σwf/Σw of each series."""
+        return np.tensordot(self.values, series, 2) / self.values.size
+
+    def variance(self, series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
+        """Return Σw(f − m)²/Σw of each series."""
+        return self.mean((series - self.mean(series)) ** 2)
+
+    def influence(self, series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "c n *p"]:
+        """Return, for each draw, N times how much it moves the weighted mean m of N draws.
+
+        For independent draws it is w(f − m), whose squares make the error of the self-normalised mean (Owen 2013,
+        *Monte Carlo theory, methods and examples*, section 9.2). A draw of a nested-sampling run also shrinks the
+        volume of all that come after it by 1/K, for K live points: it is w(f − m) − Σ_{later} w(f − m)/K. Dead points
+        are a Poisson process in the log volume, so that squares of these make the error, that of the volumes included.
+        """
+        own = self.values.reshape(self.values.shape + (1,) * (series.ndim - 2)) * (series - self.mean(series))
+        if self.num_live is None:
+            return own
+        later = np.flip(np.cumsum(np.flip(own, axis=1), axis=1), axis=1) - own
+        return own - later / self.num_live.reshape(self.num_live.shape + (1,) * (series.ndim - 2))
+
+    def representative(self) -> Int[np.ndarray, " m"]:
+        """Return positions, chains concatenated, of draws that are nearly a sample of equal weights, none twice.
+
+        Of N draws N/max w are taken at even steps of the summed weights, half as many of a nested-sampling run, whose
+        order is broken so that it is not taken for correlation.
+        """
+        size = max(int(self.values.size / self.values.max()) // (1 if self.num_live is None else 2), 1)
+        rows = np.unique(self._at_even_steps(size))
+        if self.num_live is None:
+            return rows
+        golden = (np.sqrt(5) - 1) / 2
+        return rows[np.argsort(np.arange(len(rows)) * golden % 1)]
+
+    def repeated(self) -> Int[np.ndarray, " m"]:
+        """Return as many positions as draws, chains concatenated, each as often as its weight says to within one."""
+        return self._at_even_steps(self.values.size)
+
+    def _at_even_steps(self, size: int) -> Int[np.ndarray, " m"]:
+        total = np.cumsum(self.values.reshape(-1))
+        steps = (np.arange(size) + 0.5) / size
+        return np.minimum(np.searchsorted(total, steps * total[-1]), len(total) - 1)
+
+
+def tail_draws(size: int) -> int:
+    """Return how many of `size` draws ArviZ takes for a tail."""
+    return int(min(0.2 * size, 3 * np.sqrt(size)))
+
+
+def weights_khat(log_weights: Float[np.ndarray, "..."]) -> float:
+    """Return the Pareto k̂ of weights with these logarithms; that of a weight of zero is −∞.
+
+    k̂ is −∞ for fewer than 25 draws or where the largest weights are equal, and ∞ where a few draws have all the weight
+    that floating-point numbers can show.
+    """
+    from arviz_stats.base import array_stats
+
+    flat = log_weights.reshape(-1)
+    if flat.size < 25 or np.ptp(np.sort(flat)[-tail_draws(flat.size) :]) == 0:
+        return -np.inf
+    khat = float(array_stats.psislw(-flat)[1])
+    return np.inf if np.isnan(khat) else khat
+
+
+def mean_over_draws(series: Float[np.ndarray, "c n *p"], weights: Weights | None) -> Float[np.ndarray, "*p"]:
+    """Return the mean of each series, weighted where there are weights."""
+    return series.mean(axis=(0, 1)) if weights is None else weights.mean(series)
+
+
+def variance_over_draws(series: Float[np.ndarray, "c n *p"], weights: Weights | None) -> Float[np.ndarray, "*p"]:
+    """Return the variance of each series over the draws, weighted where there are weights."""
+    if weights is not None:
+        return weights.variance(series)
+    return column_variance(series.reshape(series.shape[0] * series.shape[1], -1)).reshape(series.shape[2:])
+
+
+GOOD_KHAT = 0.7
+"""Pareto k̂ of weights up to which their mean and its error can be trusted (Vehtari et al. 2024, JMLR 25(72))."""
+
+MANY_CHAINS = 32
+"""Chains from which the error between them is known to an eighth, and is used too."""
+
+
+LONG = 1 << 22
+"""Draws above which errors are those of means over neighbouring draws, and R-hat and k̂ are those of some draws."""
+
+LEAST_LENGTH = 1_000
+"""Draws, or means of draws, that are left of each chain at least."""
+
+
+def spacing(chains: int, draws: int) -> int:
+    """Return the number of neighbouring draws of which one, or the mean, stands for all: one up to `LONG` draws."""
+    return max(1, min(-(-chains * draws // LONG), draws // LEAST_LENGTH))
+
+
+def thinned(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, "c s p"]:
+    """Return every so many draws of each chain, see `spacing`, without a copy."""
+    return series[:, :: spacing(*series.shape[:2])]
+
+
+def _means(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, "c s p"]:
+    """Return the means over neighbouring draws, see `spacing`; the draws after the last whole block are left out."""
+    chains, draws, width = series.shape
+    size = spacing(chains, draws)
+    if size == 1:
+        return series
+    means = [chain[: draws // size * size].reshape(-1, size, width).mean(axis=1) for chain in series]
+    return np.stack(means)
+
+
+def mcse_mean(series: Float[np.ndarray, "c n *p"], weights: Weights | None = None) -> Float[np.ndarray, "*p"]:
+    """Return the Monte Carlo standard error of the mean of each series.
+
+    The ESS-based error of Vehtari et al. (2021, doi:10.1214/20-BA1221), rank normalisation not applied, as
+    ``arviz.mcse(method="mean")``. Each series is scaled to unit standard deviation first: ArviZ takes any series whose
+    range is below 1e-15 for a constant, which small residuals are not.
+
+    An ESS knows correlations up to the length of a chain only. From 32 chains on, which are independent, the error is
+    at least that between their means, and for fewer than four draws a chain it is that one.
+
+    Of more than four million draws it is that of the means over blocks of neighbouring draws, at least a thousand of
+    each chain, whose mean is the same (batch means).
+
+    The error of a weighted mean is that of the mean of `Weights.influence`, and at least that of independent draws,
+    which is the whole of it for a nested-sampling run.
+
+    Parameters
+    ----------
+    series : (c, n, ...) chains, draws.
+    weights : of the draws; equal by default.
+
+    Returns
+    -------
+    (...) in the units of `series`; NaN where a value is not finite, and for fewer than four draws in each of fewer than
+    32 chains; zero for a constant series.
+    """
+    if weights is not None:
+        influence = weights.influence(series)
+        independent = np.sqrt((influence**2).sum(axis=(0, 1))) / weights.values.size
+        return independent if weights.num_live is not None else np.fmax(mcse_mean(influence), independent)
+    c, n = series.shape[:2]
+    columns = series.reshape(c, n, -1)
+    error = np.empty(columns.shape[-1])
+    for some in in_blocks(len(error), c * n):
+        error[some] = _mcse_mean(columns[..., some])
+    return error.reshape(series.shape[2:])
+
+
+def _mcse_mean(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
+    from arviz_stats.base import array_stats
+
+    with np.errstate(invalid="ignore"):
+        finite = np.isfinite(series.min(axis=(0, 1))) & np.isfinite(series.max(axis=(0, 1)))
+        series = _means(series)
+    safe = np.where(finite, series, 0.0)
+    centred = safe - safe.mean(axis=(0, 1))
+    scale = centred.std(axis=(0, 1), ddof=1) if series.shape[0] * series.shape[1] > 1 else np.zeros(series.shape[2:])
+    unit = centred / np.where(scale > 0, scale, 1.0)
+    error = array_stats.mcse(unit, chain_axis=0, draw_axis=1, method="mean") * scale
+    if len(series) >= MANY_CHAINS:
+        error = np.fmax(error, centred.mean(axis=1).std(axis=0, ddof=1) / np.sqrt(len(series)))
+    return np.where(finite, error, np.nan)
+
+
+def rank_rhat(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
+    """Return the rank-normalised split R-hat of each series (Vehtari et al. 2021), NaN for a chain or a constant.
+
+    Of more than four million draws it is that of every so many of each chain.
+    """
+    from arviz_stats.base import array_stats
+
+    return np.where(beyond_rounding(series), array_stats.rhat(thinned(series), chain_axis=0, draw_axis=1), np.nan)
+
+
+def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
+    """Return the larger Pareto k̂ of the two tails of each series; −∞ for a tail of one value or fewer than 25 draws."""
+    from arviz_stats.base import array_stats
+
+    size = series.shape[0] * series.shape[1]
+    tail = tail_draws(size)
+    found = np.full(series.shape[-1], -np.inf)
+    if tail < 5:
+        return found
+    ordered = np.sort(series.reshape(size, -1), axis=0)
+    for side, varies in (("left", ordered[0] < ordered[tail - 1]), ("right", ordered[-tail] < ordered[-1])):
+        for j in np.flatnonzero(varies):
+            own = array_stats.pareto_khat(series[..., j], chain_axis=0, draw_axis=1, r_eff=1.0, tail=side)
+            found[j] = np.fmax(found[j], own)
+    return found

@@ -1,0 +1,88 @@
+"""Precision: functions run in float64, points as floating JAX arrays, units, and what is equal up to rounding."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+
+from mcmcpost.core.arguments import HUGE, as_real
+from mcmcpost.core.errors import InputError
+
+
+def in_float64[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    """Run `function` with 64-bit JAX and return its arrays as NumPy arrays.
+
+    Float64 JAX arrays must not leave an ``enable_x64`` block (ordinary operations outside would truncate them), so
+    every JAX array in the result, a pytree, is handed back as a NumPy array. The global configuration is untouched.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with jax.enable_x64(True):
+            return jax.tree.map(_to_numpy, function(*args, **kwargs))
+
+    return wrapped
+
+
+def _to_numpy(leaf: object) -> object:
+    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+def as_points(where: str, name: str, points: object) -> jax.Array:
+    """Return points (n, d) as a floating JAX array; a traced array is fine."""
+    array = points if isinstance(points, jax.Array) else jnp.asarray(as_real(where, name, points))
+    if array.ndim != 2:
+        cure = "One coordinate is a column: x[:, None]."
+        raise InputError(where, f"`{name}` of shape (n, d)", array.shape, cure)
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))
+
+
+def units_of(values: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
+    """Return a power of two of its size for each integrand whose variance would overflow or vanish, one for others."""
+    with np.errstate(invalid="ignore"):
+        size = np.maximum(values.max(axis=(0, 1)), -values.min(axis=(0, 1)))
+    odd = np.isfinite(size) & (size > 0) & ((size >= HUGE) | (size <= 1 / HUGE))
+    _, exponent = np.frexp(np.where(odd, size, 1.0))
+    return np.ldexp(1.0, np.where(odd, np.maximum(exponent - 2, -1074), 0))
+
+
+def in_units(values: Float[np.ndarray, "c n p"], units: Float[np.ndarray, " p"]) -> Float[np.ndarray, "c n p"]:
+    """Return values divided by their units, without a copy where all are one."""
+    return values if (units == 1).all() else values / units
+
+
+ROUNDINGS = 8.0
+"""Units in the last place by which what is constant, or the same, may differ: those of a product of matrices."""
+
+
+def beyond_rounding(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
+    """Return which series are finite and vary by more than the rounding of float64, of float32 where they were that."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
+        spread, size = high - low, np.maximum(high, -low)
+    varies = np.isfinite(low) & np.isfinite(high) & (spread > ROUNDINGS * np.finfo(np.float64).eps * size)
+    for j in np.flatnonzero(varies & (spread <= ROUNDINGS * np.finfo(np.float32).eps * size)):
+        varies[j] = not _is_single(values[..., j])
+    return varies
+
+
+PART = 1e-3
+"""Part of their spread by which two series that are the same may differ, however few digits they have."""
+
+
+def same_to_rounding(one: Float[np.ndarray, "c n"], two: Float[np.ndarray, "c n"]) -> bool:
+    """Return whether two finite series differ nowhere by more than their rounding."""
+    gap, size = np.abs(one - two).max(), np.abs(one).max()
+    if gap > ROUNDINGS * np.finfo(np.float64).eps * size:
+        near = gap <= min(ROUNDINGS * np.finfo(np.float32).eps * size, PART * np.ptp(one))
+        return bool(near and _is_single(one) and _is_single(two))
+    return True
+
+
+def _is_single(series: np.ndarray) -> bool:
+    """Return whether the numbers were float32: they are exact in it, and not all whole, as counts are."""
+    with np.errstate(over="ignore"):
+        return np.array_equal(series, series.astype(np.float32)) and not np.array_equal(series, np.rint(series))

@@ -1,0 +1,171 @@
+"""What a running program needs besides numbers, without importing any that computes.
+
+Which step of long work is being done, said to whoever listens: to nobody, unless a program shows it. Files and folders
+that are written under a temporary name, so that a crash leaves no half-written one. Which versions a result was made
+with. How numbers and counts are printed.
+"""
+
+import difflib
+import math
+import os
+import platform
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+
+
+def say_step(step: str) -> None:
+    """Say which step begins."""
+    if listener := _listener.get():
+        listener(step)
+
+
+@contextmanager
+def listening(listener: Callable[[str], None]) -> Iterator[None]:
+    """Have a function called with every step that begins in this thread while the block runs."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+_UNFINISHED: set[Path] = set()
+
+_RENAMING = threading.Lock()
+"""Held while something gets its final name, and from the removal to the end of the process."""
+
+_ATTEMPTS = 100
+
+_LENGTH = 50
+"""Characters of a name that its temporary one keeps: file names end at 255 bytes."""
+
+
+@contextmanager
+def written_beside(place: Path, name: str | None = None) -> Iterator[Path]:
+    """Give a temporary name beside `place`, to write under and to rename; what is still there at the end is removed.
+
+    name : the temporary one, so that the next writer takes the place of what a kill leaves; by default one that no
+        other writer has.
+    """
+    temporary = place.with_name(name or f".{place.stem[:_LENGTH]}-{uuid.uuid4().hex}{place.suffix}")
+    _UNFINISHED.add(temporary)
+    try:
+        yield temporary
+    finally:
+        _remove(temporary)
+        _UNFINISHED.discard(temporary)
+
+
+def rename_finished(temporary: Path, place: Path) -> None:
+    """Give what was written under `temporary` its final name; while the process is ending it waits for that."""
+    with _RENAMING:
+        temporary.rename(place)
+
+
+def remove_unfinished() -> None:
+    """Remove what is being written in any thread, before the process ends without unwinding them.
+
+    A thread that still writes makes a folder anew, so that it is removed until it is gone; and it cannot give what is
+    being removed its final name any more.
+    """
+    _RENAMING.acquire()
+    for temporary in tuple(_UNFINISHED):
+        for _ in range(_ATTEMPTS):
+            _remove(temporary)
+            if not os.path.lexists(temporary):
+                break
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)
+
+
+CORE = ("mcmcpost", "jax", "jaxlib", "numpyro", "diffrax", "arviz", "xarray", "numpy", "scipy")
+
+
+def versions() -> dict[str, str | None]:
+    """Return the installed versions of Python, of this package and of what it computes with."""
+    return {"python": platform.python_version()} | {name: version_of(name) for name in CORE}
+
+
+def version_of(name: str) -> str | None:
+    """Return the installed version of a distribution, None where there is none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def one_line(message: object) -> str:
+    """Return the message on one line."""
+    return " ".join(str(message).split())
+
+
+def did_you_mean(name: str, known: Iterable[object]) -> str:
+    """Return a question about the known name that is most like `name`, and "" where none is."""
+    alike = difflib.get_close_matches(name, list(map(str, known)), 1)
+    return f"Did you mean {alike[0]!r}? " if alike else ""
+
+
+def number_of_quantities(count: int) -> str:
+    """Return how many quantities in words."""
+    return "1 quantity" if count == 1 else f"{count} quantities"
+
+
+def number_of_draws(chains: int, draws: int) -> str:
+    """Return "1 chain of 500 draws", "4 chains of 1 draw"."""
+    return f"{chains} chain{'s' * (chains != 1)} of {draws} draw{'s' * (draws != 1)}"
+
+
+def significant(value: float, digits: int) -> str:
+    """Return `value` with that many significant digits, without an exponent where it stays readable."""
+    if not math.isfinite(value):
+        return str(float(value))
+    if value == 0 or not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.{digits - 1}e}" if value else "0"
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+UNITS = ((120.0, 1.0, "s"), (7_200.0, 60.0, "min"), (172_800.0, 3_600.0, "h"), (6.3e7, 86_400.0, "days"))
+"""Units of time: below how many seconds each is used, how many seconds it has, and its name; years beyond."""
+
+
+def duration(seconds: float) -> str:
+    """Return a time to two significant digits, in the unit that reads best."""
+    size, name = next(((size, name) for below, size, name in UNITS if seconds < below), (31_557_600.0, "years"))
+    value = seconds / size
+    return f"{significant(value, 2) if value < 100 else f'{float(f"{value:.1e}"):,.0f}'} {name}"
+
+
+def digits_of(value: float, error: float) -> str:
+    """Return `value` down to the first digit that `error` touches; six significant digits without an error."""
+    if not math.isfinite(value):
+        return str(float(value))
+    if not math.isfinite(error) or error <= 0:
+        return f"{value:.6g}"
+    place = math.floor(math.log10(error))
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.{min(15, max(0, math.floor(math.log10(abs(value))) - place))}e}"
+    return f"{value:.{min(12, max(0, -place))}f}"
+
+
+def json_able(value: Any) -> Any:
+    """Return plain lists, dicts and numbers, None for NaN and infinities."""
+    plain = value.tolist() if hasattr(value, "tolist") else value  # an array or a number of NumPy
+    if isinstance(plain, (list, tuple)):
+        return [json_able(item) for item in plain]
+    if isinstance(plain, dict):
+        return {str(key): json_able(item) for key, item in plain.items()}
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain

@@ -1,1 +1,0 @@
-"""Ladders of power posteriors: their rungs, where they belong, and how they are sampled."""

@@ -1,0 +1,360 @@
+"""Public functions of the model evidence: power posteriors, bridge sampling, the Laplace approximation, comparison."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from mcmcpost.control import HIGHEST_DEGREE, AbstractControlVariate, PlainMean
+from mcmcpost.core.arguments import as_names, check_count, check_flags, check_key, check_kind
+from mcmcpost.core.errors import Status, warn
+from mcmcpost.core.precision import in_float64
+from mcmcpost.evidence import (
+    MAX_PROPOSALS,
+    MIN_PROPOSALS,
+    Evidence,
+    EvidenceComparison,
+    EvidenceEstimate,
+    Ladder,
+    check_ladder,
+    check_options,
+    compare_models,
+    disagreements,
+    estimate_from_posterior,
+    estimate_log_evidence,
+    evaluate_draws,
+    evaluate_rows,
+    examine_rungs,
+    laplace_importance,
+    make_ladder,
+    with_bridge,
+)
+from mcmcpost.sample import NO_GAIN, GatedTrace, resolve_method
+from mcmcpost.scores import ScoreWarning
+from mcmcpost.trace import make_trace
+from mcmcpost.trees import (
+    RowDensity,
+    Scored,
+    Target,
+    check_agreement,
+    check_convergence,
+    check_slopes,
+    gate,
+    ladder_to_datatree,
+    read_density,
+    read_ladder,
+    read_target,
+    read_weights,
+    recorded_log_density,
+    warn_of_convergence,
+)
+
+if TYPE_CHECKING:
+    import xarray
+
+
+OTHER_MODEL = (
+    "the draws are not of this model: its gradients fail the score gate, as those of another model, other data or"
+    " another prior than were sampled would. The number is not its evidence"
+)
+"""What is said of an evidence with the status ``bad_scores``."""
+
+
+class EvidenceWarning(UserWarning):
+    """A ladder is incomplete, or methods on the same draws disagree by more than their errors."""
+
+
+def ladder_from_arrays(
+    temperatures: object,
+    draws: object,
+    log_likelihood: object,
+    gradient_log_likelihood: object,
+    gradient_log_prior: object,
+    *,
+    names: tuple[str, ...] | None = None,
+) -> "xarray.DataTree":
+    """Return the tree of a ladder that was sampled anywhere, for `log_evidence`.
+
+    Parameters
+    ----------
+    temperatures : (t,) inverse temperatures, increasing from 0 (the prior) to 1 (the posterior).
+    draws : (chain, draw, t, d) on the unconstrained space.
+    log_likelihood : (chain, draw, t), normalised over the data; an additive constant moves the log evidence with it.
+    gradient_log_likelihood, gradient_log_prior : (chain, draw, t, d), the latter log-Jacobian included.
+    names : d coordinate labels.
+
+    Raises
+    ------
+    ValueError, TypeError : an array of a wrong shape or kind; temperatures that are no ladder.
+    """
+    slopes = (gradient_log_likelihood, gradient_log_prior)
+    return ladder_to_datatree(make_ladder(temperatures, draws, log_likelihood, *slopes, names=names))
+
+
+def log_evidence(
+    tree: "xarray.DataTree",
+    method: str | AbstractControlVariate | None = None,
+    *,
+    path: str = "auto",
+    degree: int | None = None,
+    num_nodes: int | None = None,
+    folds: int | None = None,
+    standardize: tuple[Any, Any] | None = None,
+    allow_bad_scores: bool = False,
+    fallback: bool = True,
+    bridge: Evidence | None = None,
+) -> Evidence:
+    """Estimate log p(y) from a ladder of power posteriors by thermodynamic integration with control variates.
+
+    log p(y) = ∫₀¹ E_t[log p(y|x)] dt. Where neighbouring rungs overlap, all draws serve every temperature: the
+    multistate Bennett weights, a weighted zero-variance control variate and Gauss–Kronrod quadrature leave no ladder
+    error (``pooled``). Otherwise each rung is controlled by its own draws and the second-order rule is reported
+    (``corrected``), with its discretisation error beside the Monte Carlo error. Stepping stone, MBAR and the other
+    rules are computed from the same draws as cross-checks. docs/mathematics.md section 3; Sun, Barp and Briol (2023),
+    section 5.2.
+
+    Parameters
+    ----------
+    tree : a ladder, from `sample_power_posteriors`, from the prior or from a reference, or `ladder_from_traces`.
+    method : control variate of the rungs one by one: a name in `METHODS`, an object, or ``VectorValued(...)`` for all
+        rungs jointly. By default polynomials chosen by their honest error, and a kernel where the rungs are reported.
+    path : ``"auto"``, ``"pooled"`` or ``"rungs"``: which estimate is the value.
+    degree : of the polynomials of the pooled path; chosen by its honest error by default.
+    num_nodes : Gauss–Legendre nodes of its quadrature; Kronrod's rule adds num_nodes + 1, and its error is the distance
+        between the two. By default 12, and eight from a reference, doubled up to 48 where they are too few.
+    folds, standardize, fallback : of the rungs, as in `expectation`.
+    allow_bad_scores : use control variates although the score gate fails.
+    bridge : `bridge_evidence` of the last rung, ``tree.sel(temperature=1.0)``, or of another trace of this posterior.
+        It is reported beside the ladder, and with ``path="auto"`` first where it is sound and its error smaller.
+
+    Returns
+    -------
+    Evidence : value, mcse and discretisation_error in nats, status, every other method in `estimates`;
+        `to_dataframe()` for the methods, `rungs_to_dataframe()`, `to_datatree()`.
+
+    Raises
+    ------
+    ValueError : log likelihoods or gradients are missing, or the temperatures are not a ladder from 0 to 1.
+
+    Warns
+    -----
+    ScoreWarning : the gradients are not those of the stored draws: no control variate is used.
+    EvidenceWarning : rungs were left out or have not converged, or methods disagree by more than four joint errors.
+    ConvergenceWarning : transitions were divergent at any temperature, or two chains are the same.
+    """
+    ladder = read_ladder(tree)
+    warn_of_convergence(check_convergence(tree, ()))  # rungs that disagree are complaints of the evidence
+    return evidence_of(
+        ladder,
+        None if method is None else resolve_method(method),
+        path=path,
+        degree=degree,
+        num_nodes=num_nodes,
+        num_folds=folds,
+        moments=standardize,
+        fallback=fallback,
+        allow_bad_scores=allow_bad_scores,
+        bridge=bridge,
+    )
+
+
+def evidence_of(
+    ladder: Ladder,
+    method: AbstractControlVariate | None = None,
+    *,
+    path: str = "auto",
+    bridge: Evidence | None = None,
+    **options: Any,
+) -> Evidence:
+    """Return the log evidence of a ladder that was read; `options` are those of `estimate_log_evidence`."""
+    check_options(ladder, path=path, **options)
+    cure = "Pass bridge_evidence(tree.sel(temperature=1.0), model, key=key)."
+    check_kind("log_evidence", "bridge", bridge, (Evidence, None), cure)
+    evidence = in_float64(_estimate)(ladder, method, path=path, **options)
+    if bridge is not None:
+        evidence = with_bridge(evidence, bridge, choose=path == "auto")
+    for text in (*evidence.complaints, *disagreements(evidence)):
+        warn(f"log_evidence: {text}", EvidenceWarning)
+    return evidence
+
+
+def _estimate(
+    ladder: Ladder, method: AbstractControlVariate | None, *, allow_bad_scores: bool, **options: Any
+) -> Evidence:
+    health = examine_rungs(ladder)
+    check = check_ladder(ladder, health)
+    if not check.passed:
+        warn(check.message, ScoreWarning)
+    found = estimate_log_evidence(ladder, health, check, method, allow_bad_scores=allow_bad_scores, **options)
+    return found if check.passed else found._replace(info=found.info | {"score_gate": check.message})
+
+
+def compare_evidence(
+    evidences: Mapping[str, Evidence | EvidenceEstimate], prior: Mapping[str, float] | None = None
+) -> EvidenceComparison:
+    """Return log Bayes factors, in nats, with errors, and posterior model probabilities.
+
+    Kass and Raftery (1995, doi:10.1080/01621459.1995.10476572). Models are taken to be sampled independently.
+
+    Parameters
+    ----------
+    evidences : from a model's name to its `log_evidence`, `bridge_evidence`, ….
+    prior : prior probability of each model, up to a constant; equal by default.
+
+    Returns
+    -------
+    EvidenceComparison : `to_dataframe()` has one row per model, the best first.
+
+    Raises
+    ------
+    ValueError : fewer than two models, an evidence that is not finite, a prior that does not name each model.
+
+    Warns
+    -----
+    EvidenceWarning : for one of the models, methods on the same draws disagree by more than four joint errors.
+    """
+    check_kind("compare_evidence", "evidences", evidences, Mapping, 'Pass {"m1": evidence, "m2": evidence}.')
+    as_names("compare_evidence", "evidences", evidences)
+    for name, evidence in evidences.items():
+        for text in disagreements(evidence) if isinstance(evidence, Evidence) else ():
+            warn(f"compare_evidence: {name}: {text}", EvidenceWarning)
+    return compare_models(evidences, prior)
+
+
+def bridge_evidence(
+    tree: "xarray.DataTree",
+    model: Any = None,
+    /,
+    *args: Any,
+    logdensity_fn: Callable[[jax.Array], jax.Array] | None = None,
+    key: jax.Array,
+    method: str | AbstractControlVariate = "auto",
+    degree: int | None = None,
+    num_proposals: int | None = None,
+    allow_bad_scores: bool = False,
+    **kwargs: Any,
+) -> Evidence:
+    """Estimate the log evidence from posterior draws alone, in seconds, by bridge sampling with control variates.
+
+    A density fitted to the earlier half of each chain is the bridge for the later half, and conversely: a normal, bent
+    where the draws are skew or where the mean or scale of a coordinate depends on another. The warp-III and the fitted
+    bridge, the latter with control variates, and the controlled path from the normal to the posterior share the draws;
+    the value is that of the smallest honest error, and the others are beside it. It works well where the posterior has
+    one mode; the effective draws in the overlap tell. docs/methods/bridge.md; see
+    `mcmcpost.evidence.estimate_from_posterior`.
+
+    Parameters
+    ----------
+    tree : a trace; ``sample_stats.unconstrained_draw`` where it is there, else the latent sites transformed. Draws with
+        weights, ``sample_stats.log_weight``, have self-normalised means (docs/methods/weighted_draws.md).
+    model : a NumPyro program; `args` and `kwargs` are its arguments. Or a ``pymc.Model`` or ``bridgestan.StanModel``,
+        which contains its data. Priors must be proper: those of a Stan program are not checked.
+    logdensity_fn : instead of a model, the log density of one unconstrained draw, log-Jacobian included. A constant
+        that it leaves out is missing from the evidence too, and an improper prior is not detected.
+    key : JAX key of the proposals.
+    method : control variate of the bridge, a name in `METHODS` or an object. ``"plain"`` needs no gradient, and gives
+        the two plain bridges alone.
+    degree : of the polynomials of the controlled path; chosen by its honest error by default. Zero leaves the path out.
+    num_proposals : draws of the fitted density for each half of the draws, each with two evaluations of the log
+        density; by default eight for each draw, at most 20,000 or as many as draws. Fewer where the density is dear.
+    allow_bad_scores : go on although the model is not the density of the draws.
+
+    Returns
+    -------
+    Evidence : value and mcse in nats, status, every method in `estimates`; `to_dataframe()`, `to_datatree()`. `info`
+        has ``participants``, ``pareto_khat``, and how many ``densities`` and ``gradients`` were evaluated; of weighted
+        draws also ``weights_ess`` and ``weights_khat``, above 0.7 of which the status is ``heavy_tail``.
+
+    Raises
+    ------
+    ScoreError : the density or its gradients are not those that the trace has, as of another model or of other data.
+    ValueError : an improper prior, or one that PyMC does not normalise; a log density that is NaN, or not finite at a
+        draw; a constant coordinate.
+
+    Warns
+    -----
+    ScoreWarning : Stein's identity fails for another reason: plain bridges alone, with status ``bad_scores`` where the
+        draws may be of another density.
+    EvidenceWarning : the overlap is poor, a few weighted draws decide, chains or halves disagree, or methods differ by
+        more than four joint errors.
+    ConvergenceWarning : transitions were divergent, or two chains are the same. A region without draws, such as the
+        neck of a funnel, is missing from the fitted density too, and no bridge can show it.
+    """
+    where = "bridge_evidence"
+    choice = resolve_method(method)
+    check_count(where, "degree", degree, "Zero leaves the path out.", least=0, most=HIGHEST_DEGREE, optional=True)
+    check_count(
+        where,
+        "num_proposals",
+        num_proposals,
+        "Leave it out.",
+        least=MIN_PROPOSALS,
+        most=MAX_PROPOSALS,
+        optional=True,
+    )
+    check_flags(where, allow_bad_scores=allow_bad_scores)
+    check_key(where, key)
+    target = read_density(where, tree, model, args, kwargs, logdensity_fn)
+    options = {"key": key, "degree": degree, "num_proposals": num_proposals}
+    warn_of_convergence(check_convergence(tree, ()))  # chains that disagree are complaints of the evidence
+    evidence = in_float64(_bridge)(tree, target, choice, allow_bad_scores, options)
+    for text in (*evidence.complaints, *disagreements(evidence)):
+        warn(f"{where}: {text}", EvidenceWarning)
+    return evidence
+
+
+def _bridge(
+    tree: "xarray.DataTree",
+    target: Target | RowDensity,
+    method: AbstractControlVariate,
+    allow_bad_scores: bool,
+    options: dict[str, Any],
+) -> Evidence:
+    scores = not isinstance(method, PlainMean)
+    if isinstance(target, RowDensity):
+        posterior = evaluate_rows(target.draws, target.values, target.slopes, target.names, scores=scores)
+    else:
+        posterior = evaluate_draws(target.draws, target.logdensity, target.names, scores=scores)
+    slopes = np.zeros_like(posterior.draws) if posterior.scores is None else posterior.scores
+    weights = read_weights("bridge_evidence", tree, posterior.draws.shape[:2])
+    posterior = posterior._replace(weights=weights)
+    trace = make_trace(posterior.draws, slopes, posterior.names)._replace(weights=weights)
+    if not allow_bad_scores:
+        check_agreement("bridge_evidence", tree, Scored(trace, posterior.values, {}))
+        if posterior.scores is not None:
+            check_slopes("bridge_evidence", tree, trace)
+    other = False
+    if posterior.scores is not None:
+        gated = GatedTrace(trace, gate(trace, allow_bad_scores, recorded_log_density(tree, trace)))
+        other = gated.check.failed and gated.check.pattern not in (*NO_GAIN, "not_converged")
+        method = PlainMean() if gated.check.failed and not allow_bad_scores else method
+    evidence = estimate_from_posterior(posterior, method, **options)
+    if not (other and np.isfinite(evidence.value)):
+        return evidence
+    return evidence._replace(status=Status.BAD_SCORES, complaints=(OTHER_MODEL, *evidence.complaints))
+
+
+def laplace_evidence(
+    tree: "xarray.DataTree",
+    model: Callable[..., Any] | None = None,
+    /,
+    *args: Any,
+    logdensity_fn: Callable[[jax.Array], jax.Array] | None = None,
+    key: jax.Array,
+    num_proposals: int = 20_000,
+    **kwargs: Any,
+) -> EvidenceEstimate:
+    """Estimate the log evidence by importance sampling from the Laplace approximation, to about twenty dimensions.
+
+    `tree`, `model`, `args`, `kwargs`, `logdensity_fn` and `key` are those of `bridge_evidence`. The draws only start
+    the search for the mode, so that the estimate is an independent check of theirs, and weights of the draws do not
+    matter (see `mcmcpost.evidence.laplace_importance`).
+    """
+    where = "laplace_evidence"
+    check_count(where, "num_proposals", num_proposals, "Use 20,000.", least=2, most=MAX_PROPOSALS)
+    check_key(where, key)
+    target = read_target(where, tree, model, args, kwargs, logdensity_fn)
+    return in_float64(laplace_importance)(
+        target.draws, target.logdensity, key=key, names=target.names, num_proposals=num_proposals
+    )

@@ -1,0 +1,600 @@
+"""Public functions of expectations: posterior means and quantiles, what is derived from them, and the elpd.
+
+Derived are spreads, correlations and any smooth function of means. The elpd is made of controlled log predictive
+densities of the observations.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from mcmcpost.control import (
+    KINDS,
+    AbstractControlVariate,
+    Auto,
+    Estimate,
+    Smooth,
+    contradicting,
+    estimate_derived,
+    estimate_expectations,
+    estimate_quantiles,
+    estimate_spread,
+    level_texts,
+    pool,
+    repeated_chain,
+    stored_estimate,
+    worth_of,
+)
+from mcmcpost.core.arguments import as_names, as_real, check_flags, check_function, check_kind, check_tree_type
+from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status, warn
+from mcmcpost.core.mcse import tail_draws
+from mcmcpost.core.precision import in_float64
+from mcmcpost.sample import (
+    Question,
+    contradicted,
+    of_moving,
+    pose,
+    warn_of_contradiction,
+)
+from mcmcpost.trees import (
+    ConvergenceWarning,
+    Integrands,
+    named_values,
+)
+from mcmcpost.trees.convention import oriented
+from mcmcpost.trees.integrands import NOT_TRACEABLE, tell_names
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+
+def variance(
+    tree: "xarray.DataTree",
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+    fallback: bool = True,
+) -> Estimate:
+    """Estimate posterior variances, named ``var(x)``, with their Monte Carlo errors; arguments as in `expectation`."""
+    return _spread("variance", tree, integrands, method, allow_bad_scores, standardize, folds, fallback)
+
+
+def standard_deviation(
+    tree: "xarray.DataTree",
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+    fallback: bool = True,
+) -> Estimate:
+    """Estimate posterior standard deviations, named ``sd(x)``, with their Monte Carlo errors.
+
+    Arguments are those of `expectation`. `mean_plain` is the standard deviation of the draws, and `mcse_plain` its
+    error, ArviZ's ``mcse_sd``.
+    """
+    return _spread("sd", tree, integrands, method, allow_bad_scores, standardize, folds, fallback)
+
+
+def covariance(
+    tree: "xarray.DataTree",
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+    fallback: bool = True,
+) -> Estimate:
+    """Estimate the posterior covariances of all pairs of integrands, ``cov(x, y)`` and ``cov(x, x)``.
+
+    Arguments are those of `expectation`; p integrands have p(p + 1)/2 covariances, in the order of the upper triangle.
+    """
+    return _spread("covariance", tree, integrands, method, allow_bad_scores, standardize, folds, fallback)
+
+
+def correlation(
+    tree: "xarray.DataTree",
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+    fallback: bool = True,
+) -> Estimate:
+    """Estimate the posterior correlations of all pairs of different integrands, ``corr(x, y)``.
+
+    Arguments are those of `expectation`; p integrands have p(p − 1)/2 correlations, in the order of the upper triangle.
+    That of an integrand that is constant is NaN, ``undefined``.
+    """
+    return _spread("correlation", tree, integrands, method, allow_bad_scores, standardize, folds, fallback)
+
+
+def delta_method(
+    tree: "xarray.DataTree",
+    functions: Mapping[str, Callable[[dict[str, Any]], Any]],
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+    fallback: bool = True,
+) -> Estimate:
+    """Estimate smooth functions of posterior expectations, such as their ratios, with their Monte Carlo errors.
+
+    ``delta_method(trace, {"share": lambda mean: mean["a"] / (mean["a"] + mean["b"])})`` is a function of E[a] and E[b];
+    the expectation of a/(a + b) is another number, which `expectation` estimates. The error is the first-order one,
+    from the draws and from how the control variates move, and the second-order one by the covariance of the
+    expectations (van der Vaart 1998, *Asymptotic Statistics*, chapter 3).
+
+    Parameters
+    ----------
+    tree, method, standardize, folds, allow_bad_scores, fallback : as in `expectation`.
+    functions : from a name to a function of the expectations, a dict from the names of variables or integrands to
+        arrays of the shape of one draw. It returns a number and is differentiated twice by JAX: write it in `jax.numpy`
+        operations.
+    integrands : as in `expectation`; what the functions do not use costs time.
+
+    Returns
+    -------
+    Estimate : one quantity for each function. `mean_plain` is the function of the plain means; `sd` and `residuals` are
+        those of the function's linear part at each draw.
+
+    Raises
+    ------
+    ScoreError, ValueError, TypeError : as in `expectation`; a function does not return one real number.
+
+    Warns
+    -----
+    ScoreWarning, UserWarning : as in `expectation`.
+    """
+    where, cure = "delta_method", 'Pass {"name": lambda mean: mean["a"] / mean["b"]}.'
+    check_kind(where, "functions", functions, Mapping, cure)
+    names = as_names(where, "functions", functions)
+    if not names:
+        raise InputError(where, "`functions`, at least one", "none", cure)
+    for name, function in functions.items():
+        check_function(where, name, function, 1, cure)
+    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
+    every = np.arange(len(question.names))[None]
+    parts = [
+        Smooth((name,), every, _of_means(name, function, question.shapes), steps=True)
+        for name, function in functions.items()
+    ]
+    estimate = in_float64(estimate_derived)(
+        question.trace,
+        question.names,
+        question.values,
+        parts,
+        question.method,
+        events=question.events,
+        **estimate_options(question, standardize, folds, fallback),
+    )
+    warn_of_contradiction(contradicted(estimate, known=question.bad_scores))
+    return estimate
+
+
+def _of_means(
+    name: str, function: Callable[[dict[str, Any]], Any], shapes: Mapping[str, tuple[int, ...]]
+) -> Callable[[Float[Array, " p"]], Float[Array, ""]]:
+    """Return a user's function of a dict of means as one of their vector."""
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])
+
+    def of_vector(means: Float[Array, " p"]) -> Float[Array, ""]:
+        pieces = jnp.split(means, ends[:-1])
+        named = {key: piece.reshape(shape) for (key, shape), piece in zip(shapes.items(), pieces, strict=True)}
+        try:
+            value = function(named)
+        except NOT_TRACEABLE as error:
+            expected, cure = f"`{name}` in operations of jax.numpy", "Write jnp.exp for np.exp, and jnp.where for if."
+            raise InputError("delta_method", expected, type(error).__name__, cure) from error
+        except KeyError as error:
+            tell_names("delta_method", name, error, named)
+            raise
+        wanted, cure = f"`{name}` to return one real number", "Write a function for each number."
+        if value is None or isinstance(value, str | bytes | Mapping):
+            raise InputTypeError("delta_method", wanted, type(value).__name__, cure)
+        array = jnp.asarray(value)
+        if array.shape or jnp.issubdtype(array.dtype, jnp.complexfloating):
+            raise InputError("delta_method", wanted, f"{array.dtype} of shape {array.shape}", cure)
+        return array.astype(float)
+
+    return of_vector
+
+
+def _spread(
+    kind: str,
+    tree: "xarray.DataTree",
+    integrands: Any,
+    method: str | AbstractControlVariate,
+    allow_bad_scores: bool,
+    standardize: tuple[Any, Any] | None,
+    folds: int | None,
+    fallback: bool,
+) -> Estimate:
+    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
+    estimate = answer_spread(question, kind, standardize=standardize, folds=folds, fallback=fallback)
+    warn_of_contradiction(contradicted(estimate, known=question.bad_scores))
+    return estimate
+
+
+def answer_spread(
+    question: Question,
+    kind: str,
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    fallback: bool = True,
+) -> Estimate:
+    """Return the variances, standard deviations, … of the integrands of a question; `kind` is a name of `KINDS`."""
+    check_flags(kind, fallback=fallback)
+    if kind == "correlation" and len(question.names) < 2:
+        raise InputError(kind, "at least two integrands", question.names[0], "Name two.")
+    return in_float64(estimate_spread)(
+        KINDS[kind],
+        question.trace,
+        question.names,
+        question.values,
+        question.method,
+        events=question.events,
+        **estimate_options(question, standardize, folds, fallback),
+    )
+
+
+def estimate_options(
+    question: Question, standardize: tuple[Any, Any] | None, folds: int | None, fallback: bool
+) -> dict[str, Any]:
+    """Return the options of `mcmcpost.control.estimate_derived` for a question."""
+    return {
+        "num_folds": folds,
+        "moments": of_moving(question.every, standardize),
+        "bad_scores": question.bad_scores,
+        "verified": question.check.verified,
+        "fallback": fallback,
+    }
+
+
+def expectation(
+    tree: "xarray.DataTree",
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+    fallback: bool = True,
+) -> Estimate:
+    """Estimate posterior expectations, with their Monte Carlo errors, by Stein control variates.
+
+    Parameters
+    ----------
+    tree : a trace with scores, from `from_numpyro`, `attach_scores`, `from_arrays`, nutpie or `load_tree`. Draws and
+        scores in the chunks of dask, larger than memory, are reduced chunk by chunk. Draws with weights,
+        ``sample_stats.log_weight``, have self-normalised means and weighted control variates
+        (docs/methods/weighted_draws.md).
+    integrands : None for every variable of the posterior group that is a number for every draw, with a warning of the
+        others; a list of variable names; an array (chain, draw[, p]) or a function of one constrained draw (a dict of
+        arrays), named ``f``; or a mapping from names to such.
+    method : ``"auto"``, another name in `METHODS`, or an object such as ``ZeroVariance(degree=2)``.
+    standardize : known (mean, sd) of the unconstrained draws, each a scalar or (d,), as for a prior; by default the
+        sample's own moments.
+    folds : of the cross-fitting, at most 1,000; about eight by default, whole chains or contiguous blocks of them.
+    allow_bad_scores : compute although the score gate fails; every status is then ``bad_scores``.
+    fallback : return the plain mean where its error is not larger than the controlled one. With few draws the estimate
+        of the error can hide a real gain: False returns the controlled mean, and the gain may then be below one.
+
+    Returns
+    -------
+    Estimate : mean, mcse, gain, status, … arrays over the quantities, in the integrands' units. Where the tree records
+        how long sampling took (`sampling_time`, in seconds, an attribute that PyMC and ``mcmcpost sample`` write),
+        ``info["worth"]`` says how long it would take for the same errors.
+
+    Raises
+    ------
+    ScoreError : the scores are not those of the draws, in a way that was recognised.
+    ValueError, TypeError : input of a wrong shape, kind or name; `Screened` or `VectorValued` for weighted draws.
+
+    Warns
+    -----
+    ScoreWarning : Stein's identity fails for a reason that was not recognised, or the chains have not converged. A
+        control variate would then be biased by more than its error says, so plain means are returned, whatever the
+        method; `allow_bad_scores` overrides.
+    ConvergenceWarning : the chains, or their halves, disagree about the mean or the spread of an integrand (R-hat),
+        transitions of the sampler diverged, or Pareto k̂ of the weights is above 0.7; the status is then
+        ``heavy_tail``.
+    """
+    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
+    return answer(question, standardize=standardize, folds=folds, fallback=fallback)
+
+
+def summary(
+    tree: "xarray.DataTree",
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+    fallback: bool = True,
+    sd: bool = False,
+    quantiles: Sequence[float] = (),
+) -> "pandas.DataFrame":
+    """Return a table to join to ``az.summary``: mcse, mean_cv, mcse_cv, gain, method, status, digits.
+
+    ``az.summary(trace).join(mp.summary(trace))`` has the plain mean and standard deviation too, as has
+    ``expectation(trace).to_dataframe()``. ArviZ does not know the weights of weighted draws: take the latter for them.
+
+    Parameters
+    ----------
+    tree, integrands, method, standardize, folds, allow_bad_scores, fallback : as in `expectation`.
+    sd : also `sd_cv` and `mcse_sd_cv`, the controlled standard deviation and its error; see `standard_deviation`.
+    quantiles : probabilities π whose quantiles are wanted too, in columns ``q{π}_cv`` and ``mcse_q{π}_cv``; see
+        `quantile`, which takes no `standardize` and no `fallback`. The ends of ``az.summary``'s 89 % interval are those
+        of (0.055, 0.945).
+
+    Returns
+    -------
+    DataFrame : a row for each quantity. `mcse` is the plain error and `gain` (mcse/mcse_cv)²; `digits` are the
+        significant digits of `mean_cv` that its error supports.
+    """
+    check_flags("summary", sd=sd)
+    levels = check_probabilities(quantiles) if np.size(quantiles) else np.empty(0)
+    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
+    table = answer(question, standardize=standardize, folds=folds, fallback=fallback).to_dataframe()
+    table = table.drop(columns=["mean", "sd"])
+    if sd:
+        spread = answer_spread(question, "sd", standardize=standardize, folds=folds, fallback=fallback)
+        table["sd_cv"], table["mcse_sd_cv"] = spread.mean, spread.mcse
+    if len(levels):
+        found = answer_quantiles(question, levels, folds=folds)
+        for place, level in enumerate(level_texts(levels)):
+            own = slice(place, None, len(levels))
+            table[f"q{level}_cv"], table[f"mcse_q{level}_cv"] = found.mean[own], found.mcse[own]
+    return table
+
+
+def quantile(
+    tree: "xarray.DataTree",
+    probabilities: float | Sequence[float],
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+) -> Estimate:
+    """Estimate posterior quantiles by inverting a controlled distribution function.
+
+    Other arguments and errors are those of `expectation`. One result per integrand and probability, named
+    ``name [probability]``; `mcse` is in the integrand's units. Indicators are not smooth, so that gains are modest;
+    without one the status is ``plain``. A quantile with fewer than three effective draws beyond it is ``unseen``.
+    The error is that of Maritz and Jarrett (1978, doi:10.1080/01621459.1978.10480027); see `estimate_quantiles`.
+
+    Raises
+    ------
+    ValueError : a probability outside (0, 1).
+    """
+    levels = check_probabilities(probabilities)
+    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
+    found = answer_quantiles(question, levels, folds=folds)
+    warn_of_contradiction(contradicted(found, known=question.bad_scores))
+    return found
+
+
+def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
+    """Combine estimates of the same quantities from independent chains of one posterior, without their draws.
+
+    Chains that are added to a finished reduction cost their own reduction only. The pooled means are those of the
+    parts, weighted by their draws where all were made by the same method, and by their errors elsewhere; see
+    `mcmcpost.control.estimate.pool`. A joint reduction of all chains knows a little more, since its fits see
+    all draws.
+
+    Parameters
+    ----------
+    estimates : of `expectation`, at least two, or trees that ``estimate.to_datatree`` returned, as `load_tree` reads
+        them. Names and the number of draws of a chain have to be the same.
+
+    Returns
+    -------
+    Estimate : residuals have the chains of all parts, one after the other; `info` has the draws of each part.
+
+    Raises
+    ------
+    ValueError, TypeError : fewer than two; other names or numbers of draws; a chain in two of them; what is no
+        estimate.
+
+    Warns
+    -----
+    ConvergenceWarning : a part contradicts the pooled estimate.
+    """
+    where = "pool_estimates"
+    parts = [one if isinstance(one, Estimate) else stored_estimate(one) for one in estimates]
+    if len(parts) < 2:
+        raise InputError(where, "at least two estimates", len(parts), "Pass those of the old and of the new chains.")
+    for part in parts[1:]:
+        if part.names != parts[0].names:
+            other = sorted({*part.names} ^ {*parts[0].names}) or "another order"
+            raise InputError(where, "estimates of the same quantities", other, "Ask each for the same integrands.")
+        if part.residuals.shape[1] != parts[0].residuals.shape[1]:
+            draws = f"{parts[0].residuals.shape[1]} and {part.residuals.shape[1]}"
+            cure = "Reduce as many draws of each chain: tree.isel(draw=slice(n))."
+            raise InputError(where, "estimates from chains of one length", draws, cure)
+    shared = repeated_chain(parts)
+    if shared is not None:
+        got = f"one of the chains of estimate {shared[0]} in estimate {shared[1]}, counting from 0"
+        raise InputError(where, "every chain once", got, "Pass estimates of different chains.")
+    pooled = pool(parts)
+    apart = [name for name, bad in zip(pooled.names, contradicting(parts, pooled), strict=True) if bad]
+    if apart:
+        warn(
+            f"The estimates of {', '.join(apart)} contradict each other: they are of other posteriors, or their chains "
+            "have not converged.",
+            ConvergenceWarning,
+        )
+    return pooled
+
+
+def check_probabilities(probabilities: float | Sequence[float]) -> Float[np.ndarray, " a"]:
+    """Return the distinct probabilities in the order given; refuse an empty list, and any outside (0, 1)."""
+    levels = np.atleast_1d(as_real("quantile", "probabilities", probabilities)).astype(float)
+    if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels < 1)).all():
+        raise InputError("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, not 5.")
+    return np.array(list(dict.fromkeys(levels.tolist())))  # results are named by their probability
+
+
+def answer_quantiles(question: Question, levels: Float[np.ndarray, " a"], *, folds: int | None = None) -> Estimate:
+    """Return the quantiles of a question's integrands at the probabilities `levels`."""
+    return in_float64(estimate_quantiles)(
+        question.trace,
+        question.names,
+        question.values,
+        levels,
+        question.method,
+        num_folds=folds,
+        bad_scores=question.bad_scores,
+        verified=question.check.verified,
+        events=question.events,
+    )
+
+
+def answer(
+    question: Question,
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    fallback: bool = True,
+) -> Estimate:
+    """Return the expectations of the integrands of a question; arguments as in `expectation`."""
+    check_flags("expectation", fallback=fallback)
+    estimate = in_float64(estimate_expectations)(
+        question.trace,
+        question.names,
+        question.values,
+        question.method,
+        num_folds=folds,
+        moments=of_moving(question.every, standardize),
+        bad_scores=question.bad_scores,
+        verified=question.check.verified,
+        events=question.events,
+        fallback=fallback,
+    )
+    warn_of_contradiction(contradicted(estimate, known=question.bad_scores))
+    if question.seconds is None or not (worth := worth_of(estimate, question.seconds)):
+        return estimate
+    return estimate._replace(info=estimate.info | {"sampling_time": question.seconds, "worth": worth})
+
+
+LOG_LIKELIHOOD = "log_likelihood"
+
+WITHOUT_KERNELS = Auto(kernel=False)
+
+
+def elpd(
+    tree: "xarray.DataTree",
+    var_name: str | None = None,
+    method: str | AbstractControlVariate = WITHOUT_KERNELS,
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+    fallback: bool = True,
+) -> Estimate:
+    """Estimate the expected log predictive density by leaving one observation out, with its Monte Carlo error.
+
+    With ℓᵢ the log likelihood of observation i, log p(yᵢ | y₋ᵢ) = −log E[exp(−ℓᵢ)] under the posterior (Gelfand, Dey
+    and Chang 1992), and its density under the posterior of all observations is log E[exp ℓᵢ]. Both are functions of
+    expectations, to which control variates apply. ``az.loo`` estimates the first by Pareto-smoothed weights (Vehtari,
+    Gelman and Gabry 2017, doi:10.1007/s11222-016-9696-4); its `se` is not a Monte Carlo error but that of the
+    observations as a sample.
+
+    Parameters
+    ----------
+    tree : a trace with scores and a group `log_likelihood`, a value for every draw and observation.
+    var_name : the variable of that group; may be left out where there is one.
+    method : by default `Auto` without kernels, which take seconds for each observation.
+    standardize, folds, allow_bad_scores, fallback : as in `expectation`.
+
+    Returns
+    -------
+    Estimate : of ``elpd_loo``, ``lppd`` and ``p_loo``, their difference, for all n observations together, then for each
+        one of ``elpd_loo(y[i])`` and ``lppd(y[i])``. An observation with so much influence that exp(−ℓᵢ) has a heavy
+        tail has the status ``heavy_tail``: take that of ``az.loo``, or fit the model without it. Memory is that of
+        (2n)² numbers.
+
+    Raises
+    ------
+    ScoreError, ValueError, TypeError : as in `expectation`; no log likelihood, or several and none is named.
+    """
+    where = "elpd"
+    check_kind(where, "var_name", var_name, (str, None), "It is a variable of the group `log_likelihood`.")
+    check_tree_type(where, tree)
+    found = _log_likelihood(tree, var_name)
+    values = found.values
+    best, worst = values.max(axis=(0, 1)), values.min(axis=(0, 1))
+    with np.errstate(invalid="ignore"):
+        scaled = np.exp(values - best), np.exp(worst - values)
+    densities = {f"p({name})": scaled[0][..., i] for i, name in enumerate(found.names)}
+    densities |= {f"1/p({name})": scaled[1][..., i] for i, name in enumerate(found.names)}
+    question = pose(tree, densities, method, allow_bad_scores, weighted=True)
+    n = len(found.names)
+    own, other = np.arange(n), np.arange(n) + n
+    parts = [
+        Smooth(("elpd_loo",), other[None], _minus_log_product),
+        Smooth(("lppd",), own[None], _log_product),
+        Smooth(("p_loo",), np.concatenate([own, other])[None], _log_product),
+        Smooth(tuple(f"elpd_loo({name})" for name in found.names), other[:, None], _minus_log_product),
+        Smooth(tuple(f"lppd({name})" for name in found.names), own[:, None], _log_product),
+    ]
+    estimate = in_float64(estimate_derived)(
+        question.trace,
+        question.names,
+        question.values,
+        parts,
+        question.method,
+        events=np.zeros(2 * n, bool),  # a log likelihood that never changes is that of a masked observation
+        **estimate_options(question, standardize, folds, fallback),
+    )
+    with np.errstate(invalid="ignore"):
+        shift = np.concatenate([[worst.sum(), best.sum(), (best - worst).sum()], worst, best])
+    moved = {name: getattr(estimate, name) + shift for name in ("mean", "mean_plain", "mean_crossfit")}
+    alone = [_few_decide(one) for one in scaled[::-1]]  # of 1/p and of p
+    heavy = np.concatenate([[alone[0].any(), alone[1].any(), np.any(alone)], *alone])
+    status = tuple(Status.HEAVY_TAIL if h and s in TRUSTED else s for h, s in zip(heavy, estimate.status, strict=True))
+    return estimate._replace(**moved, residuals=estimate.residuals + shift, status=status)
+
+
+def _log_product(means: Float[Array, " r"]) -> Float[Array, ""]:
+    return jnp.log(means).sum()
+
+
+def _minus_log_product(means: Float[Array, " r"]) -> Float[Array, ""]:
+    return -_log_product(means)
+
+
+def _few_decide(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
+    """Return where all but a few draws are zero beside the largest: no tail is left whose k̂ could be told."""
+    return (values > 0).sum(axis=(0, 1)) < tail_draws(values.shape[0] * values.shape[1])
+
+
+def _log_likelihood(tree: "xarray.DataTree", var_name: str | None) -> Integrands:
+    """Return the log likelihoods of the observations, (c, n, p)."""
+    group = tree.children.get(LOG_LIKELIHOOD)
+    names = [] if group is None else [str(name) for name in group.data_vars]
+    if not names or group is None:
+        cure = "Keep it when sampling: from_numpyro(mcmc, log_likelihood=True), pm.compute_log_likelihood(trace)."
+        raise InputError("elpd", "a group `log_likelihood` with a variable", ", ".join(tree.children) or "none", cure)
+    if var_name is None and len(names) > 1:
+        raise InputError("elpd", "`var_name` where there are several variables", ", ".join(names), "Name one.")
+    name = names[0] if var_name is None else var_name
+    if name not in names:
+        raise InputError("elpd", f"`var_name` among {', '.join(names)}", name, "Name one of them.")
+    return named_values(oriented("elpd", group.to_dataset()[name]))

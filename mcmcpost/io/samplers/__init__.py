@@ -1,1 +1,0 @@
-"""Traces as samplers leave them: one file a sampler."""

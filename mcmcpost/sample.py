@@ -1,0 +1,181 @@
+"""The question that a public function answers: tree, gated scores, integrands and method, each resolved once."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from mcmcpost.control import (
+    AbstractControlVariate,
+    Auto,
+    ControlFunctional,
+    Estimate,
+    PlainMean,
+    Screened,
+    SemiExact,
+    ZeroVariance,
+    read_moments,
+)
+from mcmcpost.core.arguments import check_flags
+from mcmcpost.core.errors import InputError, Status, warn
+from mcmcpost.core.runtime import did_you_mean
+from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning
+from mcmcpost.trace import StoredTrace, Trace, moving, without_fixed
+from mcmcpost.trees import (
+    Convergence,
+    check_convergence,
+    gate,
+    integrand_values,
+    read_stored_trace,
+    read_trace,
+    recorded_log_density,
+    sampling_seconds,
+    warn_of_convergence,
+)
+
+if TYPE_CHECKING:
+    import xarray
+
+
+METHODS: dict[str, AbstractControlVariate] = {
+    "auto": Auto(),
+    "plain": PlainMean(),
+    "zv1": ZeroVariance(1),
+    "zv2": ZeroVariance(2),
+    "zv3": ZeroVariance(3),
+    "cf": ControlFunctional(max_states=4_000),
+    "secf": SemiExact(2, max_states=4_000),
+    "screened": Screened(),
+}
+"""Short names of methods, for ``method=`` and the command line. Kernels are fitted on at most 4,000 states."""
+
+NO_GAIN = ("constant", "boundary")
+"""Findings of the score gate under which no control variate can help: the status is ``plain``, not ``bad_scores``."""
+
+
+class GatedTrace(NamedTuple):
+    """The draws and scores of a tree, and the result of the score gate.
+
+    trace : every coordinate, fixed ones too. check : the tests of its scores.
+    """
+
+    trace: Trace
+    check: ScoreCheck
+
+
+class Question(NamedTuple):
+    """A question about a trace, ready to be answered.
+
+    every, check : the trace with every coordinate, fixed ones too, and the result of the score gate.
+    trace : without fixed coordinates, whose features do not average to zero.
+    names, values, events, shapes : the integrands (c, n, p); see `mcmcpost.trees.integrands.Integrands`.
+    method : the control variate, or the plain mean where the score gate failed.
+    bad_scores : every status is ``bad_scores``.
+    convergence : R-hat of the integrands, and divergences.
+    seconds : that sampling took, None where the tree has no record of it.
+    """
+
+    every: Trace | StoredTrace
+    check: ScoreCheck
+    trace: Trace | StoredTrace
+    names: tuple[str, ...]
+    values: Float[np.ndarray, "c n p"]
+    events: Bool[np.ndarray, " p"]
+    shapes: dict[str, tuple[int, ...]]
+    method: AbstractControlVariate
+    bad_scores: bool
+    convergence: Convergence
+    seconds: float | None
+
+
+def pose(
+    tree: "xarray.DataTree",
+    integrands: Any,
+    method: str | AbstractControlVariate,
+    allow_bad_scores: bool,
+    *,
+    weighted: bool = False,
+) -> Question:
+    """Return the arrays and the method of a question, after the score gate; arguments as in `expectation`.
+
+    It warns once of what is wrong with the chains. Draws with weights are refused unless `weighted`.
+    """
+    choice = resolve_method(method)
+    check_flags("score gate", allow_bad_scores=allow_bad_scores)
+    every = read_stored_trace(tree, weighted=weighted)
+    check = _check(tree, every, allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
+    trace = without_fixed(every)
+    if check.pattern == "nonfinite":
+        # Plain means do not use the scores, but they are transformed with the draws.
+        trace = trace._replace(scores=trace.draws)  # type: ignore[arg-type]
+    asked = integrand_values(tree, integrands)
+    if check.failed and not allow_bad_scores:
+        choice = PlainMean()
+    bad = check.failed and not (check.pattern in NO_GAIN and isinstance(choice, PlainMean))
+    convergence = check_convergence(tree, [(asked.names, asked.values)])
+    warn_of_convergence(convergence)
+    return Question(every, check, trace, *asked, choice, bad, convergence, sampling_seconds(tree))
+
+
+def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool) -> GatedTrace:
+    """Return the trace of a tree, in memory, after the score gate; draws with weights are refused.
+
+    Raises
+    ------
+    ScoreError : the gate finds an error that is not allowed, or scores are not finite.
+    """
+    trace = read_trace(tree)
+    return GatedTrace(trace, _check(tree, trace, allow_bad_scores, scores_needed=True))
+
+
+def _check(
+    tree: "xarray.DataTree", trace: Trace | StoredTrace, allow_bad_scores: bool, *, scores_needed: bool
+) -> ScoreCheck:
+    check = gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
+    if scores_needed and check.pattern == "nonfinite":
+        raise ScoreError(check.message)
+    return check
+
+
+def contradicted(estimate: Estimate, *, known: bool) -> list[str]:
+    """Return the quantities whose controlled and plain estimates contradict each other.
+
+    known : the score gate has said before that the scores are bad: every status says so.
+    """
+    pairs = zip(estimate.names, estimate.status, strict=True)
+    return [name for name, status in pairs if status is Status.BAD_SCORES and not known]
+
+
+def warn_of_contradiction(names: Sequence[str]) -> None:
+    """Warn of quantities that `contradicted` returned."""
+    if names:
+        warn(
+            f"The controlled estimates of {', '.join(names)} contradict the plain ones by more than five standard "
+            "errors: the scores may be of another density, or the chains have not seen the tails. The plain ones are "
+            "returned.",
+            ScoreWarning,
+        )
+
+
+def of_moving(trace: Trace | StoredTrace, standardize: Any) -> Any:
+    """Return the known moments of the coordinates that move, of those of all coordinates; None for None."""
+    if standardize is None:
+        return None
+    moves = moving(trace.draws)
+    mean, sd = read_moments(standardize, len(moves))
+    return mean[moves], sd[moves]
+
+
+def resolve_method(method: str | AbstractControlVariate) -> AbstractControlVariate:
+    """Return the method that a short name stands for; an object stands for itself."""
+    if isinstance(method, AbstractControlVariate):
+        return method
+    if isinstance(method, str) and method in METHODS:
+        return METHODS[method]
+    raise InputError(
+        "method",
+        f"one of {', '.join(METHODS)} or a method object",
+        repr(method),
+        did_you_mean(str(method), METHODS) + "See ZeroVariance, SemiExact.",
+    )

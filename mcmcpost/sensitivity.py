@@ -1,0 +1,236 @@
+"""Public functions of prior sensitivity: another prior by importance ratios, and derivatives by covariances."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from mcmcpost.control import AbstractControlVariate, Estimate, Smooth, estimate_derived
+from mcmcpost.core.errors import WORST_FIRST, InputError, Status
+from mcmcpost.core.mcse import GOOD_KHAT, weights_khat
+from mcmcpost.core.precision import in_float64
+from mcmcpost.core.runtime import json_able
+from mcmcpost.expectations import estimate_options
+from mcmcpost.sample import Question, pose
+from mcmcpost.trees import integrand_values
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+
+class PriorChange(NamedTuple):
+    """The posterior and the evidence under another prior, from draws under the old one.
+
+    log_evidence_change, mcse_log_evidence : log p_new(y) − log p_old(y) in nats, log E[r] of the prior ratios r under
+        the old posterior, and its standard error.
+    names, mean, mcse : p integrands, their expectations under the new posterior, E[rf]/E[r], and standard errors.
+    pareto_khat : of the ratios; above 0.7 they are too unequal, and the status is ``heavy_tail``.
+    ess : (Σr)²/Σr², the draws that are left.
+    status : ``heavy_tail``, or the worst of all of them.
+    """
+
+    log_evidence_change: float
+    mcse_log_evidence: float
+    names: tuple[str, ...]
+    mean: Float[np.ndarray, " p"]
+    mcse: Float[np.ndarray, " p"]
+    pareto_khat: float
+    ess: float
+    status: Status
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return one row per integrand: mean and mcse under the new prior."""
+        return _table(self.names, mean=self.mean, mcse=self.mcse)
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, with None for NaN and infinities."""
+        return json_able(self._asdict() | {"status": str(self.status)})
+
+
+class Derivatives(NamedTuple):
+    """Derivatives with respect to a hyper-parameter a of the prior or the likelihood.
+
+    log_evidence, mcse_log_evidence : d log p(y)/da = E[g], g = ∂ log p(y, x|a)/∂a, and its standard error.
+    names, mean, mcse : p integrands, dE[f]/da = Cov(f, g) under the posterior, and standard errors.
+    status : the worst of all of them.
+    """
+
+    log_evidence: float
+    mcse_log_evidence: float
+    names: tuple[str, ...]
+    mean: Float[np.ndarray, " p"]
+    mcse: Float[np.ndarray, " p"]
+    status: Status
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return one row per integrand: the derivative of its mean, and mcse."""
+        return _table(self.names, mean=self.mean, mcse=self.mcse)
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, with None for NaN and infinities."""
+        return json_able(self._asdict() | {"status": str(self.status)})
+
+
+def reweight_prior(
+    tree: "xarray.DataTree",
+    log_ratio: Any,
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    allow_bad_scores: bool = False,
+) -> PriorChange:
+    """Return the evidence and expectations under another prior of the same support, without sampling again.
+
+    With the ratio r = p_new(x)/p_old(x), the evidence changes by the factor E[r], and expectations are E[rf]/E[r], all
+    under the old posterior. Both are expectations, so control variates apply. An evidence of the old model and
+    `log_evidence_change` add up to that of the new one.
+
+    Parameters
+    ----------
+    tree : a trace with scores of the old posterior.
+    log_ratio : log p_new − log p_old of one constrained draw (a dict of arrays), both priors normalised, or its values
+        (chain, draw).
+    integrands, method, allow_bad_scores : as in `expectation`.
+
+    Returns
+    -------
+    PriorChange : with status ``heavy_tail`` where the ratios are too unequal for their error to be known: sample again.
+
+    Raises
+    ------
+    ScoreError, ValueError, TypeError : as in `expectation`; a log ratio that is NaN or +∞ somewhere, or −∞ everywhere.
+
+    Source: Kallioinen, Paananen, Bürkner and Vehtari (2024, doi:10.1007/s11222-023-10366-5) for the ratios.
+    """
+    where = "reweight_prior"
+    logs = _one_value(where, tree, "log_ratio", log_ratio)
+    top = float(logs.max())
+    if np.isnan(logs).any() or not np.isfinite(top):
+        cure = "Both priors must have a density at the draws; −∞ outside of the new support is fine."
+        raise InputError(where, "`log_ratio` that is finite, or −∞", f"up to {top}", cure)
+    ratio = np.exp(logs - top)
+    question = pose(tree, integrands, method, allow_bad_scores)
+    weight = ratio / ratio.sum()
+    first = question.values[0, 0]
+    constant = (question.values == first).all(axis=(0, 1))  # exactly: what is left of it would be rounding
+    centre = np.where(constant, first, np.einsum("cn,cnp->p", weight, question.values))
+    series = np.concatenate([ratio[..., None], ratio[..., None] * (question.values - centre)], axis=-1)
+    own = np.arange(1, len(centre) + 1)
+    found, status = _derived(
+        question,
+        series,
+        np.append(False, _possible_events(question)),
+        Smooth(("log evidence",), np.zeros((1, 1), int), _log),
+        Smooth(question.names, np.stack([0 * own, own], axis=1), _ratio),
+    )
+    khat = weights_khat(logs)
+    if khat > GOOD_KHAT and status not in (Status.BAD_SCORES, Status.UNDEFINED):
+        status = Status.HEAVY_TAIL
+    return PriorChange(
+        log_evidence_change=float(found.mean[0]) + top,
+        mcse_log_evidence=float(found.mcse[0]),
+        names=question.names,
+        mean=centre + found.mean[1:],
+        mcse=found.mcse[1:],
+        pareto_khat=khat,
+        ess=float(1 / (weight**2).sum()),
+        status=status,
+    )
+
+
+def hyper_derivatives(
+    tree: "xarray.DataTree",
+    slope: Any,
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    allow_bad_scores: bool = False,
+) -> Derivatives:
+    """Return derivatives of expectations and of the log evidence with respect to a hyper-parameter.
+
+    With g = ∂ log p(y, x|a)/∂a at the value of a that was sampled, d log p(y)/da = E[g] and dE[f]/da = Cov(f, g), both
+    under the posterior, so that control variates apply and no ratio is needed. For power scaling g is the log prior, or
+    the log likelihood, itself: the derivative with respect to its power at one.
+
+    Parameters
+    ----------
+    tree : a trace with scores.
+    slope : g of one constrained draw (a dict of arrays), or its values (chain, draw).
+    integrands, method, allow_bad_scores : as in `expectation`.
+
+    Raises
+    ------
+    ScoreError, ValueError, TypeError : as in `expectation`.
+
+    Source: Kallioinen, Paananen, Bürkner and Vehtari (2024, doi:10.1007/s11222-023-10366-5) for power scaling.
+    """
+    g = _one_value("hyper_derivatives", tree, "slope", slope)
+    question = pose(tree, integrands, method, allow_bad_scores)
+    middle, centre, scale = g.mean(), question.values.mean(axis=(0, 1)), g.std() or 1.0
+    f, g = question.values - centre, (g - middle)[..., None] / scale  # the error of an unseen event is of unit size
+    p = len(centre)
+    own = np.arange(1, p + 1)
+    found, status = _derived(
+        question,
+        np.concatenate([g, f, f * g], axis=-1),
+        np.concatenate([[False], _possible_events(question), _possible_events(question)]),
+        Smooth(("log evidence",), np.zeros((1, 1), int), _first),
+        Smooth(question.names, np.stack([0 * own, own, own + p], axis=1), _covariance),
+    )
+    return Derivatives(
+        log_evidence=float(middle + scale * found.mean[0]),
+        mcse_log_evidence=float(scale * found.mcse[0]),
+        names=question.names,
+        mean=scale * found.mean[1:],
+        mcse=scale * found.mcse[1:],
+        status=status,
+    )
+
+
+def _first(means: Float[Array, " r"]) -> Float[Array, ""]:
+    return means[0]
+
+
+def _log(means: Float[Array, " r"]) -> Float[Array, ""]:
+    return jnp.log(means[0])
+
+
+def _ratio(means: Float[Array, " r"]) -> Float[Array, ""]:
+    return means[1] / means[0]
+
+
+def _covariance(means: Float[Array, " r"]) -> Float[Array, ""]:
+    return means[2] - means[0] * means[1]
+
+
+def _one_value(where: str, tree: "xarray.DataTree", name: str, given: Any) -> Float[np.ndarray, "c n"]:
+    found = integrand_values(tree, {name: given})
+    if found.values.shape[-1] != 1:
+        got = f"{found.values.shape[-1]} values a draw"
+        raise InputError(where, f"`{name}` to be one number a draw", got, "Add up its terms.")
+    return found.values[..., 0]
+
+
+def _possible_events(question: Question) -> Bool[np.ndarray, " p"]:
+    """Return which integrands may be events that were not seen; centred, any constant is zero."""
+    return question.events & np.isin(question.values[0, 0], (0.0, 1.0))
+
+
+def _derived(
+    question: Question, series: Float[np.ndarray, "c n q"], events: Bool[np.ndarray, " q"], *parts: Smooth
+) -> tuple[Estimate, Status]:
+    """Return functions of the means of series, and the worst of their statuses."""
+    names = tuple(map(str, range(series.shape[-1])))
+    options = estimate_options(question, None, None, True)
+    found = in_float64(estimate_derived)(
+        question.trace, names, series, parts, question.method, events=events, **options
+    )
+    return found, min(found.status, key=WORST_FIRST.index)
+
+
+def _table(names: tuple[str, ...], **columns: np.ndarray) -> "pandas.DataFrame":
+    import pandas
+
+    return pandas.DataFrame(columns, index=pandas.Index(names, name="quantity"))

@@ -1,0 +1,397 @@
+"""Related expectations on several traces, estimated together, with the covariance of their errors."""
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from mcmcpost.control import Estimate, check_cross_fitting, read_moments
+from mcmcpost.control.estimate import GROUP, NUMBERS, Fitted, assemble, covariance_of, rescaled
+from mcmcpost.control.problem import Integrands, make_joint_problem, make_problem, read_integrands
+from mcmcpost.core.arguments import as_names, check_flags, check_kind
+from mcmcpost.core.errors import InputError, InputTypeError
+from mcmcpost.core.precision import in_float64, in_units, units_of
+from mcmcpost.core.runtime import json_able
+from mcmcpost.sample import NO_GAIN, GatedTrace, contradicted, read_gated, warn_of_contradiction
+from mcmcpost.scores import ScoreError
+from mcmcpost.tasks.trained import TrainedVectorValued
+from mcmcpost.tasks.vector_valued import VectorValued
+from mcmcpost.trace import Trace, check_same_order, distinct_states, moving, with_coordinates
+from mcmcpost.trees import check_convergence, integrand_values, warn_of_convergence
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+
+class TaskInput(NamedTuple):
+    """One trace with its integrands: names (p,), values (c, n, p); `bad_scores` if the gate failed and was overridden.
+
+    `controlled` is False where the gate's finding leaves only the plain mean. `verified`, `events` : as in
+    `estimate_expectations`.
+    """
+
+    trace: Trace
+    names: tuple[str, ...]
+    values: Float[np.ndarray, "c n p"]
+    bad_scores: bool = False
+    controlled: bool = True
+    verified: bool = True
+    events: Bool[np.ndarray, " p"] | None = None
+
+
+class JointEstimate(dict[str, Estimate]):
+    """Estimates by task name, with what only the whole has.
+
+    labels : P pairs (task, integrand), tasks in order.
+    covariance : (P, P) of the estimates' errors, positive semidefinite with mcse² on its diagonal: the part of the
+        error that the common fit makes under the kernel's model, and the rest, within the same draws, with the
+        correlation of the residual series. Other draws are independent.
+    task_labels, task_covariance : the (task, integrand) pairs that were fitted together and their learnt B, for
+        integrands of unit scale; empty where nothing was fitted.
+    """
+
+    labels: tuple[tuple[str, str], ...]
+    covariance: Float[np.ndarray, "p p"]
+    task_labels: tuple[tuple[str, str], ...]
+    task_covariance: Float[np.ndarray, "t t"]
+
+    def __init__(
+        self,
+        estimates: Mapping[str, Estimate],
+        covariance: Float[np.ndarray, "p p"],
+        task_labels: tuple[tuple[str, str], ...],
+        task_covariance: Float[np.ndarray, "t t"],
+    ) -> None:
+        super().__init__(estimates)
+        self.labels = tuple((task, name) for task, part in estimates.items() for name in part.names)
+        self.covariance = covariance
+        self.task_labels = task_labels
+        self.task_covariance = task_covariance
+
+    @property
+    def task_correlation(self) -> Float[np.ndarray, "t t"]:
+        """The learnt B as a correlation matrix."""
+        sd = np.sqrt(np.diagonal(self.task_covariance))
+        return self.task_covariance / sd[:, None] / sd[None, :]
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return one row per task and quantity, with the columns of `Estimate.to_dataframe`."""
+        import pandas
+
+        return pandas.concat({task: part.to_dataframe() for task, part in self.items()}, names=["task"])
+
+    def to_json_dict(self) -> dict[str, dict[str, Any]]:
+        """Return ``{"tasks": {name: ...}}`` with what `Estimate.to_json_dict` has of each."""
+        return {"tasks": {task: part.to_json_dict() for task, part in self.items()}}
+
+    def to_datatree(self) -> "xarray.DataTree":
+        """Return a new tree with the estimates of all tasks in the group `control_variates`.
+
+        Returns
+        -------
+        DataTree : `mean_cv`, `mcse_cv`, … `status` and `method` over `task`, labelled by the task's name, or
+            ``name: integrand`` where a task has several; `covariance` (task, task_bis) of the errors; the learnt B as
+            `task_correlation` (fitted_task, fitted_task_bis), a correlation matrix, and `task_covariance`. One subgroup
+            per task, by its number, with what `Estimate.to_datatree` writes for it; its attr `task` is the name.
+        """
+        import xarray
+
+        single = {name: len(part.names) == 1 for name, part in self.items()}
+
+        def text(labels: tuple[tuple[str, str], ...]) -> np.ndarray:
+            return np.array([task if single[task] else f"{task}: {name}" for task, name in labels], dtype=object)
+
+        parts = list(self.values())
+        variables: dict[str, Any] = {
+            name: ("task", np.concatenate([np.asarray(getattr(part, field)) for part in parts]))
+            for name, field in NUMBERS.items()
+        }
+        for name in ("status", "method"):
+            flat = [str(item) for part in parts for item in getattr(part, name)]
+            variables[name] = ("task", np.array(flat, dtype=object))
+        variables["covariance"] = (("task", "task_bis"), self.covariance)
+        coords = {"task": text(self.labels), "task_bis": text(self.labels)}
+        if len(self.task_labels):
+            pair = ("fitted_task", "fitted_task_bis")
+            variables |= {"task_covariance": (pair, self.task_covariance)}
+            variables |= {"task_correlation": (pair, self.task_correlation)}
+            coords |= {name: text(self.task_labels) for name in pair}
+        attrs = {
+            "info": json.dumps(json_able(next((part.info for part in parts if part.info), {})), allow_nan=False),
+            "mcmcpost_version": version("mcmcpost"),
+        }
+        tree = xarray.DataTree()
+        tree[GROUP] = xarray.DataTree(xarray.Dataset(variables, coords=coords, attrs=attrs))
+        for number, (name, part) in enumerate(self.items()):
+            own = part.to_datatree()[GROUP].to_dataset()
+            tree[f"task_{number}"] = xarray.DataTree(own.assign_attrs(task=name))
+        return tree
+
+
+def estimate_jointly(
+    inputs: Mapping[str, TaskInput],
+    method: VectorValued | TrainedVectorValued,
+    *,
+    num_folds: int | None = None,
+    moments: tuple[Any, Any] | None = None,
+    fallback: bool = True,
+) -> JointEstimate:
+    """Estimate the expectations of all tasks with one vector-valued control variate.
+
+    Tasks that share draws and scores go through the Kronecker solve of `VectorValued.crossfit`. Integrands that are
+    constant or not finite, traces of fewer than four states and traces that failed the gate take no part in the fit and
+    are reported with their status. A coordinate that no task of the fit moves is left out of the fit.
+
+    Parameters
+    ----------
+    inputs : the tasks by name. method, num_folds, moments, fallback : as in `estimate_expectations`.
+
+    Raises
+    ------
+    ValueError : tasks of different dimensions; a coordinate that is fixed in some of the fitted tasks and moves in
+        others; a covariance that does not fit them.
+    """
+    check_dimensions({name: item.trace for name, item in inputs.items()})
+    for item in inputs.values():
+        check_cross_fitting(item.trace, num_folds, moments)
+    units = {name: units_of(item.values) for name, item in inputs.items()}
+    integrands = {
+        name: read_integrands(item.names, in_units(item.values, units[name]), distinct_states(item.trace), item.events)
+        for name, item in inputs.items()
+    }
+    traces = {name: item.trace for name, item in inputs.items() if item.controlled and len(integrands[name].columns)}
+    labels = tuple((name, inputs[name].names[j]) for name in traces for j in integrands[name].columns)
+    found = _fit_tasks(traces, integrands, method, num_folds, moments)
+    estimates = {
+        name: assemble(
+            integrands[name],
+            found.fitted.get(name),
+            bad_scores=item.bad_scores,
+            verified=item.verified,
+            fallback=fallback,
+        )
+        for name, item in inputs.items()
+    }
+    covariance = _covariance(estimates, inputs, *_common_error(estimates, found, integrands))
+    every = np.concatenate(list(units.values()))
+    with np.errstate(over="ignore"):
+        covariance = covariance * every[:, None] * every
+    estimates = {name: rescaled(estimate, units[name]) for name, estimate in estimates.items()}
+    return JointEstimate(estimates, covariance, labels, found.task_covariance)
+
+
+def check_dimensions(traces: Mapping[str, Trace]) -> None:
+    """Refuse tasks that do not live in one space, their parameters in one order."""
+    sizes = {name: trace.draws.shape[-1] for name, trace in traces.items()}
+    if len(set(sizes.values())) > 1:
+        expected = "tasks of one dimension, whose targets live on one unconstrained space"
+        raise InputError("joint_expectation", expected, sizes, "Estimate the others by `expectation`.")
+    check_same_order("joint_expectation", {f"task {name!r}": trace.names for name, trace in traces.items()})
+
+
+def same_states(a: Trace, b: Trace) -> bool:
+    """Return whether two traces are the same draws of the same target."""
+    return np.array_equal(a.draws, b.draws) and np.array_equal(a.scores, b.scores)
+
+
+def moving_in_all(traces: Mapping[str, Trace]) -> Bool[np.ndarray, " d"]:
+    """Return which coordinates move in all tasks, refusing one that moves in some and is fixed in others.
+
+    Stein features along a coordinate do not average to zero in a task that holds it fixed: the score along it is a
+    gradient of the density of one value. Tasks that move it would lose what it explains were it left out of all.
+    """
+    moves = {name: moving(trace.draws) for name, trace in traces.items()}
+    everywhere = np.logical_and.reduce(list(moves.values()))
+    somewhere = np.logical_or.reduce(list(moves.values()))
+    if (everywhere != somewhere).any():
+        place = int(np.argmax(everywhere != somewhere))
+        fixed, free = ([name for name, own in moves.items() if own[place] == moved] for moved in (False, True))
+        raise InputError(
+            "joint_expectation",
+            "each parameter to move in every task or in none",
+            f"{traces[fixed[0]].names[place]!r}, fixed in task {fixed[0]!r} and not in task {free[0]!r}",
+            "Estimate one of these tasks by `expectation`, which leaves its fixed parameters out.",
+        )
+    return everywhere
+
+
+class TaskFits(NamedTuple):
+    """The control variates of the tasks that were fitted.
+
+    fitted : by the name of the task.
+    model_covariance : (t, t) of the errors that the common fit makes, in the problems' units; None for tasks of the
+        same draws, whose residuals show their correlation.
+    task_covariance : (t, t) B.
+    """
+
+    fitted: dict[str, Fitted]
+    model_covariance: Float[np.ndarray, "t t"] | None
+    task_covariance: Float[np.ndarray, "t t"]
+
+
+def _fit_tasks(
+    traces: dict[str, Trace],
+    integrands: Mapping[str, Integrands],
+    method: VectorValued | TrainedVectorValued,
+    num_folds: int | None,
+    moments: tuple[Any, Any] | None,
+) -> TaskFits:
+    """Fit the tasks of `traces`, of which there may be none, by the coordinates that move."""
+    if not traces:
+        return TaskFits({}, None, np.eye(0))
+    states = [integrands[name].states for name in traces]
+    values = [integrands[name].fitted_values for name in traces]
+    moves = moving_in_all(traces)
+    if not moves.all():
+        traces = {name: with_coordinates(trace, moves) for name, trace in traces.items()}
+        states = [distinct_states(trace) for trace in traces.values()]
+        if moments is not None:
+            mean, sd = (moment[moves] for moment in read_moments(moments, len(moves)))
+            moments = (mean, sd)
+    first, *others = traces.values()
+    if all(same_states(first, other) for other in others):
+        problem = make_problem(
+            first, np.concatenate(values, axis=-1), states=states[0], num_folds=num_folds, moments=moments
+        )
+        whole = method.crossfit(problem)
+        ends = np.cumsum([part.shape[-1] for part in values])
+        columns = [slice(end - part.shape[-1], end) for end, part in zip(ends, values, strict=True)]
+        parts = [Fitted(whole.select(own), problem.select(own)) for own in columns]
+        between = np.asarray(whole.info.get("task_covariance", np.eye(ends[-1])))
+        return TaskFits(dict(zip(traces, parts, strict=True)), None, between)
+    joint = make_joint_problem(list(traces.values()), values, states=states, num_folds=num_folds, moments=moments)
+    fit = method.crossfit_joint(joint)
+    parts = [Fitted(own, problem) for own, problem in zip(fit.fits, joint.problems, strict=True)]
+    return TaskFits(dict(zip(traces, parts, strict=True)), fit.model_covariance, fit.task_covariance)
+
+
+def _common_error(
+    estimates: Mapping[str, Estimate], found: TaskFits, integrands: Mapping[str, Integrands]
+) -> tuple[Int[np.ndarray, " t"], Float[np.ndarray, "t t"]]:
+    """Return where each task of a common fit stands among all P, and the covariance of the errors that the fit makes.
+
+    A task that was fitted alone or not at all has none, and no task has more than its whole error. The correlations are
+    those of the kernel's model, whose B often has rank one, as if it were known: they are shrunk as one observation of
+    unrelated tasks would shrink a B that was learnt from each task's states.
+    """
+    if found.model_covariance is None:
+        return np.zeros(0, int), np.zeros((0, 0))
+    sd = np.sqrt(np.maximum(np.diagonal(found.model_covariance), 0.0))
+    unit = sd[:, None] * sd[None, :]
+    correlation = np.where(unit > 0, found.model_covariance / np.where(unit > 0, unit, 1.0), 0.0)
+    rows: list[int] = []
+    errors: list[float] = []
+    states: list[int] = []
+    start = 0
+    for name, part in estimates.items():
+        if name in found.fitted:
+            fit, problem = found.fitted[name]
+            for k, j in enumerate(integrands[name].columns):
+                together = part.method[j] == fit.method[k] and not fit.method[k].endswith("alone")
+                error = float(sd[len(rows)] * problem.scale[k])
+                errors.append(min(error, float(part.mcse[j])) if together else 0.0)
+                rows.append(start + int(j))
+                states.append(problem.num_states)
+        start += len(part.names)
+    learnt = np.sqrt(1.0 - 1.0 / (np.array(states) + 1.0))
+    correlation = np.where(np.eye(len(rows), dtype=bool), correlation, correlation * np.outer(learnt, learnt))
+    return np.array(rows, int), np.outer(errors, errors) * correlation
+
+
+def _covariance(
+    estimates: Mapping[str, Estimate],
+    inputs: Mapping[str, TaskInput],
+    index: Int[np.ndarray, " t"],
+    between: Float[np.ndarray, "t t"],
+) -> Float[np.ndarray, "p p"]:
+    """Return `between`, the covariance of the common errors, plus that of the rest, by residuals of the same draws."""
+    owner = np.repeat(np.arange(len(estimates)), [len(part.names) for part in estimates.values()])
+    mcse = np.concatenate([part.mcse for part in estimates.values()])
+    total = np.zeros((len(mcse), len(mcse)))
+    total[np.ix_(index, index)] = between
+    rest = np.sqrt(np.maximum(mcse**2 - np.diagonal(total), 0.0))
+    names, left = list(estimates), list(range(len(estimates)))
+    while left:
+        same = [k for k in left if same_states(inputs[names[left[0]]].trace, inputs[names[k]].trace)]
+        left = [k for k in left if k not in same]
+        at = np.concatenate([np.flatnonzero(owner == k) for k in same])
+        residuals = np.concatenate([estimates[names[k]].residuals for k in same], axis=-1)
+        total[np.ix_(at, at)] += covariance_of(residuals, rest[at])
+    return total
+
+
+def joint_expectation(
+    tasks: "Mapping[str, tuple[xarray.DataTree, Any]]",
+    method: VectorValued | TrainedVectorValued | None = None,
+    *,
+    standardize: tuple[Any, Any] | None = None,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+    fallback: bool = True,
+) -> JointEstimate:
+    """Estimate related expectations on several traces and targets together: fidelities, temperatures, time points.
+
+    Parameters
+    ----------
+    tasks : from a name to (tree, integrands); the integrands as in `expectation`, None for the stored values. All
+        targets live on one unconstrained space. Traces are taken to be independent of each other unless their draws
+        and scores are the same.
+    method : `VectorValued(...)`, the default with its default arguments, or `TrainedVectorValued(...)`.
+    standardize : known (mean, sd) of the unconstrained draws of all tasks together; one pooled transform serves all.
+    folds, allow_bad_scores, fallback : as in `expectation`; fold k is left out of every task at once.
+
+    Warns
+    -----
+    ScoreWarning, ConvergenceWarning : as in `expectation`.
+
+    Returns
+    -------
+    JointEstimate : a dict from name to `Estimate`, with `covariance` of all errors and the learnt task covariance. A
+        task whose scores fail the gate is its plain mean, ``bad_scores``, and takes no part in the fit.
+
+    Raises
+    ------
+    ScoreError : as in `expectation`, naming the task.
+    ValueError, TypeError : no task, tasks of different dimension, a parameter that some tasks move and others hold
+        fixed, a covariance that does not fit, a bad integrand.
+    """
+    where, cure = "joint_expectation", 'Pass {"name": (tree, integrands)}.'
+    check_kind(where, "method", method, (VectorValued, TrainedVectorValued, None), "Or use expectation.")
+    check_flags(where, allow_bad_scores=allow_bad_scores, fallback=fallback)
+    check_kind(where, "tasks", tasks, Mapping, cure)
+    as_names(where, "tasks", tasks)
+    if not tasks:
+        raise InputError(where, "`tasks`, at least one", "none", cure)
+    choice = VectorValued() if method is None else method
+    inputs = {}
+    gated: dict[int, GatedTrace] = {}  # tasks may share a tree
+    for name, pair in tasks.items():
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise InputTypeError(
+                "joint_expectation",
+                f"task {name!r} to be a pair (tree, integrands)",
+                type(pair).__name__,
+                "Add None for the stored values.",
+            )
+        tree, integrands = pair
+        new = id(tree) not in gated  # the divergences of a tree are told once
+        if new:
+            try:
+                gated[id(tree)] = read_gated(tree, allow_bad_scores)
+            except ScoreError as error:
+                raise ScoreError(f"joint_expectation: task {name!r}: {error}") from error
+        trace, check = gated[id(tree)]
+        failed = check.failed
+        labels, values, events, _ = integrand_values(tree, integrands)
+        found = check_convergence(tree, [([f"{name}: {label}" for label in labels], values)])
+        warn_of_convergence(found if new else found._replace(divergences=0))
+        bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
+        inputs[name] = TaskInput(trace, labels, values, bad, not failed or allow_bad_scores, check.verified, events)
+    joint = in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize, fallback=fallback)
+    parts = ((task, contradicted(one, known=inputs[task].bad_scores)) for task, one in joint.items())
+    warn_of_contradiction([f"{task}: {name}" for task, names in parts for name in names])
+    return joint

@@ -1,0 +1,358 @@
+"""Checks of traces: the score gate, scores against the recorded log density, R-hat and divergences."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost.core.arguments import check_flags
+from mcmcpost.core.arrays import in_blocks
+from mcmcpost.core.errors import fault, warn
+from mcmcpost.core.mcse import GOOD_KHAT, Weights, rank_rhat
+from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores
+from mcmcpost.trace import StoredTrace, Trace
+from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, read_trace, read_weights
+from mcmcpost.trees.files import starts_of
+
+if TYPE_CHECKING:
+    import xarray
+
+
+def gate(
+    trace: Trace | StoredTrace, allow_bad_scores: bool = False, log_density: Float[np.ndarray, "c n"] | None = None
+) -> ScoreCheck:
+    """Test the scores of `trace`; raise on an error, warn on a warning.
+
+    Parameters
+    ----------
+    trace : draws and scores (c, n, d).
+    allow_bad_scores : return an error instead of raising it.
+    log_density : what the sampler recorded, see `recorded_log_density`.
+
+    Returns
+    -------
+    ScoreCheck : see `gate_attrs` for what to record of it.
+
+    Raises
+    ------
+    ScoreError : the scores are not finite or show a recognised mistake.
+    """
+    check_flags("score gate", allow_bad_scores=allow_bad_scores)
+    check = check_scores(trace, log_density)
+    if check.verdict == "error" and not allow_bad_scores:
+        cure = "" if check.pattern == "nonfinite" else " allow_bad_scores=True overrides."
+        raise ScoreError(check.message + cure)
+    if check.verdict == "warn":
+        warn(check.message, ScoreWarning)
+    return check
+
+
+def gate_attrs(check: ScoreCheck) -> dict[str, str]:
+    """Return the attrs that record `check`; an error, which would have been raised, was overridden."""
+    verdict = "overridden" if check.verdict == "error" else check.verdict
+    return {"score_check": verdict, "score_check_message": check.message}
+
+
+def check_tree(tree: "xarray.DataTree", allow_bad_scores: bool = False) -> ScoreCheck:
+    """Run the score gate on a stored tree; see `gate`."""
+    trace = read_trace(tree, weighted=True)
+    return gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
+
+
+class ConvergenceWarning(UserWarning):
+    """The chains of a trace disagree about what is asked, transitions diverged, or few weighted draws decide."""
+
+
+RHAT_LIMIT, RHAT_SHORT = 1.1, 5.0
+"""The limit of R-hat is the first plus the second over the draws of a chain."""
+
+RHAT_SLOW = 1.01
+"""The limit of Vehtari et al. (2021, doi:10.1214/20-BA1221), likewise: above it are all chains that mix slowly, whose
+errors can be right."""
+
+
+class Convergence(NamedTuple):
+    """What the chains of a trace say about it.
+
+    max_rhat : the largest R-hat, NaN for one chain or where nothing varies. worst : the name of that scalar.
+    apart : scalars whose R-hat is above the limit. limit : 1.1 + 5/n for n draws a chain.
+    divergences, transitions : of the sampler; none where they are not recorded.
+    weights : of the draws. Weighted draws have no R-hat, and Pareto k̂ instead.
+    repeated : two chains with the same draws, counted from zero; None where all differ.
+    """
+
+    max_rhat: float
+    worst: str
+    apart: int
+    limit: float
+    divergences: int
+    transitions: int
+    weights: Weights | None = None
+    repeated: tuple[int, int] | None = None
+
+    @property
+    def complaint(self) -> str | None:
+        """A warning with its cure in one line, None where nothing is wrong."""
+        parts = []
+        if self.apart:
+            others = f" and of {self.apart - 1} more" if self.apart > 1 else ""
+            parts.append(
+                f"R-hat {self.max_rhat:.3g} of {self.worst}{others} is above {self.limit:.3g}: the chains have not "
+                "converged for what is asked, and neither means nor errors are reliable. Run longer chains."
+            )
+        if self.repeated is not None:
+            one, other = self.repeated
+            parts.append(
+                f"Chains {one} and {other} have the same draws: errors are too small. Leave one out, and give each"
+                " chain a seed of its own."
+            )
+        if self.divergences:
+            parts.append(
+                f"{self.divergences} of {self.transitions} transitions were divergent: draws are missing where the "
+                "density curves sharply, and means can be off by more than their errors. Raise the target acceptance "
+                "(target_accept_prob, adapt_delta), or reparameterise."
+            )
+        if self.weights is not None and self.weights.khat > GOOD_KHAT:
+            parts.append(
+                f"Pareto k-hat {self.weights.khat:.2g} of the weights is above {GOOD_KHAT}: {self.weights.ess:.3g} "
+                "effective draws decide, and neither means nor errors are reliable. Draw from closer to the target."
+            )
+        return " ".join(parts) or None
+
+    @property
+    def recorded_divergences(self) -> int | None:
+        """The number of divergent transitions; None where no sampler recorded them."""
+        return self.divergences if self.transitions else None
+
+    @property
+    def note(self) -> str | None:
+        """What is worth saying, although it is not wrong: an R-hat between both limits."""
+        slow = self.limit - RHAT_LIMIT + RHAT_SLOW
+        if self.apart or not self.max_rhat > slow:
+            return None
+        return (
+            f"R-hat {self.max_rhat:.3g} of {self.worst} is above {slow:.3g}: the chains mix slowly. Errors allow for "
+            "what the draws show of that; longer chains are safer."
+        )
+
+
+def check_convergence(
+    tree: "xarray.DataTree", parts: Iterable[tuple[Sequence[str], Float[np.ndarray, "c n _"]]]
+) -> Convergence:
+    """Return the rank-normalised R-hat of the named scalars in `parts`, and the divergences of `tree`.
+
+    Such an R-hat sees disagreement of the chains, or of their halves, about the mean and about the spread. It does not
+    hold for weighted draws, for which Pareto k̂ of the weights is returned.
+    """
+    weights = None
+    rhat: dict[str, float] = {}
+    draws = 1
+    for names, values in parts:
+        draws = values.shape[1]
+        weights = read_weights("check_convergence", tree, values.shape[:2]) if weights is None else weights
+        if weights is not None:
+            continue
+        for some in in_blocks(len(names), values.shape[0] * draws):
+            with np.errstate(all="ignore"):
+                rhat |= zip(names[some], rank_rhat(values[..., some]).tolist(), strict=True)
+    known = {name: value for name, value in rhat.items() if not np.isnan(value)}
+    worst = max(known, key=known.__getitem__, default="")
+    limit = RHAT_LIMIT + RHAT_SHORT / draws
+    apart = sum(value > limit for value in known.values())
+    stats = tree.children.get(GROUP)
+    diverging = np.zeros(0) if stats is None or "diverging" not in stats else np.asarray(stats["diverging"].values)
+    largest = known.get(worst, float("nan"))
+    divergences, repeated = int((diverging == 1).sum()), _repeated_chains(tree)  # NaN where no sampler recorded it
+    return Convergence(largest, worst, apart, limit, divergences, diverging.size, weights, repeated)
+
+
+def _repeated_chains(tree: "xarray.DataTree") -> tuple[int, int] | None:
+    """Return the first two chains that are one: their first draws are the same, and are not constant."""
+    known: dict[bytes, int] = {}
+    for chain, start in enumerate(starts_of(tree)):
+        if not start.size or not np.ptp(start, axis=0).any():
+            continue
+        first = known.setdefault(start.tobytes(), chain)
+        if first != chain:
+            return first, chain
+    return None
+
+
+def warn_of_convergence(convergence: Convergence) -> None:
+    """Warn of what is wrong with the chains, in one warning."""
+    if convergence.complaint:
+        warn(convergence.complaint, ConvergenceWarning)
+
+
+def sampling_seconds(tree: "xarray.DataTree") -> float | None:
+    """Return the seconds that sampling took, as samplers record them in the attribute `sampling_time`; None without."""
+    for node in (tree, *(tree.children[name] for name in ("posterior", GROUP) if name in tree.children)):
+        seconds = node.attrs.get("sampling_time")
+        if isinstance(seconds, int | float | np.number) and np.isfinite(seconds) and seconds > 0:
+            return float(seconds)
+    return None
+
+
+RECORDED = ("lp", "logp")
+"""Where samplers record log density, log-Jacobian included, up to a constant: ArviZ's schema and nutpie."""
+
+_COMPARED = 200
+
+_SHARE = 0.01
+_SAME_DRAWS = 1e-6
+
+_ROUNDING = 100.0
+
+
+class Scored(NamedTuple):
+    """Draws with the scores that one log density has there.
+
+    trace : draws and scores (c, n, d).
+    logdensity : log density of unconstrained draws, (m, d) → (m,).
+    versions : attrs that say what computed the scores.
+    """
+
+    trace: Trace
+    logdensity: Callable[[Float[np.ndarray, "m d"]], Float[np.ndarray, " m"]]
+    versions: dict[str, str]
+
+
+class RowDensity(NamedTuple):
+    """Unconstrained draws (c, n, d), and the log density of another package, which takes one row (d,) at a time.
+
+    names : d labels. logdensity : log-Jacobian included. gradient : (d,) of it, called only where it is finite.
+    versions : attrs that say what computes them.
+    """
+
+    draws: Float[np.ndarray, "c n d"]
+    names: tuple[str, ...]
+    logdensity: Callable[[Float[np.ndarray, " d"]], float]
+    gradient: Callable[[Float[np.ndarray, " d"]], Float[np.ndarray, " d"]]
+    versions: dict[str, str]
+
+    def values(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
+        """Return the log density at any points."""
+        return np.array([self.logdensity(point) for point in points], dtype=np.float64)
+
+    def slopes(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m d"]:
+        """Return the gradients at any points; NaN where the log density is not finite."""
+        found = np.full(points.shape, np.nan)
+        for i, point in enumerate(points):
+            if np.isfinite(self.logdensity(point)):
+                found[i] = self.gradient(point)
+        return found
+
+    def scored(self) -> Scored:
+        """Return the draws with their scores."""
+        scores = self.slopes(self.draws.reshape(-1, self.draws.shape[-1])).reshape(self.draws.shape)
+        return Scored(Trace(self.draws, scores, self.names), self.values, self.versions)
+
+
+def check_agreement(where: str, tree: "xarray.DataTree", scored: Scored) -> None:
+    """Refuse a log density other than the one that the sampler recorded in ``sample_stats.lp`` or ``logp``.
+
+    The two may differ by a constant. At up to 200 draws the range of the difference must stay below a hundredth of the
+    recorded standard deviation, or of one, beyond rounding in the recorded precision. Draws at which the density is not
+    finite have scores that are not, and are left to the gate. See `check_slopes` for the gradients.
+
+    Parameters
+    ----------
+    where : the public function that the error message names.
+    tree : the trace. Without a recorded log density nothing is tested.
+    scored : its draws, in the same order, and the log density.
+
+    Raises
+    ------
+    ScoreError : they differ by more than a constant.
+    """
+    for name, recorded in recorded_log_densities(tree, scored.trace):
+        _compare(where, name, recorded, scored)
+
+
+def check_slopes(where: str, tree: "xarray.DataTree", trace: Trace) -> None:
+    """Refuse scores other than those that the trace has, by more than a hundredth of their size.
+
+    Parameters
+    ----------
+    where : the public function that the error message names.
+    tree : the trace. Without scores, or where its draws are in other coordinates, nothing is tested.
+    trace : its draws, in the same order, with the scores of a model.
+
+    Raises
+    ------
+    ScoreError : they differ, as those of another model, other data or another prior.
+    """
+    stats = tree.children.get(GROUP)
+    if stats is None or not {DRAWS, SCORES} <= set(stats.data_vars):
+        return
+    stored = read_trace(tree, weighted=True)
+    if stored.draws.shape != trace.draws.shape:
+        return
+    if np.abs(stored.draws - trace.draws).max() > _SAME_DRAWS * trace.draws.std():
+        return
+    finding = gradient_difference(np.asarray(stored.scores), trace.scores)
+    if finding > _SHARE:
+        raise ScoreError(
+            fault(
+                where,
+                "a model whose gradients are those that the trace has",
+                f"gradients that differ by {finding:.1%} of their size",
+                "Pass the model, the prior and the data that were sampled. allow_bad_scores=True overrides.",
+            )
+        )
+
+
+def gradient_difference(stored: Float[np.ndarray, "c n d"], model: Float[np.ndarray, "c n d"]) -> float:
+    """Return the root mean square of the difference over that of the model's, of draws where both are finite."""
+    both = np.isfinite(stored).all(axis=-1) & np.isfinite(model).all(axis=-1)
+    size = np.sqrt((model[both] ** 2).sum())
+    return float(np.sqrt(((stored[both] - model[both]) ** 2).sum()) / size) if size > 0 else 0.0
+
+
+def recorded_log_densities(
+    tree: "xarray.DataTree", trace: Trace | StoredTrace
+) -> Iterator[tuple[str, Float[np.ndarray, "c n"]]]:
+    """Yield the name and the values of each log density that the sampler recorded at the draws of its trace.
+
+    Some values may be NaN or infinite: a density counts as recorded where at least half of them are finite.
+    """
+    stats = tree.children.get(GROUP)
+    for name in RECORDED:
+        if stats is None or name not in stats.data_vars or set(stats[name].dims) != {"chain", "draw"}:
+            continue
+        recorded = stats[name].transpose("chain", "draw").values
+        if (
+            recorded.shape == trace.draws.shape[:2]
+            and recorded.dtype.kind == "f"
+            and np.isfinite(recorded).mean() >= 0.5
+        ):
+            yield name, recorded.astype(np.float64) if recorded.dtype.itemsize > 8 else recorded  # LAPACK ends there
+
+
+def recorded_log_density(tree: "xarray.DataTree", trace: Trace | StoredTrace) -> Float[np.ndarray, "c n"] | None:
+    """Return the first of `recorded_log_densities`, and None where there is none."""
+    return next((values for _, values in recorded_log_densities(tree, trace)), None)
+
+
+def _compare(where: str, name: str, recorded: np.ndarray, scored: Scored) -> None:
+    known = np.flatnonzero(np.isfinite(recorded.reshape(-1)))
+    flat = recorded.reshape(-1)[known]
+    chosen = np.unique(np.linspace(0, len(flat) - 1, _COMPARED).astype(int))
+    values = scored.logdensity(scored.trace.draws.reshape(recorded.size, -1)[known[chosen]])
+    difference = (values - flat[chosen].astype(np.float64))[np.isfinite(values)]
+    if not difference.size:
+        return
+    rounding = _ROUNDING * float(np.finfo(recorded.dtype).eps) * float(np.abs(flat).max())
+    allowed = _SHARE * max(1.0, float(flat.std(dtype=np.float64))) + rounding
+    low, high = float(difference.min()), float(difference.max())
+    if high - low > allowed:
+        raise ScoreError(
+            fault(
+                where,
+                f"a log density that differs from the recorded `{GROUP}.{name}` by a constant",
+                f"differences from {low:.4g} to {high:.4g}",
+                "Pass the model, the prior and the data that were sampled, log-Jacobian included."
+                " allow_bad_scores=True overrides.",
+            )
+        )

@@ -1,0 +1,441 @@
+"""Trees on disk: netCDF files and Zarr folders; the chains of several trees of one model as one tree.
+
+Tables of draws are read too.
+"""
+
+import itertools
+import json
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mcmcpost.core.arguments import as_path, check_flags, check_no_pipe, check_tree_type, missing_file
+from mcmcpost.core.arrays import SCRATCH, in_blocks, is_large, scratch_folder, slices_of, zeros
+from mcmcpost.core.devices import is_first_process
+from mcmcpost.core.errors import InputError, InputTypeError, MissingPackageError, fault
+from mcmcpost.core.runtime import rename_finished, written_beside
+from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES
+from mcmcpost.trees.tables import read_csv
+
+if TYPE_CHECKING:
+    import xarray
+
+
+WHERE = "load_tree"
+
+COMPARED = 100
+"""Draws at the start of two chains that show whether they are the same."""
+
+
+def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xarray.DataTree":
+    """Return a new tree with the chains of all `trees`, numbered from zero; arrays of dask stay in their chunks.
+
+    Groups without chains, as observed data, are those of the first. Attributes that differ are left out, and variables
+    without chains, such as the swap rates of a ladder; the reference of a ladder may not differ.
+
+    Parameters
+    ----------
+    names : of the trees, for the messages.
+
+    Raises
+    ------
+    ValueError : groups, variables, shapes, labels or data differ, or a chain is in two trees.
+    """
+    import xarray
+
+    groups_of = [_groups(tree) for tree in trees]
+    first, *others = groups_of
+    for name, other in zip(names[1:], others, strict=True):
+        _check_same_groups(names[0], first, name, other)
+    _check_distinct(names, trees)
+    joined_groups = {}
+    for group in first:
+        parts = [groups[group] for groups in groups_of]
+        if "chain" not in parts[0].dims:
+            joined_groups[group] = parts[0].drop_attrs(deep=False).assign_attrs(_common([part.attrs for part in parts]))
+            continue
+        differing = _differing(parts)
+        joined = xarray.concat(
+            [part.drop_vars(["chain", *differing], errors="ignore") for part in parts],
+            dim="chain",
+            data_vars="minimal",
+            coords="minimal",
+            compat="override",
+            join="exact",
+            combine_attrs="drop_conflicts",
+        )
+        joined_groups[group] = joined.assign_coords(chain=np.arange(joined.sizes["chain"]))
+    return xarray.DataTree.from_dict(joined_groups)
+
+
+def _groups(tree: "xarray.DataTree") -> "dict[str, xarray.Dataset]":
+    """Return the groups of a tree by their paths, those inside groups and the root too."""
+    return {node.path.strip("/") or "/": node.to_dataset(inherit=False) for node in tree.subtree}
+
+
+def _common(attrs: Sequence[Mapping[Hashable, Any]]) -> dict[Hashable, Any]:
+    """Return the attributes that all have alike."""
+    first, *others = attrs
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other and np.array_equal(other[name], value) for other in others)
+    }
+
+
+def _differing(parts: "Sequence[xarray.Dataset]") -> list[Hashable]:
+    """Return the variables without chains that are not the same in all parts of a group."""
+    first, *others = parts
+    alone = [name for name, variable in first.data_vars.items() if "chain" not in variable.dims]
+    return [name for name in alone if not all(first[name].equals(other[name]) for other in others)]
+
+
+def _check_same_groups(
+    one: str, first: "Mapping[str, xarray.Dataset]", name: str, other: "Mapping[str, xarray.Dataset]"
+) -> None:
+    cure = "Give chains of one run, with the same draws; reduce others by themselves."
+    if first.keys() != other.keys():
+        listed, got = (", ".join(group for group in groups if group != "/") for groups in (first, other))
+        raise InputError(WHERE, f"the groups of {one} ({listed}) in {name}", got, cure)
+    for group, ours in first.items():
+        theirs = other[group]
+        if set(ours.data_vars) != set(theirs.data_vars):
+            names = sorted(map(str, set(ours.data_vars) ^ set(theirs.data_vars)))
+            raise InputError(WHERE, f"the same variables of {group} in {one} and {name}", f"{names} in one only", cure)
+        sizes = [{dim: size for dim, size in part.sizes.items() if dim != "chain"} for part in (ours, theirs)]
+        if sizes[0] != sizes[1]:
+            raise InputError(WHERE, f"{group} of the sizes {sizes[0]}, as in {one}, in {name}", sizes[1], cure)
+        for dim in sizes[0]:
+            if dim in ours.coords and dim in theirs.coords and not ours[dim].equals(theirs[dim]):
+                raise InputError(WHERE, f"the labels of {dim} in {group} of {one} in {name}", "others", cure)
+        if "chain" not in ours.dims and not ours.equals(theirs):
+            raise InputError(WHERE, f"the {group} of {one} in {name}", "other values", cure)
+        reference = [variable for variable in _differing([ours, theirs]) if variable in (MEAN, LOWER)]
+        if reference:
+            raise InputError(WHERE, f"the {' and '.join(reference)} of {one} in {name}", "another reference", cure)
+
+
+def _check_distinct(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> None:
+    """Refuse a chain that is in two trees: its first draws are the same, and are not constant."""
+    starts = [starts_of(tree) for tree in trees]
+    for (i, ours), (j, theirs) in itertools.combinations(enumerate(starts), 2):
+        for chain, start in enumerate(ours):
+            same = (theirs == start).all(axis=(1, 2)) if start.size else np.zeros(0, bool)
+            if same.any() and np.ptp(start, axis=0).any():
+                got = f"chain {chain} of {names[i]} as chain {int(np.argmax(same))} of {names[j]}"
+                raise InputError(WHERE, "every chain once", got, "Leave one of them out.")
+
+
+def starts_of(tree: "xarray.DataTree") -> np.ndarray:
+    """Return the first draws (c, n, p): the unconstrained ones, or else the posterior's floats."""
+    stats = tree.children.get(GROUP)
+    group = tree.children.get("posterior") if stats is None or DRAWS not in stats else stats
+    if group is None or not {"chain", "draw"} <= set(group.dims):
+        return np.zeros((0, 0, 0))
+    head = group.to_dataset().isel(draw=slice(COMPARED))
+    chosen = (head[DRAWS],) if group is stats else head.data_vars.values()
+    ordered = [one.transpose("chain", "draw", ...) for one in chosen if {"chain", "draw"} <= set(one.dims)]
+    parts = [one.values.reshape(*one.shape[:2], -1) for one in ordered if one.dtype.kind == "f"]
+    return np.concatenate(parts, axis=-1) if parts else np.zeros((0, 0, 0))
+
+
+_ORDER = "mcmcpost_order"
+
+_CURE = "Give a trace written by save_tree, ArviZ or xarray; write it again if the file is incomplete."
+
+
+def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy: bool = False) -> "xarray.DataTree":
+    """Return the tree stored at `path`, read whole, with the file closed; of several, one tree with all their chains.
+
+    Variables of 134 MB and more are kept in temporary files, so that a trace may be larger than memory, or with `lazy`
+    in the chunks of dask; see "large traces" in the documentation.
+
+    Parameters
+    ----------
+    path : a netCDF file, as `save_tree`, ArviZ (0.x too), nutpie and PyMC write it, or a folder with the suffix
+        ``.zarr``; or a table with the suffix ``.csv`` and one row for each draw. In a table, columns `chain` and `draw`
+        say which draw it is (without them it is one chain), and ``gradient_NAME`` is the score of the unconstrained
+        parameter in column NAME. Every column that is no gradient becomes a variable of the posterior group;
+        ``theta[0]``, ``theta[1]``, or ``theta.1``, ``theta.2``, one array.
+    more : files of other chains of the same model, as jobs of their own write them. Chains are numbered anew.
+    lazy : leave variables of 134 MB and more where they are, in the chunks of dask, which has to be installed. The file
+        stays open.
+
+    Raises
+    ------
+    FileNotFoundError : there is nothing at `path`.
+    ImportError : dask, the extra `dask`, is not installed, and `lazy` asks for it.
+    ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a Zarr folder is not written to its end; a table
+        holds what is not a number, a gradient without its parameter, gradients of some elements of an array only, a
+        column or a draw twice, rows longer than its header, or chains of different lengths; a pipe; a file whose groups
+        contain themselves, or whose variables are larger than memory and disk; several files that differ in groups,
+        variables, shapes, labels or data, or hold one chain twice.
+
+    Warns
+    -----
+    UserWarning : a column without a gradient looks like a parameter, since it varies without those that have one.
+    """
+    check_flags("load_tree", lazy=lazy)
+    if lazy and find_spec("dask") is None:
+        cure = 'Install it: pip install "mcmcpost[dask]"; or leave out `lazy`.'
+        raise MissingPackageError("load_tree", "the package dask", "no dask", cure)
+    places = [as_path("load_tree", one) for one in (path, *more)]
+    trees = [_load(place, lazy) for place in places]
+    return trees[0] if len(trees) == 1 else join_chains([str(place) for place in places], trees)
+
+
+def _load(place: Path, lazy: bool) -> "xarray.DataTree":
+    import xarray
+
+    if not place.exists():
+        raise missing_file("load_tree", "an existing file", place)
+    check_no_pipe("load_tree", place)
+    if place.suffix.lower() == ".csv":
+        return read_csv(place)
+    if place.is_dir() and not _is_zarr(place):
+        raise InputError("load_tree", f"a netCDF-4 file, or a folder *.zarr, at {place}", "another folder", _CURE)
+    kind = "Zarr" if _is_zarr(place) else "netCDF-4"
+    try:
+        if place.is_file():
+            _check_links(place)
+        engine = {"engine": "zarr", "consolidated": False} if _is_zarr(place) else {"engine": "h5netcdf"}
+        with ExitStack() as stack:
+            stored = xarray.open_datatree(place, **engine)
+            if not lazy:
+                stack.enter_context(stored)
+            tree = _in_order(stored, lazy)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise InputError("load_tree", f"a {kind} tree at {place}", repr(error), _CURE) from error
+    except MemoryError as error:
+        cure = "Thin it, or leave it where it is: load_tree(path, lazy=True)."
+        raise InputError("load_tree", f"a tree that fits into memory or {scratch_folder()}", error, cure) from error
+    if not tree.children:
+        raise InputError("load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE)
+    if _is_zarr(place):
+        _check_written(place)
+    return tree
+
+
+def _check_written(place: Path) -> None:
+    """Refuse a Zarr folder some of whose chunks of draws or scores are not there, which would be read as zeros.
+
+    No folder has chunks of nothing but zeros: where all chunks of the scores are missing, their density is flat.
+    """
+    import zarr
+
+    folder = zarr.open_group(place, mode="r")
+    for name in (f"{GROUP}/{DRAWS}", f"{GROUP}/{SCORES}"):
+        array = folder.get(name)
+        if isinstance(array, zarr.Array) and 0 < array.nchunks_initialized < array.nchunks:
+            got = f"{array.nchunks_initialized} of {array.nchunks} chunks of {name}"
+            cure = "It is still being written, or its job was stopped: wait, or save the draws before with save_tree."
+            raise InputError("load_tree", f"a Zarr tree that is written to its end at {place}", got, cure)
+
+
+def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
+    """Write `tree` to a netCDF file, or to a Zarr folder where `path` ends in ``.zarr``.
+
+    The tree is written under a temporary name beside `path` and renamed, so a crash leaves no half-written file. Of
+    several processes of ``jax.distributed`` the first writes it and the others go on.
+
+    Parameters
+    ----------
+    tree : the tree; it is not changed.
+    path : a name ending in ``.nc`` or ``.zarr`` that does not exist.
+
+    Returns
+    -------
+    The path written.
+
+    Raises
+    ------
+    FileExistsError : `path` exists; nothing is overwritten.
+    ValueError : the suffix is neither ``.nc`` nor ``.zarr``; a variable has a name that a folder cannot have, and the
+        suffix is ``.zarr``.
+    """
+    check_tree_type("save_tree", tree)
+    place = as_path("save_tree", path)
+    if place.suffix.lower() not in (".nc", ".zarr"):
+        raise InputError("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it.")
+    if is_first_process():
+        _refuse_existing(place)
+    if _is_zarr(place):
+        _check_folder_names(tree)
+    if not place.parent.is_dir():
+        raise FileNotFoundError(fault("save_tree", "an existing folder", str(place.parent), "Create it first."))
+    if not is_first_process():
+        return place
+    with written_beside(place) as temporary:
+        try:
+            if _is_zarr(place):
+                _with_order(tree).to_zarr(temporary, consolidated=False)
+            else:
+                _without_booleans(_with_order(tree)).to_netcdf(temporary, engine="h5netcdf")
+        except (TypeError, ValueError, NotImplementedError) as error:
+            places = _not_plain(tree)
+            if not places and not isinstance(error, TypeError):
+                raise  # what is written is not at fault
+            expected, cure = "values and attributes that a file can have", "Leave out what is no number and no text."
+            if any("MultiIndex" in place for place in places):
+                cure += " The levels of a MultiIndex are coordinates after dataset.reset_index(name)."
+            raise InputTypeError("save_tree", expected, ", ".join(places) or str(error), cure) from error
+        _refuse_existing(place)
+        rename_finished(temporary, place)
+    return place
+
+
+def _not_plain(tree: "xarray.DataTree") -> list[str]:
+    """Return the places of attributes, variables and indices that are neither numbers nor text."""
+    found = []
+    for node in tree.subtree:
+        content = node.to_dataset(inherit=False)
+        owners = {node.path: content.attrs} | {f"{node.path}.{k}": v.attrs for k, v in content.variables.items()}
+        found += [
+            f"the attribute {name} of {place}, a {type(value).__name__}"
+            for place, attrs in owners.items()
+            for name, value in attrs.items()
+            if not _is_plain(value)
+        ]
+        found += [
+            f"the MultiIndex {node.path}.{k}"
+            for k in content.dims
+            if k in content.indexes and content.indexes[k].nlevels > 1
+        ]
+        objects = {k: v.values.flat for k, v in content.data_vars.items() if v.dtype.kind == "O"}
+        found += [f"{node.path}.{k} of objects" for k, v in objects.items() if not all(isinstance(x, str) for x in v)]
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        return np.asarray(value).dtype.kind in "fiubSU"
+    except ValueError:  # a ragged list
+        return False
+
+
+def _with_order(tree: "xarray.DataTree") -> "xarray.DataTree":
+    """Return a copy that records the order of groups and variables, which neither format keeps."""
+    new = tree.copy()
+    for node in new.subtree:
+        order = {"groups": list(node.children), "variables": [str(name) for name in node.data_vars]}
+        node.attrs = {**node.attrs, _ORDER: json.dumps(order)}
+    return new
+
+
+def _without_booleans(tree: "xarray.DataTree") -> "xarray.DataTree":
+    """Return the tree with attributes true and false as one and zero: netCDF has no such attributes."""
+
+    def numbers(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {k: np.asarray(v).astype(np.int8) if np.asarray(v).dtype.kind == "b" else v for k, v in attrs.items()}
+
+    new = tree.copy()
+    for node in new.subtree:
+        content = node.to_dataset(inherit=False).copy()
+        content.attrs = numbers(content.attrs)
+        for variable in content.variables.values():
+            variable.attrs = numbers(variable.attrs)
+        node.dataset = content
+    return new
+
+
+def _in_order(tree: "xarray.DataTree", lazy: bool) -> "xarray.DataTree":
+    import xarray
+
+    content = _read(tree.to_dataset(inherit=False), lazy)
+    order = json.loads(content.attrs.pop(_ORDER, "{}"))
+    if not isinstance(order, dict):
+        raise TypeError(f"the attribute {_ORDER} is {order!r}")  # load_tree says where
+    variables = [name for name in order.get("variables", []) if name in content.data_vars]
+    rest = [name for name in content.data_vars if name not in variables]
+    groups = [name for name in order.get("groups", []) if name in tree.children]
+    groups += [name for name in tree.children if name not in groups]
+    children = {name: _in_order(tree.children[name], lazy) for name in groups}
+    ordered = xarray.Dataset(
+        {name: content[name] for name in [*variables, *rest]}, coords=content.coords, attrs=content.attrs
+    )
+    return xarray.DataTree(ordered, children=children, name=tree.name)
+
+
+def _check_links(place: Path) -> None:
+    """Refuse groups that an HDF5 file has in several places: where one contains itself, reading it would not end."""
+    import h5py
+
+    with h5py.File(place) as file:
+        seen, pending = {h5py.h5o.get_info(file.id).addr}, [file["/"]]
+        while pending:
+            group = pending.pop()
+            for name in group:
+                if group.get(name, getclass=True) is not h5py.Group:
+                    continue
+                address = h5py.h5o.get_info(group[name].id).addr
+                if address in seen:
+                    raise ValueError(f"a group in two places, {group.name}/{name}")  # load_tree says where
+                seen.add(address)
+                pending.append(group[name])
+
+
+def _read(stored: "xarray.Dataset", lazy: bool) -> "xarray.Dataset":
+    """Return the dataset with its values, large ones in chunks of dask where it is `lazy`."""
+    numbers = {name: variable for name, variable in stored.data_vars.items() if variable.dtype.kind in "fiub"}
+    if lazy:
+        large = {name: _in_chunks(variable) for name, variable in numbers.items() if variable.nbytes >= SCRATCH}
+        return stored.drop_vars(large).load().assign(large)
+    pieces = {
+        name: variable.copy(data=_by_pieces(variable)) for name, variable in numbers.items() if is_large(variable.size)
+    }
+    return stored.assign(pieces).load()
+
+
+def _in_chunks(variable: "xarray.DataArray") -> "xarray.DataArray":
+    axis, sizes = _pieces(variable)
+    return variable.chunk({dim: sizes if i == axis else -1 for i, dim in enumerate(variable.dims)})
+
+
+def _by_pieces(variable: "xarray.DataArray") -> np.ndarray:
+    """Return the values, read by `_pieces`."""
+    values = zeros(variable.shape, variable.dtype)
+    axis, sizes = _pieces(variable)
+    for some in slices_of(sizes):
+        piece = (slice(None),) * axis + (some,)
+        values[piece] = variable[piece].values
+    return values
+
+
+def _pieces(variable: "xarray.DataArray") -> tuple[int, tuple[int, ...]]:
+    """Return the longest axis of a variable and the lengths of its pieces, whole chunks of the file each."""
+    axis = int(np.argmax(variable.shape))
+    chunks = variable.encoding.get("chunksizes") or variable.encoding.get("chunks") or (1,) * variable.ndim
+    length, chunk = variable.shape[axis], chunks[axis]
+    some = in_blocks(-(-length // chunk), variable.size // length * chunk)
+    return axis, tuple(min(one.stop * chunk, length) - one.start * chunk for one in some)
+
+
+LONGEST_NAME = 255
+"""Bytes of the name of a folder."""
+
+
+def _check_folder_names(tree: "xarray.DataTree") -> None:
+    """Refuse variables that Zarr, which makes a folder of each, would lose or could not write."""
+    names = [str(name) for node in tree.subtree for name in node.to_dataset().variables]
+    bad = [name for name in names if "\\" in name or name == "zarr.json" or len(name.encode()) > LONGEST_NAME]
+    if bad:
+        expected = f"names that folders can have, of at most {LONGEST_NAME} bytes and without backslashes"
+        raise InputError("save_tree", expected, bad, "Rename them, or write netCDF: .nc.")
+
+
+def _is_zarr(place: Path) -> bool:
+    return place.suffix.lower() == ".zarr"
+
+
+def _refuse_existing(place: Path) -> None:
+    if os.path.lexists(place):
+        raise FileExistsError(
+            fault(
+                "save_tree", "a path that does not exist yet", str(place), "Nothing is overwritten: pick another name."
+            )
+        )

@@ -1,0 +1,205 @@
+"""Ladders of power posteriors as trees: every variable has dims (chain, draw, temperature, ...)."""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mcmcpost.core.arguments import check_tree_type
+from mcmcpost.core.errors import InputError
+from mcmcpost.evidence import Exchange, Ladder, LadderStats, Normal, make_ladder
+from mcmcpost.trace import make_trace
+from mcmcpost.trees.convention import (
+    ATTRS,
+    DRAWS,
+    GROUP,
+    LOWER,
+    MEAN,
+    PARAMETER,
+    TEMPERATURE,
+    check_names,
+    coordinate_labels,
+    oriented,
+    with_trace,
+)
+
+if TYPE_CHECKING:
+    import xarray
+
+
+LOG_LIKELIHOOD = "log_likelihood_total"
+
+LIKELIHOOD_SLOPE = "gradient_log_likelihood"
+
+PRIOR_SLOPE = "gradient_log_prior"
+
+REFERENCE = "reference"
+
+TWIN = "reference_parameter"
+
+ROUND_TRIPS = "round_trips"
+
+DIMS = ("chain", "draw", TEMPERATURE)
+
+_CURE = "Sample with sample_power_posteriors, or recompute from the model: ladder_from_traces(tree, model, args)."
+
+
+def ladder_to_datatree(
+    ladder: Ladder,
+    values: Mapping[str, np.ndarray] | None = None,
+    stats: LadderStats | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> "xarray.DataTree":
+    """Return a tree of a ladder.
+
+    Parameters
+    ----------
+    ladder : draws and gradients on the unconstrained space.
+    values : constrained variables (chain, draw, temperature, ...) of the posterior group; the draws by default.
+    stats : statistics of the sampler.
+    attrs : recorded with the statistics.
+
+    Returns
+    -------
+    DataTree : `posterior`; `sample_stats` with `log_likelihood_total`, `gradient_log_likelihood`,
+        `gradient_log_prior`, `unconstrained_draw`, and what `stats` holds. Its attribute `reference` is ``prior``, or
+        ``normal`` with `reference_mean` and `reference_lower`, the lower triangular root of the covariance.
+    """
+    import xarray
+
+    variables = _draws_by_name(ladder) if values is None else values
+    check_names("Ladder", {name: array.shape[3:] for name, array in variables.items()}, DIMS)
+    coords = {
+        "chain": np.arange(ladder.draws.shape[0]),
+        "draw": np.arange(ladder.draws.shape[1]),
+        TEMPERATURE: ladder.temperatures,
+    }
+    posterior = {
+        name: ((*DIMS, *(f"{name}_dim_{i}" for i in range(array.ndim - 3))), array) for name, array in variables.items()
+    }
+    record: dict[str, Any] = {
+        LOG_LIKELIHOOD: (DIMS, ladder.log_likelihood),
+        LIKELIHOOD_SLOPE: ((*DIMS, PARAMETER), ladder.gradient_log_likelihood),
+        PRIOR_SLOPE: ((*DIMS, PARAMETER), ladder.gradient_log_prior),
+        DRAWS: ((*DIMS, PARAMETER), ladder.draws),
+    }
+    work: dict[str, Any] = {REFERENCE: "prior"}
+    if ladder.reference is not None:
+        record |= {MEAN: (PARAMETER, ladder.reference.mean), LOWER: ((PARAMETER, TWIN), ladder.reference.lower)}
+        work = {REFERENCE: "normal"}
+    if stats is not None:
+        record |= {
+            "acceptance_rate": (DIMS, stats.acceptance_rate),
+            "n_steps": (DIMS, stats.num_steps),
+            "diverging": (DIMS, stats.diverging),
+            "step_size": (("chain", TEMPERATURE), stats.step_size),
+            "swap_rate": (("chain", TEMPERATURE), stats.swap_rate),
+        }
+        work |= {
+            "gradient_evaluations": stats.gradient_evaluations,
+            "lockstep_evaluations": stats.lockstep_evaluations,
+        }
+        if np.isfinite(stats.swap_rate).any():
+            work |= {ROUND_TRIPS: stats.round_trips}
+    labels = np.array(ladder.names, dtype=object)
+    versions = {f"{name}_version": version(name) for name in ("mcmcpost", "jax", "numpyro")}
+    return xarray.DataTree.from_dict(
+        {
+            "posterior": xarray.Dataset(posterior, coords=coords),
+            GROUP: xarray.Dataset(
+                record, coords={**coords, PARAMETER: labels}, attrs={**ATTRS, **versions, **work, **(attrs or {})}
+            ),
+        }
+    )
+
+
+def read_ladder(tree: "xarray.DataTree") -> Ladder:
+    """Return the ladder of a tree with a `temperature` dim; dims may come in any order.
+
+    Raises
+    ------
+    TypeError : `tree` is not a DataTree.
+    ValueError : draws, log likelihood or gradients are missing, or the temperatures do not increase from 0 to 1.
+    """
+    check_tree_type("read_ladder", tree)
+    stats = _statistics(tree)
+    for name, what in (
+        (DRAWS, "unconstrained draws"),
+        (LOG_LIKELIHOOD, "the log likelihood of every draw"),
+        (LIKELIHOOD_SLOPE, "gradients of the log likelihood"),
+        (PRIOR_SLOPE, "gradients of the log prior"),
+    ):
+        if name not in stats.data_vars:
+            raise InputError("read_ladder", f"`{GROUP}.{name}`, {what}", ", ".join(map(str, stats.data_vars)), _CURE)
+    for name, value in ATTRS.items():
+        if stats.attrs.get(name, value) != value:
+            raise InputError("read_ladder", f"attribute {name}={value!r}", repr(stats.attrs[name]), _CURE)
+    draws = oriented("read_ladder", stats[DRAWS], DIMS, rank=4)
+    normal = None
+    if stats.attrs.get(REFERENCE, "prior") != "prior":
+        if not {MEAN, LOWER} <= set(stats.data_vars):
+            raise InputError("read_ladder", f"`{GROUP}.{MEAN}` and `{LOWER}` of its reference", "none", _CURE)
+        lower = stats[LOWER].transpose(PARAMETER, TWIN)
+        normal = Normal(stats[MEAN].values.astype(np.float64), lower.values.astype(np.float64))
+    exchange = None
+    if ROUND_TRIPS in stats.attrs:
+        rate = oriented("read_ladder", stats["swap_rate"], ("chain", TEMPERATURE), rank=2).mean("chain")
+        exchange = Exchange(rate.values[:-1], int(stats.attrs[ROUND_TRIPS]))
+    return make_ladder(
+        stats[TEMPERATURE].values,
+        draws.values,
+        oriented("read_ladder", stats[LOG_LIKELIHOOD], DIMS, rank=3).values,
+        oriented("read_ladder", stats[LIKELIHOOD_SLOPE], DIMS, rank=4).values,
+        oriented("read_ladder", stats[PRIOR_SLOPE], DIMS, rank=4).values,
+        coordinate_labels(draws),
+        reference=normal,
+        exchange=exchange,
+    )
+
+
+def is_ladder(tree: "xarray.DataTree") -> bool:
+    """Return whether the sampler statistics of `tree` are stacked over temperatures."""
+    check_tree_type("is_ladder", tree)
+    return GROUP in tree.children and TEMPERATURE in tree.children[GROUP].dims
+
+
+def posterior_rung(tree: "xarray.DataTree") -> "xarray.DataTree":
+    """Return the trace of a ladder's last rung, the posterior: its score is the sum of the two gradients."""
+    return last_rung(tree, read_ladder(tree))
+
+
+def last_rung(tree: "xarray.DataTree", ladder: Ladder) -> "xarray.DataTree":
+    """Return the trace of the last rung of `tree`, which was read as `ladder`."""
+    scores = ladder.gradient_log_likelihood[:, :, -1] + ladder.gradient_log_prior[:, :, -1]
+    last = {
+        name: node.to_dataset().isel({TEMPERATURE: -1}, missing_dims="ignore").drop_vars(TEMPERATURE, errors="ignore")
+        for name, node in tree.children.items()
+        if name in (GROUP, "posterior")
+    }
+    of_ladder = [name for name in (MEAN, LOWER) if GROUP in last and name in last[GROUP]]
+    if GROUP in last:
+        last[GROUP] = last[GROUP].drop_vars(of_ladder)
+        last[GROUP].attrs.pop(REFERENCE, None)
+    rung = type(tree).from_dict(last)
+    rung.attrs = dict(tree.attrs)
+    return with_trace(rung, make_trace(ladder.draws[:, :, -1], scores, ladder.names), {})
+
+
+def _statistics(tree: "xarray.DataTree") -> "xarray.Dataset":
+    """Return the `sample_stats` of a tree whose variables are stacked over a `temperature` coordinate."""
+    if GROUP not in tree.children:
+        raise InputError("read_ladder", f"a group `{GROUP}`", ", ".join(tree.children) or "no group", _CURE)
+    stats = tree.children[GROUP].to_dataset()
+    if TEMPERATURE not in stats.coords or TEMPERATURE not in stats.dims:
+        raise InputError(
+            "read_ladder",
+            f"`{GROUP}` with a dim and coordinate `{TEMPERATURE}`",
+            f"dims {', '.join(map(str, stats.sizes))}",
+            "For one trace per temperature use ladder_from_traces({t: tree, ...}).",
+        )
+    return stats
+
+
+def _draws_by_name(ladder: Ladder) -> dict[str, np.ndarray]:
+    return {name: ladder.draws[..., i].copy() for i, name in enumerate(ladder.names)}

@@ -1,0 +1,223 @@
+"""A NumPyro program as a density on the unconstrained space: its latent sites, transformation and log density."""
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from mcmcpost.core.arguments import check_function
+from mcmcpost.core.devices import map_rows
+from mcmcpost.core.errors import InputError
+from mcmcpost.trees.convention import SAMPLE_DIMS, check_names, element_names, posterior_sites, stored_draws
+
+if TYPE_CHECKING:
+    import xarray
+
+
+class ProbedModel(NamedTuple):
+    """A NumPyro program with its arguments.
+
+    where : the public function that error messages name.
+    model : the program; `prng_key` and subsampling get a fixed key.
+    args, kwargs : its arguments.
+    sites : constrained shapes of the continuous latent sites, in the order of the program.
+    shapes : unconstrained shapes of the same.
+    """
+
+    where: str
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sites: dict[str, tuple[int, ...]]
+    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for site, shape in self.shapes.items() for name in element_names(site, shape))
+
+    def logdensity(self, draw: Array) -> Array:
+        """Return the log density of one unconstrained draw (d,), log-Jacobian included."""
+        from numpyro.infer.util import potential_energy
+
+        return -potential_energy(self.model, self.args, self.kwargs, self.unravel(draw))
+
+    def unravel(self, draw: Array) -> dict[str, Array]:
+        """Return the unconstrained sites of one flat draw (d,)."""
+        sizes = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
+        parts = jnp.split(draw, sizes[:-1])
+        return {site: part.reshape(shape) for (site, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def sites_of(self, draw: Array) -> dict[str, Array]:
+        """Return the constrained and deterministic sites of one unconstrained draw (d,)."""
+        from numpyro.infer.util import constrain_fn
+
+        return constrain_fn(self.model, self.args, self.kwargs, self.unravel(draw), return_deterministic=True)
+
+    def constrain(self, draws: Float[np.ndarray, "*lead d"]) -> dict[str, np.ndarray]:
+        """Return the constrained and deterministic sites {site: (*lead, ...)} of unconstrained draws."""
+        flat = np.asarray(draws, np.float64).reshape(-1, draws.shape[-1])
+        values = map_rows(self.sites_of, flat)
+        order = [*self.sites, *(name for name in values if name not in self.sites)]
+        return {name: values[name].reshape(*draws.shape[:-1], *values[name].shape[1:]) for name in order}
+
+    def observed_nan(self) -> list[str]:
+        """Return the observed sites of which some value is NaN."""
+        from numpyro import handlers
+
+        sites = handlers.trace(self.model).get_trace(*self.args, **self.kwargs)
+        observed = {name: site for name, site in sites.items() if site["type"] == "sample" and site["is_observed"]}
+        return [name for name, site in observed.items() if np.isnan(np.asarray(site["value"], np.float64)).any()]
+
+    def draws_of(self, tree: "xarray.DataTree") -> Float[np.ndarray, "c n d"]:
+        """Return the unconstrained draws of a trace: stored ones with the model's labels, else its sites."""
+        stored = stored_draws(self.where, tree)
+        if stored is not None and stored[1] == self.names:
+            return stored[0]
+        return self.unconstrain(posterior_sites(self.where, tree))[0]
+
+    def unconstrain(self, samples: dict[str, np.ndarray]) -> tuple[Float[np.ndarray, "c n d"], tuple[str, ...]]:
+        """Return the unconstrained draws and their labels from constrained sites (c, n, ...)."""
+        from numpyro.infer.util import unconstrain_fn
+
+        missing = [site for site in self.sites if site not in samples]
+        if missing:
+            raise InputError(
+                self.where,
+                f"the latent sites of the model, {', '.join(self.sites)}, among the draws",
+                f"{', '.join(samples)} without {', '.join(missing)}",
+                "Keep every latent site when sampling, and pass the model that was sampled.",
+            )
+        for site, shape in self.sites.items():
+            if samples[site].shape[2:] != shape:
+                raise InputError(
+                    self.where,
+                    f"site `{site}` of shape (chain, draw{''.join(f', {size}' for size in shape)})",
+                    samples[site].shape,
+                    "Pass the model and the arguments that were sampled.",
+                )
+        first = samples[next(iter(self.sites))]
+        flat = {site: samples[site].astype(np.float64).reshape(-1, *shape) for site, shape in self.sites.items()}
+
+        def one(row: dict[str, Array]) -> Array:
+            free = unconstrain_fn(self.model, self.args, self.kwargs, row)
+            return jnp.concatenate([jnp.ravel(free[site]) for site in self.sites])
+
+        draws = map_rows(one, flat).reshape(*first.shape[:2], -1)
+        self._check_support(samples, draws)
+        return draws, self.names
+
+    def _check_support(self, samples: dict[str, np.ndarray], draws: Float[np.ndarray, "c n d"]) -> None:
+        """Refuse finite values that have no unconstrained counterpart; NaN among them is left to the trace."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
+        parts = zip(self.shapes, np.split(~np.isfinite(draws), ends[:-1], axis=-1), strict=True)
+        outside = {site: bad.any(axis=-1) for site, bad in parts if bad.any()}
+        if not outside or not all(np.isfinite(samples[site]).all() for site in self.sites):
+            return
+        site, where = next(iter(outside.items()))
+        chain, draw = np.argwhere(where)[0]
+        got = (
+            f"{where.sum()} of {where.size} draws of `{site}` on its boundary or beyond, the first at chain {chain},"
+            f" draw {draw}: {samples[site][chain, draw].tolist()}"
+        )
+        raise InputError(
+            self.where,
+            "draws inside the support of every site",
+            got,
+            "Pass the model that was sampled. Where rounding has moved a draw to the boundary, leave that draw out.",
+        )
+
+
+def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:
+    """Refuse observed values that are no arrays, or of a shape that their distribution cannot have."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of values outside the support, which sampling tells
+            site["fn"].log_prob(site["value"])
+    except (TypeError, ValueError) as error:
+        value, got, cure = site["value"], "", "Match their shapes."
+        if not isinstance(value, jax.Array | np.ndarray | np.number | int | float):
+            got, cure = f"a {type(value).__name__} of ", "Pass an array: jax.numpy.asarray(values)."
+        got += f"shape {np.shape(value)} for a {type(site['fn']).__name__} of shape {site['fn'].shape()}"
+        raise InputError(where, f"observed values that fit the site `{name}`", got, cure) from error
+
+
+def probe_model(
+    where: str,
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    only: set[str] | None = None,
+    dims: tuple[str, ...] = SAMPLE_DIMS,
+) -> ProbedModel:
+    """Return `model` with its latent sites, found by an abstract run.
+
+    Parameters
+    ----------
+    where : the public function that error messages name.
+    model, args, kwargs : a NumPyro program and its arguments.
+    only : sites that were sampled by their gradient; others, as enumerated ones, are left out. None takes all and
+        refuses discrete ones.
+    dims : of every variable of the trace: no site may have their names, or one that cannot be saved.
+    """
+    from numpyro import handlers
+    from numpyro.distributions import Delta, biject_to
+    from numpyro.infer import init_to_sample
+
+    check_function(where, "model", model, None, "Pass a NumPyro program.")
+    try:
+        inspect.signature(model).bind(*args, **kwargs)
+    except TypeError as error:
+        got = f"{len(args)} and {', '.join(kwargs) or 'no keywords'}: {error}"
+        raise InputError(where, f"the arguments of `model{inspect.signature(model)}`", got, "Pass its data.") from error
+    seeded = handlers.seed(model, rng_seed=0)
+    sites: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    discrete: list[str] = []
+    fixed: list[str] = []
+    kept: dict[str, tuple[int, ...]] = {}
+    observed: list[str] = []
+
+    def run() -> Array:
+        # Improper priors cannot be sampled; init_to_sample can start them.
+        trace = handlers.trace(handlers.substitute(seeded, substitute_fn=init_to_sample)).get_trace(*args, **kwargs)
+        for name, site in trace.items():
+            if site["type"] == "sample" and site["is_observed"]:
+                observed.append(name)
+                _check_fits(where, name, site)
+            elif site["type"] in ("sample", "deterministic"):
+                kept[name] = jnp.shape(site["value"])
+            if site["type"] != "sample" or site["is_observed"] or (only is not None and name not in only):
+                continue
+            if isinstance(site["fn"], Delta):
+                fixed.append(name)
+                continue
+            if site["fn"].support.is_discrete:
+                discrete.append(name)
+                continue
+            sites[name] = tuple(site["value"].shape)
+            shapes[name] = tuple(biject_to(site["fn"].support).inverse_shape(sites[name]))
+        return jnp.zeros(())
+
+    with jax.enable_x64(True):
+        jax.eval_shape(run)
+    check_names(where, kept, dims)
+    check_names(where, dict.fromkeys(observed, ()), dims)
+    if discrete:
+        raise InputError(
+            where,
+            "continuous latent sites",
+            f"discrete {', '.join(discrete)}",
+            "A score exists for continuous parameters only: sum the discrete ones out of the model.",
+        )
+    if fixed:
+        cure = "Write numpyro.deterministic for what has one value."
+        raise InputError(where, "latent sites that vary", f"Delta distributions of {', '.join(fixed)}", cure)
+    if not sites:
+        raise InputError(where, "a model with latent sites", "none", "Pass the model that was sampled.")
+    return ProbedModel(where, seeded, args, kwargs, sites, shapes)

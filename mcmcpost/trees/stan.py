@@ -1,0 +1,297 @@
+"""Stan: scores through the models of PyStan 3 and BridgeStan, and CmdStan's files."""
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mcmcpost.core.arguments import as_path, check_flags, check_kind
+from mcmcpost.core.errors import InputError, fault
+from mcmcpost.core.runtime import version_of
+from mcmcpost.trace import check_same_order, make_trace
+from mcmcpost.trees.convention import GROUP, posterior_sites, sample_dataset, with_trace
+from mcmcpost.trees.diagnostics import RowDensity, gate, gate_attrs
+from mcmcpost.trees.tables import check_equal_lengths, posterior_tree
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+
+_CURE = "Keep every parameter when sampling, and pass the model, with the data, that was sampled."
+
+
+def pystan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalised: bool) -> RowDensity:
+    """Return the draws of `tree` and the density of a ``stan.model.Model``, by its ``log_prob`` and ``grad_log_prob``.
+
+    PyStan answers each question through a server of its own, about ten milliseconds a draw. Coordinates are labelled by
+    the parameters where those are as many as the unconstrained ones, else ``unconstrained[i]``.
+
+    Raises
+    ------
+    ValueError : Stan cannot read its parameters from the draws; a `normalised` density is asked for.
+    """
+    if normalised:
+        got, cure = "a model of PyStan, whose density drops them", "Compile the program with BridgeStan."
+        raise InputError(where, "a density with all of its constants", got, cure)
+    sites = {name: site for name, site in posterior_sites(where, tree).items() if name in model.param_names}
+    if not sites:
+        raise InputError(
+            where, f"some of {', '.join(model.param_names)} among the draws", "none", "Pass the model's own trace."
+        )
+    lead = next(iter(sites.values())).shape[:2]
+    flat = {name: site.reshape(-1, *site.shape[2:]) for name, site in sites.items()}
+    try:
+        rows = [
+            model.unconstrain_pars({name: site[i].tolist() for name, site in flat.items()})
+            for i in range(lead[0] * lead[1])
+        ]
+    except RuntimeError as error:
+        raise InputError(
+            where, "the parameters of the Stan program among the draws", str(error)[:300], _CURE
+        ) from error
+    draws = np.array(rows, dtype=np.float64).reshape(*lead, -1)
+    size = draws.shape[-1]
+    constrained = model.constrain_pars(rows[0], include_tparams=False, include_gqs=False)
+    labels = tuple(model.constrained_param_names[:size])
+    names = labels if len(constrained) == size else tuple(f"unconstrained[{i}]" for i in range(size))
+    return RowDensity(
+        draws,
+        names,
+        lambda row: float(model.log_prob(row.tolist(), adjust_transform=True)),
+        lambda row: np.array(model.grad_log_prob(row.tolist()), dtype=np.float64),
+        {"pystan_version": version_of("pystan") or "unknown"},
+    )
+
+
+def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalised: bool) -> RowDensity:
+    """Return the draws of `tree` and the density of a ``bridgestan.StanModel``, with the log-Jacobian.
+
+    A `normalised` one keeps the constants of the distributions, also of those after ``~``. Coordinates are labelled by
+    ``model.param_unc_names()``. A draw at which the program throws has no finite density.
+
+    Raises
+    ------
+    ValueError : a parameter is not among the draws, or is of another shape there.
+    """
+    sites = posterior_sites(where, tree)
+    columns = [_element(where, sites, name) for name in model.param_names()]
+    theta = np.stack(columns, axis=-1)
+    rows = [model.param_unconstrain(np.ascontiguousarray(row)) for row in theta.reshape(-1, theta.shape[-1])]
+
+    def logdensity(row: np.ndarray) -> float:
+        try:
+            return float(model.log_density(np.ascontiguousarray(row), propto=not normalised, jacobian=True))
+        except RuntimeError:
+            return -np.inf
+
+    return RowDensity(
+        np.array(rows, dtype=np.float64).reshape(*theta.shape[:2], -1),
+        tuple(model.param_unc_names()),
+        logdensity,
+        lambda row: model.log_density_gradient(np.ascontiguousarray(row), propto=True, jacobian=True)[1],
+        {"bridgestan_version": version_of("bridgestan") or "unknown"},
+    )
+
+
+def _element(where: str, sites: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """Return the draws (c, n) of one element, named ``theta.1.2`` and counted from one as in Stan."""
+    site, *index = name.split(".")
+    if site not in sites:
+        raise InputError(where, f"`{site}` among the draws", ", ".join(sites), _CURE)
+    values, place = sites[site], tuple(int(i) - 1 for i in index)
+    if len(place) != values.ndim - 2 or any(i >= n for i, n in zip(place, values.shape[2:], strict=True)):
+        raise InputError(where, f"`{site}` with an element {name}", values.shape, _CURE)
+    key: tuple[Any, ...] = (slice(None), slice(None), *place)
+    return values[key].astype(np.float64)
+
+
+_WHERE = "from_cmdstan"
+
+_STATISTICS = {
+    "lp__": "lp",
+    "accept_stat__": "acceptance_rate",
+    "stepsize__": "step_size",
+    "treedepth__": "tree_depth",
+    "n_leapfrog__": "n_steps",
+    "divergent__": "diverging",
+    "energy__": "energy",
+}
+"""From CmdStan's names to those of ArviZ's schema."""
+
+
+class _File(NamedTuple):
+    """Settings from the comments, the draws after warm-up, and the seconds that both took, where the file says so."""
+
+    path: Path
+    settings: dict[str, str]
+    table: "pandas.DataFrame"
+    seconds: float | None
+
+
+def from_cmdstan(
+    diagnostics: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    outputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    *,
+    allow_bad_scores: bool = False,
+) -> "xarray.DataTree":
+    """Return the tree of a CmdStan run that wrote ``output diagnostic_file=…``, after the score gate.
+
+    The diagnostic file of a chain holds, for every draw, the unconstrained parameters q, the momenta and the gradient
+    of the potential, ``g_NAME`` = −∂ log density/∂q, log-Jacobian included: the score is its negative and costs
+    nothing. CmdStanPy writes such files with ``save_latent_dynamics=True``.
+
+    Parameters
+    ----------
+    diagnostics : the diagnostic file of each chain, one path or several.
+    outputs : the ordinary output files of the same chains in the same order: their constrained parameters, transformed
+        parameters and generated quantities become the posterior group. Without them that holds the unconstrained
+        parameters.
+    allow_bad_scores : keep scores that the gate would refuse.
+
+    Returns
+    -------
+    DataTree : groups `posterior` and `sample_stats`; warm-up that was saved is left out. Coordinates keep Stan's names,
+        as ``theta.1``. The attribute `sampling_time` is the elapsed time of the slowest chain, in seconds.
+
+    Raises
+    ------
+    FileNotFoundError : there is no such file.
+    ValueError : a file is not such a CSV, a chain is given twice, chains differ in length, parameters or their order,
+        or outputs are those of other draws.
+    ScoreError : the scores fail the gate.
+
+    Source: CmdStan User's Guide, “Stan CSV file format”; stan/mcmc/hmc/hamiltonians/base_hamiltonian.hpp for the sign.
+    """
+    check_flags(_WHERE, allow_bad_scores=allow_bad_scores)
+    chains = [_read(path) for path in _paths(diagnostics, "diagnostics")]
+    names = [tuple(c.removeprefix("g_") for c in chain.table.columns if c.startswith("g_")) for chain in chains]
+    for chain, own in zip(chains, names, strict=True):
+        if not own or not set(own) <= set(chain.table.columns):
+            raise InputError(
+                _WHERE,
+                f"columns g_NAME, the gradients, beside NAME in {chain.path}",
+                ", ".join(map(str, chain.table.columns[:12])) or "none",
+                "Run CmdStan with `output diagnostic_file=…`, CmdStanPy with save_latent_dynamics=True.",
+            )
+    _check_chains(chains, names)
+    _refuse_repeats(chains)
+    columns = _stack(chains)
+    draws, scores = (
+        np.stack([sign * columns[prefix + name] for name in names[0]], axis=-1)
+        for sign, prefix in ((1, ""), (-1, "g_"))
+    )
+    trace = make_trace(draws, scores, names[0])
+    values = {name: columns[name] for name in names[0]} if outputs is None else _values(outputs, chains)
+    tree = posterior_tree(values)
+    tree[GROUP] = _statistics(columns)
+    check = gate(trace, allow_bad_scores)
+    settings = chains[0].settings
+    parts = ("major", "minor", "patch")
+    release = ".".join(settings.get(f"stan_version_{part}", "?") for part in parts)
+    attrs = {"stan_version": release, "stan_model": settings.get("model", "unknown"), "score_evaluations": "0"}
+    times = [chain.seconds for chain in chains if chain.seconds is not None]
+    if len(times) == len(chains):
+        tree.attrs["sampling_time"] = max(times)
+    return with_trace(tree, trace, gate_attrs(check) | attrs)
+
+
+def _paths(given: Any, name: str) -> list[Path]:
+    check_kind(_WHERE, name, given, (str, os.PathLike, Iterable), "Give the file of each chain.")
+    paths = [as_path(_WHERE, path) for path in ([given] if isinstance(given, str | os.PathLike) else given)]
+    if not paths:
+        raise InputError(_WHERE, f"at least one file in `{name}`", "none", "Give the file of each chain.")
+    return paths
+
+
+def _read(path: Path) -> _File:
+    import pandas
+
+    if not path.is_file():
+        raise FileNotFoundError(fault(_WHERE, "an existing file", str(path), "Check the path."))
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = pandas.read_csv(path, comment="#", compression=None)
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise InputError(_WHERE, f"a CSV of CmdStan at {path}", repr(error), "Give CmdStan's own file.") from error
+    settings = dict(re.findall(r"^#\s*(\w+) = (.*?)(?: \(Default\))?\s*$", text, flags=re.MULTILINE))
+    if "lp__" not in table:
+        raise InputError(_WHERE, f"a column lp__ in {path}", ", ".join(map(str, table.columns[:8])), "Give CmdStan's.")
+    last = text.rsplit("\n", 1)[-1]
+    cut = bool(last) and not last.startswith("#")  # the last number may have lost digits
+    if cut or table.isna().to_numpy().any() or any(values.dtype.kind not in "fi" for _, values in table.items()):
+        raise InputError(
+            _WHERE,
+            f"complete rows of numbers in {path}",
+            "a last line without an end" if cut else "some that are not",
+            "The run was cut: run it again.",
+        )
+    if not np.array_equal(table.index, np.arange(len(table))):  # pandas takes what is left over for labels
+        got = f"one more than the {len(table.columns)} names"
+        raise InputError(_WHERE, f"as many values as columns in {path}", got, "Give CmdStan's own file.")
+    if settings.get("save_warmup", "0") in ("1", "true"):
+        warmup, thin = settings.get("num_warmup", ""), settings.get("thin", "1")
+        if not (warmup.isdigit() and thin.isdigit() and int(thin)):
+            got, cure = f"num_warmup = {warmup}, thin = {thin}", "Give CmdStan's own file."
+            raise InputError(_WHERE, f"settings num_warmup and thin in the comments of {path}", got, cure)
+        table = table.iloc[-(-int(warmup) // int(thin)) :]
+    elapsed = re.search(r"^#\s+([\d.eE+-]+) seconds \(Total\)", text, flags=re.MULTILINE)
+    return _File(path, settings, table, float(elapsed[1]) if elapsed else None)
+
+
+def _check_chains(chains: list[_File], names: list[tuple[str, ...]]) -> None:
+    check_equal_lengths(_WHERE, [len(chain.table) for chain in chains])
+    labels = {str(chain.path): own for chain, own in zip(chains, names, strict=True)}
+    check_same_order(_WHERE, labels)
+    for path, own in labels.items():
+        if own != names[0]:
+            raise InputError(
+                _WHERE, f"the parameters {', '.join(names[0])} in {path}", ", ".join(own), "Give one run's files."
+            )
+
+
+def _refuse_repeats(chains: list[_File]) -> None:
+    """Refuse a chain that is given twice, under one path or as a copy."""
+    for one, other in itertools.combinations(chains, 2):
+        if one.table.equals(other.table):
+            got = f"the same draws in {one.path} and {other.path}"
+            raise InputError(_WHERE, "every chain once in `diagnostics`", got, "Leave one out.")
+
+
+def _stack(chains: list[_File]) -> dict[str, np.ndarray]:
+    """Return the columns (c, n) that all chains have."""
+    shared = [name for name in chains[0].table.columns if all(name in chain.table for chain in chains)]
+    return {name: np.stack([chain.table[name].to_numpy(np.float64) for chain in chains]) for name in shared}
+
+
+def _values(
+    outputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], diagnostics: list[_File]
+) -> dict[str, np.ndarray]:
+    chains = [_read(path) for path in _paths(outputs, "outputs")]
+    if len(chains) != len(diagnostics):
+        raise InputError(
+            _WHERE, f"{len(diagnostics)} outputs, one for each chain", len(chains), "Give them in the same order."
+        )
+    for output, diagnostic in zip(chains, diagnostics, strict=True):
+        one, other = output.table["lp__"].to_numpy(), diagnostic.table["lp__"].to_numpy()
+        if len(one) != len(other) or not np.allclose(one, other, rtol=1e-4, atol=1e-4):
+            raise InputError(
+                _WHERE,
+                f"the draws of {diagnostic.path} in {output.path}",
+                "another lp__",
+                "Give the outputs in the order of the diagnostic files.",
+            )
+    return {name: values for name, values in _stack(chains).items() if name not in _STATISTICS}
+
+
+def _statistics(columns: dict[str, np.ndarray]) -> "xarray.DataTree":
+    import xarray
+
+    found = {name: columns[column] for column, name in _STATISTICS.items() if column in columns}
+    if "diverging" in found:
+        found["diverging"] = found["diverging"].astype(bool)
+    return xarray.DataTree(sample_dataset(found))

@@ -1,0 +1,268 @@
+"""Tables of draws: comma-separated values, and columns named by element."""
+
+import csv
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mcmcpost.core.errors import InputError, warn
+from mcmcpost.core.mcse import mcse_mean
+from mcmcpost.trace import Trace, make_trace
+from mcmcpost.trees.convention import GROUP, LOG_WEIGHT, NUM_LIVE, sample_dataset, with_trace
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+
+_STAN = re.compile(r"(?P<name>[^.:]+)\.(?P<index>\d+(?:\.\d+)*)")
+
+_BRACKETS = re.compile(r"(?P<name>[^\[]+)\[(?P<index>\d+(?:, ?\d+)*)\]")
+
+
+def variables(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return arrays (c, n, ...) from columns (c, n) that are named by element.
+
+    ``theta.1.2``, as Stan writes it, and ``theta[0, 1]`` or ``theta[1,2]`` are elements of `theta`, counted from one or
+    from zero. Where they do not fill an array, every column stays a scalar by its own name.
+    """
+    groups: dict[str, dict[tuple[int, ...], str]] = {}
+    for column in columns:
+        match = _STAN.fullmatch(column) or _BRACKETS.fullmatch(column)
+        name, index = (
+            (column, ()) if match is None else (match["name"], tuple(map(int, re.split(r"\.|, ?", match["index"]))))
+        )
+        same = groups.setdefault(name, {}).setdefault(index, column)
+        if same != column:
+            raise InputError("Tables", f"each element of {name} once", f"{same} and {column}", "Leave one out.")
+    found: dict[str, np.ndarray] = {}
+    for name, elements in groups.items():
+        array = _array({index: columns[column] for index, column in elements.items()})
+        found |= {column: columns[column] for column in elements.values()} if array is None else {name: array}
+    return found
+
+
+def _parent(column: str) -> str:
+    """Return the name of the array that a column is an element of, or the column's own name."""
+    match = _STAN.fullmatch(column) or _BRACKETS.fullmatch(column)
+    return column if match is None else match["name"]
+
+
+def _array(elements: dict[tuple[int, ...], np.ndarray]) -> np.ndarray | None:
+    """Return the array (c, n, ...) of elements by index, None where they do not fill one."""
+    if len({len(index) for index in elements}) > 1:
+        return None
+    indices = np.array(list(elements), dtype=int).reshape(len(elements), -1)
+    first = indices.min(axis=0)
+    shape = tuple(int(size) for size in indices.max(axis=0) - first + 1)
+    if not np.isin(first, (0, 1)).all() or len(set(first)) > 1 or math.prod(shape) != len(elements):
+        return None
+    lead = next(iter(elements.values())).shape
+    array = np.empty((*lead, *shape))
+    for place, values in zip(indices - first, elements.values(), strict=True):
+        array[(..., *place)] = values
+    return array
+
+
+def posterior_tree(columns: Mapping[str, np.ndarray]) -> "xarray.DataTree":
+    """Return a tree whose posterior group holds the columns (c, n), elements put together under their numbers."""
+    import xarray
+
+    dataset = sample_dataset(variables(columns))
+    dims = [dim for name in _from_one(columns) if name in dataset for dim in dataset[name].dims[2:]]
+    labels = {dim: dataset[dim].values + 1 for dim in dims}
+    return xarray.DataTree.from_dict({"posterior": dataset.assign_coords(labels)})
+
+
+def _from_one(columns: Iterable[str]) -> list[str]:
+    """Return the names of the arrays whose elements are counted from one in brackets, as ``theta[1]``, ``theta[2]``."""
+    least: dict[str, int] = {}
+    for match in filter(None, map(_BRACKETS.fullmatch, columns)):
+        least[match["name"]] = min(least.get(match["name"], 1), *map(int, match["index"].split(",")))
+    return [name for name, first in least.items() if first == 1]
+
+
+def check_equal_lengths(where: str, lengths: Sequence[int]) -> None:
+    """Refuse chains of different lengths."""
+    if len(set(lengths)) > 1:
+        raise InputError(
+            where, "chains of one length", list(lengths), "Cut the longer ones, or leave out one that stopped."
+        )
+
+
+PREFIX = "gradient_"
+
+_WHERE = "load_tree"
+
+_CHAIN = ("chain", ".chain")
+
+_DRAW = ("draw", ".draw", ".iteration")
+
+
+def read_csv(path: Path) -> "xarray.DataTree":
+    """Return the tree of a table with one row for each draw.
+
+    Columns `chain` and `draw` (or ``.chain``, ``.draw``) say which draw it is; without them the rows are one chain in
+    order. ``gradient_NAME`` is the score of the unconstrained parameter NAME, which must be a column too. Every column
+    that is no gradient is a variable of the posterior group; ``theta[0]``, ``theta[1]``, or ``theta.1``, are one array.
+    `log_weight` holds the logarithms of the weights of weighted draws.
+
+    Raises
+    ------
+    ValueError : a value is not a number, a gradient has no parameter, a draw occurs twice, or chains differ in length.
+    """
+    import xarray
+
+    table = _numbers(path)
+    known = {str(column).lower(): str(column) for column in table}
+    place = {name: known[own] for name, names in (("chain", _CHAIN), ("draw", _DRAW)) for own in names if own in known}
+    chains = _chains(path, table, place)
+    kept = [name for name in table.columns if name.lower() not in (*_CHAIN, *_DRAW)]
+    columns = {name: np.stack([chain[name].to_numpy(np.float64) for chain in chains]) for name in kept}
+    stats = {name: columns.pop(name) for name in (LOG_WEIGHT, NUM_LIVE) if name in columns}
+    kept = [name for name in kept if name not in stats]
+    gradients = [name for name in kept if name.startswith(PREFIX)]
+    names = [name.removeprefix(PREFIX) for name in gradients]
+    orphans = [name for name in names if name not in columns]
+    if orphans or len(gradients) == len(kept):
+        raise InputError(
+            _WHERE,
+            f"a column of draws for each {PREFIX}NAME in {path}",
+            f"none for {', '.join(orphans)}" if orphans else "none at all",
+            "Write the unconstrained parameters beside their gradients, under the same names.",
+        )
+    tree = posterior_tree({name: values for name, values in columns.items() if name not in gradients})
+    if stats:
+        tree[GROUP] = xarray.DataTree(sample_dataset(stats))
+    if not gradients:
+        return tree
+    draws, scores = (np.stack([columns[name] for name in group], axis=-1) for group in (names, gradients))
+    trace = make_trace(draws, scores, tuple(names))
+    _refuse_parts(path, names, columns)
+    _tell_of_parameters(path, {name: columns[name] for name in kept if name not in (*names, *gradients)}, trace)
+    return with_trace(tree, trace, {})
+
+
+def _refuse_parts(path: Path, names: Sequence[str], columns: Mapping[str, np.ndarray]) -> None:
+    """Refuse an array of which some elements have a gradient and others have none."""
+    parents = {_parent(name) for name in names}
+    bare = [name for name in columns if not name.startswith(PREFIX) and name not in names and _parent(name) in parents]
+    if bare:
+        cure = "Write the gradient of every element, or of none."
+        raise InputError(_WHERE, f"a column {PREFIX}{bare[0]} in {path}", f"none for {', '.join(bare)}", cure)
+
+
+ENOUGH = 100
+"""Draws from which a column is suspected."""
+
+APART = 4.0
+"""|z| of E[(b − b̄)s] up to which a column b may be a parameter of its own: of a function g of the others the mean is
+−E[∇g]."""
+
+NO_PARAMETERS = ("lp__", "lp", "logp", "log_density", "log_posterior", "log_prior", "log_likelihood", "energy__")
+"""Columns that pass, as a log density b does because E[(b − b̄)s] = −E[s] = 0, and are no parameters."""
+
+
+def _tell_of_parameters(path: Path, alone: Mapping[str, np.ndarray], trace: Trace) -> None:
+    """Warn of columns without a gradient that look like parameters: what varies and is no function of the others."""
+    found = []
+    for name, values in alone.items() if trace.draws[..., 0].size >= ENOUGH else ():
+        if name in NO_PARAMETERS:
+            continue
+        products = (values - values.mean())[..., None] * trace.scores
+        with np.errstate(all="ignore"):
+            z = np.abs(products.mean(axis=(0, 1)) / mcse_mean(products))
+        if (z < APART).all():
+            found.append(name)
+    if found:
+        warn(
+            f"{_WHERE}: {', '.join(found)} in {path} without a column {PREFIX}NAME: taken for a quantity, but it looks"
+            " like a parameter. Add the gradients of all parameters: gains are smaller without."
+        )
+
+
+def _numbers(path: Path) -> "pandas.DataFrame":
+    import pandas
+
+    try:
+        table = pandas.read_csv(path, comment="#", skipinitialspace=True)
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise InputError(
+            _WHERE, f"a table with a header in {path}", repr(error), "Write one row for each draw."
+        ) from error
+    _check_header(path, table)
+    if len(table.columns) and str(table.columns[0]).startswith("Unnamed"):
+        table = table.drop(columns=table.columns[0])  # row numbers, as pandas and R write them
+    if "lp__" in table and any(str(name).startswith(("g_", "accept_stat__")) for name in table):
+        raise InputError(
+            _WHERE,
+            "a table of draws",
+            f"CmdStan's own file {path}",
+            "Read it with from_cmdstan(diagnostics, outputs).",
+        )
+    bad = [str(name) for name, values in table.items() if values.dtype.kind not in "fiub"]
+    if bad or table.empty:
+        raise InputError(
+            _WHERE,
+            f"rows of numbers in {path}",
+            f"other values in {', '.join(bad)}" if bad else "no row",
+            "Leave other columns out, and write one row for each draw.",
+        )
+    return table
+
+
+def _check_header(path: Path, table: "pandas.DataFrame") -> None:
+    """Refuse a table whose columns are not each named once, or whose rows are longer than its header.
+
+    pandas takes the first values of longer rows for labels: they are where they number the rows, as R writes them.
+    """
+    import pandas
+
+    rows = np.arange(len(table))
+    numbered = any(np.array_equal(table.index, rows + first) for first in (0, 1))
+    if not numbered or (len(rows) == 1 and _is_longer(path, len(table.columns))):
+        got = f"rows of {len(table.columns) + table.index.nlevels} values under {len(table.columns)} names"
+        raise InputError(_WHERE, f"as many values as columns in {path}", got, "Name every column.")
+    names = pandas.read_csv(path, comment="#", skipinitialspace=True, header=None, nrows=1, dtype=str).iloc[0]
+    twice = sorted({str(name) for name in names[names.duplicated() & names.notna()]})
+    if twice:
+        raise InputError(_WHERE, f"every column once in {path}", f"{', '.join(twice)} twice", "Leave one out.")
+    if names[1:].isna().any():
+        got = f"none for number {int(np.argmax(names[1:].isna())) + 2}"
+        raise InputError(_WHERE, f"a name for every column in {path}", got, "Name it, or leave it out.")
+    if all(_is_number(name) for name in names.dropna()) and list(names) != [str(i) for i in range(len(names))]:
+        got = ", ".join(map(str, names[:4]))  # numbers from zero are the names that pandas gives
+        raise InputError(_WHERE, f"names in the first line of {path}", got, "Write the names of the columns above.")
+
+
+def _is_longer(path: Path, width: int) -> bool:
+    """Return whether the only row has more values than the `width` names above it."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = [line for line in file if line.strip() and not line.startswith("#")]
+    return len(next(csv.reader(lines[-1:]))) > width
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _chains(path: Path, table: "pandas.DataFrame", place: dict[str, str]) -> "list[pandas.DataFrame]":
+    for name, column in place.items():
+        if not np.equal(np.mod(table[column], 1), 0).all():
+            raise InputError(_WHERE, f"whole numbers in `{name}` of {path}", "others", "Number chains and draws.")
+    if place and table.duplicated(list(place.values())).any() and "draw" in place:
+        twice = table.loc[table.duplicated(list(place.values())), list(place.values())].iloc[0].to_dict()
+        raise InputError(_WHERE, f"every draw once in {path}", f"{twice} twice", "Number the draws of each chain.")
+    if "draw" in place:
+        table = table.sort_values(place["draw"], kind="stable")
+    chains = [chain for _, chain in table.groupby(place["chain"])] if "chain" in place else [table]
+    check_equal_lengths(f"{_WHERE}, {path}", [len(chain) for chain in chains])
+    return chains

@@ -1,0 +1,112 @@
+"""Chains that disagree and divergent transitions are told in one warning, with the cure, by every function."""
+
+import warnings
+
+import jax
+import numpy as np
+import pytest
+import xarray
+from ladder_cases import short_ladder
+
+import mcmcpost as mp
+from mcmcpost.trees import check_convergence, ladder_to_datatree
+
+
+@pytest.fixture
+def tree(rng):
+    draws = rng.normal(size=(4, 200, 2))
+    return mp.from_arrays(draws, -draws, names=("a", "b"))
+
+
+@pytest.fixture
+def diverging(tree):
+    flags = np.zeros((4, 200), bool)
+    flags[2, 5:8] = True
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=(("chain", "draw"), flags))
+    return tree
+
+
+ASKED = {
+    "expectation": lambda tree: mp.expectation(tree, method="zv1"),
+    "summary": lambda tree: mp.summary(tree, method="zv1"),
+    "quantile": lambda tree: mp.quantile(tree, 0.5, method="plain"),
+    "joint_expectation": lambda tree: mp.joint_expectation({"one": (tree, ["a"]), "two": (tree, ["b"])}),
+    "html_report": lambda tree: mp.html_report(tree, method="zv1"),
+    "bridge_evidence": lambda tree: mp.bridge_evidence(
+        tree, logdensity_fn=lambda x: -0.5 * x @ x, key=jax.random.key(0), method="plain"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_divergences_are_told_once(diverging, name):
+    with pytest.warns(mp.ConvergenceWarning) as told:
+        ASKED[name](diverging)
+    (warning,) = told
+    assert str(warning.message).startswith("3 of 800 transitions were divergent")
+    assert "target_accept_prob" in str(warning.message)
+    assert warning.filename == __file__
+
+
+@pytest.mark.parametrize("missing", [np.nan, None])
+def test_divergences_that_some_chains_do_not_record_are_none(diverging, missing):
+    stats = diverging["sample_stats"].to_dataset()
+    stats["diverging"] = stats["diverging"].astype(float if missing is np.nan else object)
+    stats["diverging"][:2] = missing
+    assert check_convergence(xarray.DataTree.from_dict({"sample_stats": stats}), []).divergences == 3
+
+
+@pytest.mark.slow
+def test_divergences_of_a_ladder_are_told(rng):
+    tree = ladder_to_datatree(short_ladder(rng)[0])
+    flags = np.zeros((2, 60, 5), bool)
+    flags[1, 7, 2:] = True
+    stats = tree["sample_stats"].to_dataset()
+    tree["sample_stats"] = stats.assign(diverging=(("chain", "draw", "temperature"), flags))
+    with pytest.warns(mp.ConvergenceWarning, match="3 of 600 transitions were divergent"):
+        mp.log_evidence(tree, degree=2)
+
+
+@pytest.mark.parametrize("kept", [["posterior", "sample_stats"], ["posterior"]])
+def test_a_chain_that_is_there_twice_is_told(tree, kept):
+    twice = xarray.DataTree.from_dict({name: tree[name].to_dataset().isel(chain=[0, 1, 2, 1]) for name in kept})
+    assert check_convergence(twice, []).repeated == (1, 3)
+    assert check_convergence(tree, []).repeated is None
+    if "sample_stats" in kept:
+        with pytest.warns(mp.ConvergenceWarning, match="Chains 1 and 3 have the same draws: errors are too small"):
+            mp.expectation(twice, method="zv1")
+
+
+def test_chains_that_do_not_move_are_not_one_chain(tree):
+    still = tree.copy()
+    still["sample_stats"] = tree["sample_stats"].to_dataset().map(lambda one: one * 0.0)
+    assert check_convergence(still, []).repeated is None
+
+
+def test_disagreement_and_divergences_are_one_warning(diverging):
+    apart = {"apart": diverging["posterior"]["a"].values + 9.0 * np.arange(4)[:, None], "not": lambda draw: draw["b"]}
+    with pytest.warns(mp.ConvergenceWarning) as told:
+        mp.expectation(diverging, apart, method="plain")
+    (warning,) = told
+    assert "of apart is above 1.12: the chains have not converged" in str(warning.message)
+    assert "3 of 800 transitions were divergent" in str(warning.message)
+
+
+def test_sound_chains_are_not_told_of_and_the_class_can_be_filtered(diverging):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", mp.ConvergenceWarning)
+        mp.expectation(diverging, method="zv1")
+        del diverging["sample_stats"]["diverging"]
+        warnings.simplefilter("error", mp.ConvergenceWarning)
+        mp.expectation(diverging, method="zv1")
+
+
+@pytest.mark.filterwarnings("always::mcmcpost.ConvergenceWarning")
+def test_the_command_line_uses_the_same_words(run, diverging, tmp_path):
+    mp.save_tree(diverging, tmp_path / "trace.nc")
+    for command in (["reduce"], ["report", "-o", "out.html"]):
+        done = run(command[0], tmp_path / "trace.nc", *command[1:], "--method", "zv1")
+        assert done.code == 0
+        assert done.err.startswith("mcmcpost: warning: 3 of 800 transitions were divergent")
+        assert done.err.count("\n") == 1

@@ -1,0 +1,207 @@
+"""Traces of nutpie and PyMC, made by the real packages: read as they are, or scored by PyMC's own gradient."""
+
+import warnings
+from contextlib import nullcontext
+
+import jax
+import numpy as np
+import pytest
+import xarray
+from cli_cases import refused
+from html_cases import Reading
+from scipy.special import gammaln
+
+import mcmcpost as mp
+from mcmcpost.trees import read_trace
+from mcmcpost.trees.samplers import check_normalised
+
+pytestmark = pytest.mark.interop
+REASON = "needs the extra `interop`"
+nutpie = pytest.importorskip("nutpie", reason=REASON)
+pymc = pytest.importorskip("pymc", reason=REASON)
+transforms = pytest.importorskip("pymc.distributions.transforms", reason=REASON)
+
+UNCONSTRAINED = ("mu[0]", "mu[1]", "sigma_log__", "w_simplex__[0]", "w_simplex__[1]", "upper_logodds__")
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A model that the project does not know, with a bound that is a parameter and a deterministic."""
+    y = np.random.default_rng(0).normal(1.0, 2.0, size=30)
+    with pymc.Model(coords={"group": ["a", "b"]}) as model:
+        mu = pymc.Normal("mu", 0.0, 1.0, dims="group")
+        sigma = pymc.HalfNormal("sigma", 2.0)
+        w = pymc.Dirichlet("w", 2 * np.ones(3))
+        upper = pymc.Beta("upper", 2.0, 2.0)
+        pymc.Deterministic("precision", sigma**-2)
+        pymc.Normal("y", mu[0] + mu[1] + w[0] + upper, sigma, observed=y)
+    return model
+
+
+@pytest.fixture(scope="module")
+def nutpie_tree(model):
+    return nutpie.sample(
+        nutpie.compile_pymc_model(model),
+        draws=500,
+        tune=400,
+        chains=4,
+        cores=1,
+        seed=1,
+        store_gradient=True,
+        store_unconstrained=True,
+        progress_bar=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def pymc_tree(model):
+    with model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyMC's own, on deprecations and progress
+        return pymc.sample(
+            draws=500, tune=400, chains=4, cores=1, random_seed=1, nuts_sampler="pymc", progressbar=False
+        )
+
+
+@pytest.mark.parametrize("writer", ["save_tree", "nutpie"])
+def test_a_nutpie_trace_goes_through_a_file_untouched(nutpie_tree, tmp_path, writer):
+    path = tmp_path / "trace.nc"
+    if writer == "save_tree":
+        mp.save_tree(nutpie_tree, path)
+    else:
+        nutpie_tree.to_netcdf(path, engine="h5netcdf")
+    trace, stored = read_trace(mp.load_tree(path)), read_trace(nutpie_tree)
+    np.testing.assert_array_equal(trace.draws, nutpie_tree["sample_stats"]["unconstrained_draw"])
+    np.testing.assert_array_equal(trace.scores, nutpie_tree["sample_stats"]["gradient"])
+    assert trace.names == stored.names
+    assert mp.check_tree(mp.load_tree(path)).verdict == "pass"
+
+
+def test_a_nutpie_file_becomes_a_report_in_one_command(run, nutpie_tree, tmp_path):
+    nutpie_tree.to_netcdf(tmp_path / "trace.nc", engine="h5netcdf")
+    done = run("report", tmp_path / "trace.nc", "-o", "report.html", "--method", "zv2")
+    assert done.code == 0, done.err
+    assert done.out.endswith("scores pass\n")
+    reading = Reading((tmp_path / "cwd" / "report.html").read_text())
+    assert reading.problems == []
+    assert {"mu[a]", "sigma", "w[2]", "precision"} <= set(reading.texts("th"))
+    reduced = run("reduce", tmp_path / "trace.nc", "--method", "zv2")
+    assert reduced.code == 0
+    assert "controlled" in reduced.out
+
+
+def test_pymc_and_nutpie_agree_on_the_scores(nutpie_tree, model):
+    computed, stored = read_trace(mp.attach_scores(nutpie_tree, model)), read_trace(nutpie_tree)
+    assert computed.names == UNCONSTRAINED
+    np.testing.assert_allclose(computed.draws, stored.draws, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(computed.scores, stored.scores, rtol=1e-6, atol=1e-6)
+
+
+def test_a_pymc_trace_gets_its_scores_from_the_model(pymc_tree, model, tmp_path):
+    bare = mp.load_tree(mp.save_tree(pymc_tree, tmp_path / "bare.nc"))
+    before = bare.copy(deep=True)
+    tree = mp.attach_scores(bare, model)
+    assert bare.identical(before)
+    assert read_trace(tree).names == UNCONSTRAINED
+    assert mp.check_tree(tree).verdict == "pass"
+    assert tree["sample_stats"].attrs["score_evaluations"] == "2000"
+    assert "pymc_version" in tree["sample_stats"].attrs
+    back = read_trace(mp.load_tree(mp.save_tree(tree, tmp_path / "scored.nc")))
+    np.testing.assert_array_equal(back.scores, read_trace(tree).scores)
+    table = mp.summary(tree, method="zv2")
+    assert (table.loc[["mu[a]", "sigma"], "gain"] > 1).all()
+
+
+def test_a_trace_without_scores_says_what_to_do(run, pymc_tree, tmp_path):
+    mp.save_tree(pymc_tree, tmp_path / "bare.nc")
+    done = run("report", tmp_path / "bare.nc", "-o", "report.html")
+    assert refused(done, "attach_scores", "store_gradient=True", "--model")
+
+
+def other(size=2, data=0.0, name="mu"):
+    with pymc.Model() as model:
+        mu = pymc.Normal(name, 0.0, 1.0, shape=size)
+        sigma = pymc.HalfNormal("sigma", 2.0)
+        w = pymc.Dirichlet("w", 2 * np.ones(3))
+        upper = pymc.Beta("upper", 2.0, 2.0)
+        y = np.random.default_rng(0).normal(1.0, 2.0, size=30) + data
+        pymc.Normal("y", mu[0] + mu[1] + w[0] + upper, sigma, observed=y)
+    return model
+
+
+@pytest.mark.parametrize("sampler", ["pymc", "nutpie"])
+def test_the_model_must_be_the_one_that_was_sampled(request, sampler):
+    tree = request.getfixturevalue(f"{sampler}_tree")
+    with pytest.raises(mp.ScoreError, match=r"recorded `sample_stats.(lp|logp)` by a constant"):
+        mp.attach_scores(tree, other(data=0.5))
+    with pytest.raises(ValueError, match=r"`mu` of shape \(chain, draw, 3\), got \(4, 500, 2\)"):
+        mp.attach_scores(tree, other(size=3))
+    with pytest.raises(ValueError, match="without nu"):
+        mp.attach_scores(tree, other(name="nu"))
+    with pytest.raises(ValueError, match="a model of pymc alone, got 1 arguments"):
+        mp.attach_scores(tree, other(), 1.0)
+
+
+def test_discrete_variables_are_refused(pymc_tree):
+    with pymc.Model() as discrete:
+        pymc.Normal("mu")
+        pymc.Bernoulli("k", 0.5)
+    with pytest.raises(ValueError, match="discrete k"):
+        mp.attach_scores(pymc_tree, discrete)
+
+
+def test_a_bound_that_is_a_parameter_takes_its_value_from_the_draw(rng):
+    with pymc.Model() as model:
+        scale = pymc.HalfNormal("scale", 1.0)
+        pymc.Uniform("below", 0.0, scale)
+    scale = np.abs(rng.normal(size=(2, 40)))
+    below = scale * rng.uniform(size=scale.shape)
+    variables = {"scale": (("chain", "draw"), scale), "below": (("chain", "draw"), below)}
+    posterior = xarray.DataTree.from_dict({"posterior": xarray.Dataset(variables)})
+    trace = read_trace(mp.attach_scores(posterior, model, allow_bad_scores=True))
+    assert trace.names == ("scale_log__", "below_interval__")
+    # In u = log scale and v = logit(below/scale): −scale²/2 + u, and log σ(v) + log σ(−v).
+    np.testing.assert_allclose(trace.draws[..., 1], np.log(below / (scale - below)), rtol=1e-9)
+    np.testing.assert_allclose(trace.scores[..., 0], 1 - scale**2, rtol=1e-9)
+    np.testing.assert_allclose(trace.scores[..., 1], 1 - 2 * below / scale, rtol=1e-9, atol=1e-12)
+
+
+def test_a_pymc_model_has_its_evidence():
+    y = np.random.default_rng(0).normal(1.0, 2.0, size=20)
+    with pymc.Model() as model:
+        rate = pymc.Gamma("rate", 3.0, 2.0)
+        pymc.Poisson("y", rate, observed=[3, 1, 4, 1, 5])
+    draws = np.random.default_rng(1).gamma(17.0, 1 / 7.0, size=(4, 500))
+    tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset({"rate": (("chain", "draw"), draws)})})
+    found = mp.bridge_evidence(tree, model, key=jax.random.key(0))
+    at_one = model.compile_logp(jacobian=False)({"rate_log__": 0.0})
+    assert abs(at_one - (3 * np.log(2) - gammaln(3) - 7 - gammaln([4, 2, 5, 2, 6]).sum())) < 1e-8
+    truth = at_one + 7 + gammaln(17) - 17 * np.log(7)  # PyMC's log Γ is a few 1e-9 off, more than the bridge
+    assert abs(found.value - truth) < 4.5 * np.hypot(found.mcse, found.discretisation_error) < 0.01
+    with pymc.Model() as improper:
+        mu = pymc.Flat("mu")
+        pymc.Normal("y", mu, 2.0, observed=y)
+    with pytest.raises(ValueError, match="expected proper priors, got improper ones of mu"):
+        mp.bridge_evidence(tree, improper, key=jax.random.key(0))
+
+
+NEIGHBOURS = np.array([[0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("prior", "said"),
+    [
+        (lambda: pymc.ICAR("x", W=NEIGHBOURS), "improper ones of x"),
+        (lambda: pymc.CAR("x", mu=np.zeros(2), W=NEIGHBOURS, alpha=0.5, tau=1.0), "got x, a CAR"),
+        (lambda: pymc.Normal("x", shape=2, transform=transforms.ordered, initval=[0, 1]), "transformation Ordered"),
+        (lambda: pymc.Normal("x", shape=2, transform=transforms.log), "transformation LogTransform"),
+        (lambda: pymc.HalfNormal("x", shape=2, default_transform=transforms.log_exp_m1), None),
+        (lambda: pymc.ZeroSumNormal("x", shape=2), None),
+        (lambda: pymc.Dirichlet("x", np.ones(2)), None),
+        (lambda: pymc.Uniform("x", shape=2), None),
+    ],
+)
+def test_priors_that_pymc_does_not_normalise_have_no_evidence(prior, said):
+    with pymc.Model() as model:
+        pymc.Normal("y", prior(), 1.0, observed=np.zeros(2))
+    with nullcontext() if said is None else pytest.raises(ValueError, match=said):
+        check_normalised("bridge_evidence", model)

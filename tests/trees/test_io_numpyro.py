@@ -1,0 +1,240 @@
+"""NumPyro traces: z_grad kept with the right sign, every support transformed, recomputation where it was not kept."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray
+from numpyro.infer import HMC, MCMC, NUTS
+from numpyro.infer.util import potential_energy, unconstrain_fn
+
+from mcmcpost.scores import ScoreError
+from mcmcpost.trees import attach_scores, from_numpyro, read_trace
+
+pytestmark = pytest.mark.usefixtures("rank_promotion")
+
+DATA = jnp.array([0.1, 0.5, -0.3])
+
+
+def supports(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    scale = numpyro.sample("b_scale", dist.HalfNormal(1.0))
+    numpyro.sample("a_interval", dist.Uniform(-1.0, 3.0))
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
+    base = dist.Normal(jnp.zeros(3), 1.0).to_event(1)
+    numpyro.sample("ordered", dist.TransformedDistribution(base, dist.transforms.OrderedTransform()))
+    numpyro.sample("chol", dist.LKJCholesky(3, 2.0))
+    numpyro.sample("below", dist.Uniform(0.0, scale))
+    numpyro.deterministic("sum", mu + weights[0])
+    numpyro.sample("y", dist.Normal(mu + weights[0], scale), obs=y)
+
+
+def plain(shift=0.0):
+    with numpyro.plate("row", 2):
+        numpyro.sample("z", dist.Normal(shift, 1.0))
+    numpyro.sample("a", dist.LogNormal(0.0, 1.0))
+
+
+def fixed_step(model=None, **settings):
+    """HMC that adapts nothing: it compiles in half the time."""
+    still = {"trajectory_length": None, "adapt_step_size": False, "adapt_mass_matrix": False}
+    return HMC(model, step_size=0.3, num_steps=5, **still, **settings)
+
+
+def run(kernel, *args, seed=0, samples=60, chains=2, fields=("z_grad",), init=None):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=60,
+        num_samples=samples,
+        num_chains=chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(seed), *args, extra_fields=fields, init_params=init)
+    return mcmc
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    return run(fixed_step(supports), DATA)
+
+
+@pytest.fixture(scope="module")
+def tree(sampled):
+    # Sixty correlated draws need not have converged: the gate has tests of its own.
+    return from_numpyro(sampled, allow_bad_scores=True)
+
+
+@pytest.mark.slow
+def test_labels_follow_the_program(tree):
+    lower = [f"chol[{i}]" for i in range(3)]
+    ordered = [f"ordered[{i}]" for i in range(3)]
+    names = ("mu", "b_scale", "a_interval", "weights[0]", "weights[1]", *ordered, *lower, "below")
+    assert read_trace(tree).names == names
+
+
+@pytest.mark.slow
+def test_scores_are_those_of_the_potential(tree):
+    trace = read_trace(tree)
+    sites = ("mu", "b_scale", "a_interval", "weights", "ordered", "chol", "below")
+
+    @jax.jit
+    def by_definition(one):
+        free = unconstrain_fn(supports, (DATA,), {}, one)
+        gradient = jax.grad(lambda free: potential_energy(supports, (DATA,), {}, free))(free)
+        return [jnp.concatenate([jnp.ravel(part[site]) for site in sites]) for part in (free, gradient)]
+
+    for chain, draw in ((0, 0), (1, 17), (0, 59)):
+        free, gradient = by_definition({site: tree["posterior"][site].values[chain, draw] for site in sites})
+        np.testing.assert_allclose(trace.draws[chain, draw], free, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(trace.scores[chain, draw], -gradient, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_recomputed_scores_are_the_kept_ones(tree):
+    before = tree.copy(deep=True)
+    again = attach_scores(tree, supports, DATA, allow_bad_scores=True)
+    kept, computed = read_trace(tree), read_trace(again)
+    assert kept.names == computed.names
+    np.testing.assert_allclose(computed.draws, kept.draws, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(computed.scores, kept.scores, rtol=1e-10, atol=1e-10)
+    assert tree.identical(before)
+
+
+@pytest.mark.slow
+def test_the_tree_keeps_what_arviz_gives(tree):
+    assert "sum" in tree["posterior"].data_vars
+    assert "observed_data" in tree.children
+    assert "z_grad" not in tree["sample_stats"].data_vars
+    attrs = tree["sample_stats"].attrs
+    assert (attrs["score_sign"], attrs["score_jacobian"], attrs["score_space"]) == ("+", "included", "unconstrained")
+    assert {"mcmcpost_version", "numpyro_version", "jax_version", "score_check"} <= set(attrs)
+
+
+@pytest.mark.slow
+def test_a_wrong_sign_is_caught(tree, sampled, monkeypatch):
+    fields = sampled.get_extra_fields(group_by_chain=True)
+    flipped = {"z_grad": jax.tree.map(jnp.negative, fields["z_grad"])}
+    monkeypatch.setattr(sampled, "get_extra_fields", lambda **_: flipped)
+    with pytest.raises(ScoreError, match="wrong sign"):
+        from_numpyro(sampled)
+    assert read_trace(from_numpyro(sampled, allow_bad_scores=True)).scores[0, 0, 0] == -read_trace(tree).scores[0, 0, 0]
+
+
+def kept_and_recomputed(mcmc, monkeypatch):
+    """Return the trace with the scores that the run kept, and the one of a run that kept none."""
+    kept = from_numpyro(mcmc)
+    assert kept["sample_stats"].attrs["score_evaluations"] == "0"
+    monkeypatch.setattr(mcmc, "get_extra_fields", lambda **_: {})
+    recomputed = from_numpyro(mcmc)
+    assert recomputed["sample_stats"].attrs["score_evaluations"] != "0"
+    return read_trace(kept), read_trace(recomputed)
+
+
+@pytest.mark.slow
+def test_one_chain_in_float32(monkeypatch):
+    with jax.enable_x64(False):
+        mcmc = run(fixed_step(plain), chains=1, samples=100)
+        traces = kept_and_recomputed(mcmc, monkeypatch)
+    for trace in traces:
+        assert trace.names == ("z[0]", "z[1]", "a")
+        assert trace.scores.dtype == np.float64
+        np.testing.assert_allclose(trace.scores, -trace.draws, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_arguments_of_the_run_are_used_where_it_kept_no_scores():
+    trace = read_trace(from_numpyro(run(fixed_step(plain), 5.0, fields=())))
+    np.testing.assert_allclose(trace.scores[..., :2], 5.0 - trace.draws[..., :2], rtol=1e-12)
+
+
+def quadratic(parameters):
+    return sum(0.5 * jnp.sum(leaf**2) for leaf in jax.tree.leaves(parameters))
+
+
+@pytest.mark.parametrize(
+    ("init", "names"),
+    [
+        (jnp.zeros((2, 3)), ("Param:0[0]", "Param:0[1]", "Param:0[2]")),
+        ({"b": jnp.zeros((2, 2)), "a": jnp.zeros(2)}, ("a", "b[0]", "b[1]")),
+        ((jnp.zeros((2, 2)), jnp.zeros(2)), ("Param:0[0]", "Param:0[1]", "Param:1")),
+    ],
+    ids=["array", "dict", "tuple"],
+)
+def test_a_bare_potential(init, names, monkeypatch):
+    mcmc = run(fixed_step(potential_fn=quadratic), init=init, samples=100)
+    for trace in kept_and_recomputed(mcmc, monkeypatch):
+        assert trace.names == names
+        np.testing.assert_allclose(trace.scores, -trace.draws, rtol=1e-12, atol=1e-12)
+
+
+def test_bad_runs():
+    with pytest.raises(ValueError, match="a finished MCMC run"):
+        from_numpyro(MCMC(NUTS(plain), num_warmup=1, num_samples=1))
+    with pytest.raises(ValueError, match="without z"):
+        from_numpyro(run(fixed_step(plain), fields=("~z.z",), samples=4))
+
+
+@pytest.mark.slow
+def test_bad_models(tree):
+    def discrete(y):
+        numpyro.sample("k", dist.Bernoulli(0.5))
+        supports(y)
+
+    with pytest.raises(ValueError, match="discrete k"):
+        attach_scores(tree, discrete, DATA)
+
+    def constant(y):
+        numpyro.sample("one", dist.Delta(1.0))
+        supports(y)
+
+    with pytest.raises(ValueError, match=r"Delta distributions of one\. Write numpyro\.deterministic"):
+        attach_scores(tree, constant, DATA)
+    with pytest.raises(ValueError, match="without z, a"):
+        attach_scores(tree, plain)
+    with pytest.raises(ValueError, match="none"):
+        attach_scores(tree, lambda: None)
+
+    def larger(y):
+        numpyro.sample("mu", dist.Normal(jnp.zeros(4), 1.0).to_event(1))
+        return y
+
+    with pytest.raises(ValueError, match=r"site `mu` of shape \(chain, draw, 4\), got \(2, 60\)"):
+        attach_scores(tree, larger, DATA)
+    with pytest.raises(ValueError, match=r"got a list of shape \(3,\) for a Normal of shape \(\). Pass an array"):
+        attach_scores(tree, supports, DATA.tolist())
+
+
+def test_draws_on_a_boundary_are_named(tree):
+    posterior = tree["posterior"].to_dataset()
+    posterior["b_scale"] = posterior["b_scale"].copy()
+    posterior["b_scale"][1, 7] = 0.0  # as a small one is in single precision
+    words = r"1 of 120 draws of `b_scale` on its boundary or beyond, the first at chain 1, draw 7: 0\.0\. Pass"
+    with pytest.raises(ValueError, match=words):
+        attach_scores(xarray.DataTree.from_dict({"posterior": posterior}), supports, DATA)
+    posterior["b_scale"][1, 7] = np.nan
+    with pytest.raises(ValueError, match="draws with NaN"):
+        attach_scores(xarray.DataTree.from_dict({"posterior": posterior}), supports, DATA)
+
+
+ARVIZ_FIRST = """
+import arviz_base
+from numpyro.infer import HMC, MCMC
+import jax, numpyro.distributions as dist, numpyro, mcmcpost
+kernel = HMC(lambda: numpyro.sample("x", dist.Normal()), adapt_step_size=False, adapt_mass_matrix=False)
+mcmc = MCMC(kernel, num_warmup=100, num_samples=200, progress_bar=False)
+mcmc.run(jax.random.key(0), extra_fields=("z_grad",))
+print(dict(mcmcpost.from_numpyro(mcmc)["posterior"].sizes))
+"""
+
+
+@pytest.mark.slow
+def test_arviz_imported_before_numpyro():
+    """Its lazy import of NumPyro leaves `numpyro.infer` without its submodules."""
+    done = subprocess.run([sys.executable, "-c", ARVIZ_FIRST], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "{'chain': 1, 'draw': 200}", done.stderr

@@ -1,0 +1,163 @@
+"""Chains of several files as one trace, files left where they are, and Zarr folders that are not finished."""
+
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import xarray
+
+import mcmcpost as mp
+from mcmcpost.trees import files
+
+
+def job(rng: np.random.Generator, chains: int = 2, draws: int = 60, names: tuple[str, ...] = ("a", "b")):
+    x = rng.normal(size=(chains, draws, len(names)))
+    return mp.from_arrays(x, -x, names=names, allow_bad_scores=True)
+
+
+def test_chains_of_several_files_are_one_trace(tmp_path, rng):
+    jobs = [job(rng), job(rng, chains=1), job(rng, chains=3)]
+    paths = [
+        mp.save_tree(tree, tmp_path / f"{i}.{suffix}")
+        for i, (tree, suffix) in enumerate(zip(jobs, ("nc", "zarr", "nc"), strict=True))
+    ]
+    joined = mp.load_tree(*paths)
+    draws = np.concatenate([tree["sample_stats"]["unconstrained_draw"].values for tree in jobs])
+    np.testing.assert_array_equal(joined["sample_stats"]["unconstrained_draw"].values, draws)
+    np.testing.assert_array_equal(joined["posterior"].coords["chain"], np.arange(6))
+    assert joined["sample_stats"]["gradient"].coords["unconstrained_parameter"].values.tolist() == ["a", "b"]
+
+
+def test_what_jobs_have_in_common_is_kept(tmp_path, rng):
+    """Attributes of the root, groups inside groups, and variables without chains that are the same."""
+    paths = []
+    for i in range(2):
+        tree = job(rng)
+        tree.attrs = {"model_file": "m.py", "num_warmup": 5, "seed": i}
+        tree["posterior/labels"] = xarray.DataTree(xarray.Dataset({"q": ("k", [1, 2])}))
+        of_rungs = {"same": ("k", [1.0, 2.0]), "swap_rate": ("k", rng.normal(size=2))}
+        tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(of_rungs)
+        paths.append(mp.save_tree(tree, tmp_path / f"{i}.nc"))
+    joined = mp.load_tree(*paths)
+    assert joined.attrs == {"model_file": "m.py", "num_warmup": 5}
+    assert joined["posterior/labels"]["q"].values.tolist() == [1, 2]
+    assert joined["sample_stats"]["same"].values.tolist() == [1.0, 2.0]
+    assert "swap_rate" not in joined["sample_stats"]
+
+
+def other_reference(tree: xarray.DataTree, mean: float = 1.0) -> None:
+    reference = {"reference_mean": ("reference_parameter", np.full(2, mean))}
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(reference)
+
+
+def other_variable(tree: xarray.DataTree) -> None:
+    tree["posterior"]["more"] = tree["posterior"]["a"]
+
+
+def other_group(tree: xarray.DataTree) -> None:
+    tree["observed_data"] = xarray.DataTree(xarray.Dataset({"y": ("i", np.arange(3.0))}))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (other_variable, r"the same variables of posterior.*\['more'\] in one only"),
+        (other_group, "the groups of .* in "),
+        (other_reference, r"the reference_mean of .*0\.nc in .*1\.nc, got another reference"),
+    ],
+)
+def test_files_that_differ_are_refused(tmp_path, rng, change, words):
+    one, other = job(rng), job(rng)
+    if change is other_reference:
+        other_reference(one, 0.0)
+    change(other)
+    paths = [mp.save_tree(tree, tmp_path / f"{i}.nc") for i, tree in enumerate((one, other))]
+    with pytest.raises(mp.InputError, match=words):
+        mp.load_tree(*paths)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"draws": 50}, "of the sizes .*'draw': 60.* got .*'draw': 50"),
+        ({"names": ("b", "a")}, "the labels of unconstrained_parameter"),
+    ],
+)
+def test_chains_of_other_runs_are_refused(tmp_path, rng, other, words):
+    paths = [mp.save_tree(tree, tmp_path / f"{i}.nc") for i, tree in enumerate((job(rng), job(rng, **other)))]
+    with pytest.raises(mp.InputError, match=words):
+        mp.load_tree(*paths)
+
+
+def test_other_data_are_refused(tmp_path, rng):
+    paths = []
+    for i in range(2):
+        tree = job(rng)
+        tree["observed_data"] = xarray.DataTree(xarray.Dataset({"y": ("i", rng.normal(size=3))}))
+        paths.append(mp.save_tree(tree, tmp_path / f"{i}.nc"))
+    with pytest.raises(mp.InputError, match=r"observed_data of .*0\.nc in .*1\.nc, got other values"):
+        mp.load_tree(*paths)
+
+
+def test_a_chain_given_twice_is_refused(tmp_path, rng):
+    tree = job(rng)
+    one = mp.save_tree(tree, tmp_path / "one.nc")
+    with pytest.raises(mp.InputError, match=r"chain 0 of .*one\.nc as chain 0 of .*one\.nc"):
+        mp.load_tree(one, one)
+    swapped = mp.save_tree(tree.isel(chain=[1]), tmp_path / "part.nc")
+    with pytest.raises(mp.InputError, match=r"chain 1 of .*one\.nc as chain 0 of .*part\.nc"):
+        mp.load_tree(one, swapped)
+
+
+@pytest.mark.parametrize("suffix", ["nc", "zarr"])
+def test_large_variables_stay_in_their_files(tmp_path, rng, suffix, monkeypatch):
+    monkeypatch.setattr(files, "SCRATCH", 1_000)
+    monkeypatch.setattr("mcmcpost.core.arrays.LARGE", 100)
+    monkeypatch.setattr("mcmcpost.core.arrays.ENTRIES", 100)
+    jobs = [job(rng), job(rng)]
+    paths = [mp.save_tree(tree, tmp_path / f"{i}.{suffix}") for i, tree in enumerate(jobs)]
+    whole, lazy = mp.load_tree(*paths), mp.load_tree(*paths, lazy=True)
+    scores = lazy["sample_stats"]["gradient"]
+    assert scores.chunks is not None
+    assert len(scores.chunks[0]) >= 2
+    assert lazy["posterior"]["a"].chunks is None  # 960 bytes
+    xarray.testing.assert_identical(lazy.compute(), whole)
+    found, own = (mp.expectation(tree, method="zv1", allow_bad_scores=True) for tree in (whole, lazy))
+    np.testing.assert_allclose(own.mcse, found.mcse, rtol=1e-10)
+
+
+def test_dask_is_asked_for_where_it_is_needed(tmp_path, rng, monkeypatch):
+    path = mp.save_tree(job(rng), tmp_path / "trace.nc")
+    monkeypatch.setitem(sys.modules, "dask", None)
+    assert mp.load_tree(path).children
+    with pytest.raises(mp.MissingPackageError, match=r"mcmcpost\[dask\]"):
+        mp.load_tree(path, lazy=True)
+
+
+def test_a_zarr_folder_that_is_not_written_to_its_end_is_refused(tmp_path, rng):
+    tree = job(rng)
+    path = tmp_path / "trace.zarr"
+    encoding = {"/sample_stats": {"unconstrained_draw": {"chunks": (1, 20, 2)}, "gradient": {"chunks": (1, 20, 2)}}}
+    tree.to_zarr(path, consolidated=False, encoding=encoding)
+    assert mp.load_tree(path)["posterior"].sizes["draw"] == 60
+    chunks = path / "sample_stats" / "gradient" / "c"
+    shutil.rmtree(chunks / "1" / "2")
+    with pytest.raises(mp.InputError, match=r"5 of 6 chunks of sample_stats/gradient.*still being written"):
+        mp.load_tree(path)
+
+
+def test_variables_of_a_zarr_folder_with_different_numbers_of_draws_are_refused(tmp_path, rng):
+    path = mp.save_tree(job(rng), tmp_path / "trace.zarr")
+    shutil.rmtree(path / "sample_stats" / "gradient")
+    longer = job(rng, draws=80)["sample_stats"].to_dataset()[["gradient"]].drop_vars(["chain", "draw"])
+    longer.to_zarr(path, group="sample_stats", mode="a", consolidated=False)
+    with pytest.raises(mp.InputError, match="draw"):
+        mp.load_tree(path)
+
+
+def test_scores_of_a_flat_density_are_whole(tmp_path, rng):
+    tree = job(rng)
+    tree["sample_stats"]["gradient"] = 0 * tree["sample_stats"]["gradient"]
+    path = mp.save_tree(tree, tmp_path / "trace.zarr")
+    assert not mp.load_tree(path)["sample_stats"]["gradient"].values.any()
