@@ -31,9 +31,9 @@ from .control import (
     LeastSquares as LeastSquares,
     PlainMean as PlainMean,
     Ridge as Ridge,
-    Screened as Screened,
     SemiExact as SemiExact,
     SteinWeights as SteinWeights,
+    Structured as Structured,
     ZeroVariance as ZeroVariance,
 )
 from .core.errors import (

@@ -302,7 +302,7 @@ def expectation(
     Raises
     ------
     ScoreError : the scores are not those of the draws, in a way that was recognised.
-    ValueError, TypeError : input of a wrong shape, kind or name; `Screened` or `VectorValued` for weighted draws.
+    ValueError, TypeError : input of a wrong shape, kind or name; `VectorValued` for weighted draws.
 
     Warns
     -----

@@ -12,8 +12,8 @@ from mcmcpost.control import (
     ControlFunctional,
     Estimate,
     PlainMean,
-    Screened,
     SemiExact,
+    Structured,
     ZeroVariance,
     read_moments,
 )
@@ -46,7 +46,7 @@ METHODS: dict[str, AbstractControlVariate] = {
     "zv3": ZeroVariance(3),
     "cf": ControlFunctional(max_states=4_000),
     "secf": SemiExact(2, max_states=4_000),
-    "screened": Screened(),
+    "structured": Structured(),
 }
 """Short names of methods, for ``method=`` and the command line. Kernels are fitted on at most 4,000 states."""
 

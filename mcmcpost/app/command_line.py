@@ -55,7 +55,7 @@ class MethodName(StrEnum):
     ZV3 = "zv3"
     CF = "cf"
     SECF = "secf"
-    SCREENED = "screened"
+    STRUCTURED = "structured"
 
 
 class PathName(StrEnum):

@@ -1,6 +1,6 @@
 """Control variates, cross-fitting and standard errors."""
 
-from mcmcpost.control.auto import MAX_DEGREE, NEED, Auto
+from mcmcpost.control.auto import MAX_DEGREE, Auto
 from mcmcpost.control.derived import KINDS, Smooth, estimate_derived, estimate_spread
 from mcmcpost.control.estimate import (
     Estimate,
@@ -14,14 +14,13 @@ from mcmcpost.control.estimate import (
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.functional import ControlFunctional, SemiExact
 from mcmcpost.control.kernel_choice import REML, GridREML
-from mcmcpost.control.least_squares import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge
+from mcmcpost.control.linear import NEED
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean, Refits
 from mcmcpost.control.problem import Problem, check_cross_fitting, participants, read_moments, standard_coordinates
 from mcmcpost.control.quantiles import estimate_quantiles, level_texts
-from mcmcpost.control.screened import Screened
 from mcmcpost.control.standard_errors import SAFETY, tail_inflation
 from mcmcpost.control.weights import SteinWeights, check_weights, solve_stein_weights
-from mcmcpost.control.zero_variance import ZeroVariance
+from mcmcpost.control.zero_variance import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge, Structured, ZeroVariance
 
 __all__ = [
     "HIGHEST_DEGREE",
@@ -42,10 +41,10 @@ __all__ = [
     "Problem",
     "Refits",
     "Ridge",
-    "Screened",
     "SemiExact",
     "Smooth",
     "SteinWeights",
+    "Structured",
     "Subsets",
     "ZeroVariance",
     "check_cross_fitting",

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from mcmcpost.control.features.polynomial_basis import Features, basis_with_features, by_fold, exponents_of_degree
 from mcmcpost.control.folds import pad_rows
 from mcmcpost.control.kernel_choice import REML, GridREML, OwnGridREML, Setting, tune
 from mcmcpost.control.kernel_systems import (
@@ -20,14 +21,7 @@ from mcmcpost.control.kernel_systems import (
     fit_without_folds,
     kernel_data,
 )
-from mcmcpost.control.least_squares import (
-    HIGHEST_DEGREE,
-    Features,
-    basis_with_features,
-    by_fold,
-    exponents_of_degree,
-    labels_of,
-)
+from mcmcpost.control.linear import DRAWS_PER_FEATURE
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
@@ -39,7 +33,7 @@ from mcmcpost.control.method import (
 )
 from mcmcpost.control.problem import Problem, participants
 from mcmcpost.control.standard_errors import judged_variance, residual_variance, tail_inflation
-from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN, has_enough
+from mcmcpost.control.zero_variance import HIGHEST_DEGREE, MIN_GIVEN, MIN_TRAIN, has_enough
 from mcmcpost.core.arguments import check_count, check_kind, check_number
 from mcmcpost.core.arrays import columns_of, in_blocks, over_rows, zeros
 from mcmcpost.core.errors import InputError, Status
@@ -107,7 +101,7 @@ class ControlFunctional(AbstractControlVariate):
         degree = max((b for b in (1, 2) if has_enough(b, problem.draws.shape[1], problem.folds.num_train)), default=0)
         if degree and is_compared(problem, self):
             return crossfit_both(problem, SemiExact(degree, **self.__dict__))[1]
-        return _crossfit(problem, self, 0)
+        return crossfit_kernel(problem, self, 0)
 
 
 class SemiExact(AbstractControlVariate):
@@ -143,7 +137,7 @@ class SemiExact(AbstractControlVariate):
         enough = has_enough(self.degree, problem.draws.shape[1], problem.folds.num_train)
         if enough and is_compared(problem, self):
             return crossfit_both(problem, self)[0]
-        return _crossfit(problem, self, self.degree)
+        return crossfit_kernel(problem, self, self.degree)
 
 
 def is_compared(problem: Problem, choice: ControlFunctional | SemiExact) -> bool:
@@ -167,7 +161,10 @@ def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[ControlFit, Cont
     that is far away because it has not seen a tail would hide that this one has not either.
     """
     options = {name: value for name, value in choice.__dict__.items() if name != "degree"}
-    semi, alone = _crossfit(problem, choice, choice.degree), _crossfit(problem, ControlFunctional(**options), 0)
+    semi, alone = (
+        crossfit_kernel(problem, choice, choice.degree),
+        crossfit_kernel(problem, ControlFunctional(**options), 0),
+    )
     doubts = _apart(problem, semi, alone), _apart(problem, alone, semi)
     semi, alone = (fit._replace(doubt=np.hypot(fit.doubt, d)) for fit, d in zip((semi, alone), doubts, strict=True))
     return semi, alone
@@ -205,7 +202,8 @@ def _check(choice: ControlFunctional | SemiExact) -> None:
         raise InputError(where, "no `max_states` with ConjugateGradients", choice.max_states, "Use Cholesky().")
 
 
-def _crossfit(problem: Problem, choice: ControlFunctional | SemiExact, degree: int) -> ControlFit:
+def crossfit_kernel(problem: Problem, choice: ControlFunctional | SemiExact, degree: int) -> ControlFit:
+    """Return the fit with polynomials of a degree, 0 for the kernel alone, compared with no other."""
     tuning = choice.tuning or (GridREML() if choice.kernel is None else None)
     whole = problem
     problem = problem.thin(DENSE_LIMIT if problem.weighted and choice.max_states is None else choice.max_states)
@@ -340,7 +338,7 @@ def _fit_some(
     asked = np.concatenate([setting.members for setting in settings])
     d = problem.draws.shape[1]
     resolved = np.concatenate([np.full(len(each.members), each.num_resolved(d)) for each in settings])
-    states, labels = (problem.draws, problem.scores), labels_of(problem)
+    states, labels = (problem.draws, problem.scores), problem.labels
     for index, found in over_rows(_at_states, states, (labels,), (features, rules)):
         control[index[:, None] if isinstance(index, np.ndarray) else index, asked] = found
     own = problem.select(asked)

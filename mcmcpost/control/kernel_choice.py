@@ -91,9 +91,10 @@ OWN_GAIN = 60.0
 
 
 class OwnGridREML(GridREML):
-    """`GridREML` for the integrands alone whose own lengthscales gain `OWN_GAIN`; others are not fitted."""
+    """`GridREML` for the integrands alone whose own lengthscales gain `least` nats; others are not fitted."""
 
     polish: bool | None = True
+    least: float = OWN_GAIN
 
 
 class Setting(NamedTuple):
@@ -176,7 +177,7 @@ def _polish(
     size, shortest = (tuning.max_draws, 1 / RESTRICTED_RANGE) if tuning.shared else (POLISH_DRAWS, SHORTEST)
     draws, scores, design, values = _some_rows(problem, basis, size)
     own = isinstance(tuning, OwnGridREML)
-    least = OWN_GAIN if own else problem.draws.shape[1]
+    least = tuning.least if isinstance(tuning, OwnGridREML) else problem.draws.shape[1]
     left = setting.members
     for members in [left] if tuning.shared else [(member,) for member in left]:
         tuned = maximise_restricted_likelihood(

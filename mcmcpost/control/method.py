@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.problem import Problem
@@ -32,23 +32,6 @@ class Refits(NamedTuple):
         subsets, p = Subsets.of(problem.folds.num_folds), problem.values.shape[1]
         sizes = (problem.folds.num_folds, len(subsets.halves), len(subsets.quarters))
         return cls(*(np.full((size, p), np.nan) for size in sizes))
-
-
-class Work(NamedTuple):
-    """Multiplications of a fit, to the leading order: what all integrands share, and what each takes."""
-
-    shared: float
-    each: float
-
-    def total(self, p: int) -> float:
-        """Return the multiplications of p integrands."""
-        return self.shared + p * self.each
-
-
-def num_fits(problem: Problem) -> int:
-    """Return the fits of a cross-fitting with refits: on all folds, without each, and on halves of them."""
-    folds = problem.folds.num_folds
-    return 1 + folds + len(Subsets.of(folds).halves)
 
 
 class ControlFit(NamedTuple):
@@ -163,6 +146,19 @@ def mean_of_residuals(problem: Problem, control: Float[np.ndarray, "m p"]) -> tu
 def merge_fits(old: ControlFit, new: ControlFit, take: Bool[np.ndarray, " p"]) -> ControlFit:
     """Return `old` with the columns `take` from `new`, and without `info`."""
     return columnwise(lambda a, b: np.where(take, b, a), old, new)._replace(info={})
+
+
+def replace_columns(
+    old: ControlFit, new: ControlFit, columns: Int[np.ndarray, " k"], places: Int[np.ndarray, " k"]
+) -> ControlFit:
+    """Return `old` with some columns from `new`, where they stand at `places`, and without `info`."""
+
+    def put(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        found = a.copy()
+        found[..., columns] = b[..., places]
+        return found
+
+    return columnwise(put, old, new)._replace(info={}) if len(columns) else old
 
 
 def concatenate_fits(fits: Sequence[ControlFit]) -> ControlFit:

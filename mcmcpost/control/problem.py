@@ -56,7 +56,8 @@ class Problem(NamedTuple):
     location, scale : (p,) such that integrand = location + scale·values.
     inverse : (c·n,) the row of each draw. num_chains : c.
     num_states : rows that are not padding.
-    lower : (d, d) the L of the standard coordinates.
+    names : d labels of the trace's own coordinates.
+    shift, lower : (d,), (d, d) the μ and L of the standard coordinates.
     participants : (p,) the draws that make up the variance of each integrand or, if they are fewer, of a coordinate, by
         the function of that name.
     weighted : whether the draws have weights; `counts` are then the weights of the states, whose sum is Kish's
@@ -74,6 +75,8 @@ class Problem(NamedTuple):
     inverse: Int[np.ndarray, " n"]
     num_chains: int
     num_states: int
+    names: tuple[str, ...]
+    shift: Float[np.ndarray, " d"]
     lower: Float[np.ndarray, "d d"]
     participants: Float[np.ndarray, " p"]
     weighted: bool = False
@@ -82,6 +85,14 @@ class Problem(NamedTuple):
     def num_train(self) -> int:
         """The smallest number of states on which a fit without a fold is made; of weighted states, their share."""
         return int(self.folds.num_train * min(1.0, self.counts.sum() / self.num_states))
+
+    @property
+    def labels(self) -> Int[np.ndarray, " m"]:
+        """The fold of each row, −1 on padding."""
+        labels = zeros(self.counts.shape, np.int32)
+        labels[: self.num_states] = self.folds.labels
+        labels[self.num_states :] = -1
+        return labels
 
     def unrotated(self) -> "Problem":
         """Return the problem in the trace's own coordinates, each of unit standard deviation."""
@@ -187,6 +198,8 @@ def make_problem(
         inverse=states.inverse,
         num_chains=len(values),
         num_states=m,
+        names=trace.names,
+        shift=shift,
         lower=lower,
         participants=involved,
         weighted=weights is not None,

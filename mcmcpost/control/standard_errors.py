@@ -11,7 +11,7 @@ import scipy.stats
 from jaxtyping import Array, Bool, Float
 
 from mcmcpost.control.folds import Subsets
-from mcmcpost.control.method import ROUNDING, ControlFit, PlainMean
+from mcmcpost.control.method import ROUNDING, ControlFit, PlainMean, Refits
 from mcmcpost.control.problem import Plain, Problem, are_few, participants
 from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.errors import Status
@@ -56,13 +56,25 @@ def total_error(problem: Problem, fit: ControlFit, residual_error: Float[np.ndar
     residual_error : (p,) in the problem's units, as the result is.
     """
     crossfit = (problem.counts @ problem.values - problem.counts @ fit.control) / problem.counts.sum()
-    variance = np.fmax(SAFETY * refit_variance(problem, fit), residual_error**2)
+    return combined_error(problem, fit.mean, fit.refits, crossfit, residual_error, fit.doubt)
+
+
+def combined_error(
+    problem: Problem,
+    mean: Float[np.ndarray, " p"],
+    refits: Refits,
+    crossfit: Float[np.ndarray, " p"],
+    residual_error: Float[np.ndarray, " p"],
+    doubt: Float[np.ndarray, " p"] | float = 0.0,
+) -> Float[np.ndarray, " p"]:
+    """Return `total_error` from the mean, the refits, and the mean and the error of the held-out residuals."""
+    variance = np.fmax(SAFETY * refit_variance(problem, mean, refits), residual_error**2)
     inflation = tail_inflation(problem.participants, problem.counts.sum())
-    return np.sqrt(variance * inflation + (fit.mean - crossfit) ** 2 + fit.doubt**2)
+    return np.sqrt(variance * inflation + (mean - crossfit) ** 2 + doubt**2)
 
 
-def refit_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]:
-    """Return the variance of the fit's mean that its refits show; NaN where there are none.
+def refit_variance(problem: Problem, mean: Float[np.ndarray, " p"], refits: Refits) -> Float[np.ndarray, " p"]:
+    """Return the variance of a fit's mean that its refits show; NaN where there are none.
 
     Where the variance of an optimal estimator falls with the number of draws as n^(−2a), its mean square deviation on a
     part ρ of the draws is ρ^(−2a) − 1 times that variance. Squared deviations are divided by that factor; the larger
@@ -84,22 +96,22 @@ def refit_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]
         means: Float[Array | np.ndarray, "s p"], kept: Bool[np.ndarray, "s k"], rate: Float[np.ndarray, " p"]
     ) -> Float[np.ndarray, " p"]:
         factor = (kept @ size)[:, None] ** (-2 * rate) - 1
-        squares = (means - fit.mean) ** 2 / factor
+        squares = (means - mean) ** 2 / factor
         known = np.isfinite(squares)
         return np.where(known, squares, 0.0).sum(axis=0) / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
 
     low, high = GROWING
-    slow = np.full(len(fit.mean), 0.5)
+    slow = np.full(len(mean), 0.5)
     if few:
-        return variance(fit.refits.without_fold, without_fold, slow)
+        return variance(refits.without_fold, without_fold, slow)
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = 3 * variance(fit.refits.quarters, quarters, slow) / variance(fit.refits.halves, halves, slow)
+        ratio = 3 * variance(refits.quarters, quarters, slow) / variance(refits.halves, halves, slow)
         rate = 0.5 * np.log2(np.maximum(ratio - 1, 2.0))
     fastest = np.clip(0.5 + (FASTEST - 0.5) * (share - low) / (high - low), 0.5, FASTEST)
     rate = np.where(np.isfinite(rate), np.minimum(rate, fastest), 0.5)
-    on_halves, on_quarters = variance(fit.refits.halves, halves, rate), variance(fit.refits.quarters, quarters, rate)
+    on_halves, on_quarters = variance(refits.halves, halves, rate), variance(refits.quarters, quarters, rate)
     on_parts = np.where(np.isfinite(on_quarters), (on_halves + on_quarters) / 2, on_halves)
-    return np.fmax(variance(fit.refits.without_fold, without_fold, rate), on_parts)
+    return np.fmax(variance(refits.without_fold, without_fold, rate), on_parts)
 
 
 def judged_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]:

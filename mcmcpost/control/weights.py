@@ -12,12 +12,12 @@ import scipy.linalg
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int, PyTree
 
+from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
 from mcmcpost.control.functional import ControlFunctional, SemiExact, choose_solver
 from mcmcpost.control.kernel_choice import REML, GridREML, tune
 from mcmcpost.control.kernel_systems import mean_diagonal, normalised_gram, solve_iterative
-from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
+from mcmcpost.control.linear import DRAWS_PER_FEATURE
 from mcmcpost.control.problem import Problem, check_cross_fitting, make_problem
-from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE
 from mcmcpost.core.arguments import as_real, check_kind, check_tree_type
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.precision import beyond_rounding, in_units, units_of

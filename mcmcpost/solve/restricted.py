@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from mcmcpost.core.arrays import pad_columns
 from mcmcpost.core.errors import InputError
+from mcmcpost.solve.dense import blas_threads
 from mcmcpost.solve.search import KERNEL_MEMORY, LBFGS, Hyperparameters, Packing, TrainingProblem, is_positive
 from mcmcpost.stein import AbstractKernel, SquaredExponential, stein_gram
 
@@ -152,7 +153,8 @@ def maximise_restricted_likelihood(
         bounds[packing.where(Hyperparameters(False, True))] = np.log((min(lowest, nugget), max(highest, nugget)))
         packings.append(packing)
         problems.append(TrainingProblem(functools.partial(_restricted_loss, centre, packing, data), initial, bounds))
-    best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from(problems)
+    with blas_threads(len(values)):  # threads that wait for each other took six times as long on two cores
+        best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from(problems)
     if best is not None:
         kernel, level = jax.tree.map(np.asarray, packings[best.start].unpack(jnp.asarray(best.x)))
         return Tuned(kernel, float(level), best.value, best.gain, best.num_evaluations)
@@ -262,7 +264,8 @@ def search_grid(
     nuggets : relative η that may be chosen.
     """
     lengthscales = np.sqrt(np.asarray(GRID_SPREADS) * _median_squared_distance(draws))
-    losses = np.asarray(_grid_losses(draws, scores, basis, pad_columns(values), lengthscales, np.asarray(nuggets)))
+    with blas_threads(len(values)):
+        losses = np.asarray(_grid_losses(draws, scores, basis, pad_columns(values), lengthscales, np.asarray(nuggets)))
     losses = losses[..., : values.shape[1]]
     flat = np.where(np.isfinite(losses), losses, 1e300).reshape(-1, values.shape[1])
     best = np.full(values.shape[1], np.argmin(flat.sum(axis=1))) if shared else np.argmin(flat, axis=0)

@@ -19,6 +19,7 @@ from mcmcpost.control import (
     SemiExact,
     Subsets,
 )
+from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
 from mcmcpost.control.functional import DENSE_LIMIT
 from mcmcpost.control.kernel_choice import DEFAULT_NUGGET, MIN_ITERATIVE_NUGGET, kernel_parameters, tune
 from mcmcpost.control.kernel_systems import (
@@ -29,11 +30,11 @@ from mcmcpost.control.kernel_systems import (
     dense_system,
     kernel_data,
 )
-from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
+from mcmcpost.control.linear import DRAWS_PER_FEATURE
 from mcmcpost.control.method import JointFit, concatenate_fits, merge_fits, no_control, refuse_weighted
 from mcmcpost.control.problem import JointProblem, join
 from mcmcpost.control.standard_errors import judged_variance
-from mcmcpost.control.zero_variance import DRAWS_PER_FEATURE, MIN_GIVEN, MIN_TRAIN
+from mcmcpost.control.zero_variance import MIN_GIVEN, MIN_TRAIN
 from mcmcpost.core.arguments import check_count, check_flags, check_kind, check_number
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.solve import Cholesky, ConjugateGradients, fit_rows, solve_lower, solve_positive

@@ -10,8 +10,8 @@ from mcmcpost.control import (
     Lasso,
     PlainMean,
     Ridge,
-    Screened,
     SemiExact,
+    Structured,
     ZeroVariance,
     estimate_expectations,
 )
@@ -36,7 +36,7 @@ METHODS = {
         key=jax.random.key(0),
         training=Stochastic(num_epochs=60, batch_size=50, learning_rate=2e-2),
     ),
-    "screened": Screened(),
+    "structured": Structured(),
     "auto": Auto(),
 }
 """Every control variate; a concrete class missing here fails `test_every_method_is_registered`."""

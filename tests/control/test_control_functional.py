@@ -8,9 +8,9 @@ from control_cases import ar1, estimate, gaussian_trace
 from scipy.stats import norm
 
 from mcmcpost.control import REML, Auto, ControlFunctional, GridREML, SemiExact, Subsets, solve_stein_weights
+from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
 from mcmcpost.control.kernel_choice import OwnGridREML
 from mcmcpost.control.kernel_systems import KernelData, cross_product, crossfit_dense, crossfit_iterative, kernel_data
-from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.problem import make_problem
 from mcmcpost.core.errors import Status
 from mcmcpost.solve import ConjugateGradients
@@ -228,13 +228,25 @@ def test_a_step_that_the_likelihood_would_interpolate_is_fitted_with_a_ridge():
     assert np.std(off) < np.std(plain)
 
 
-@pytest.mark.parametrize(("d", "draws", "own"), [(1, 300, False), (4, 250, False), (4, 251, True)])
-def test_auto_has_a_second_kernel_beyond_a_thousand_states_of_several_coordinates(rng, d, draws, own):
-    problem = make_problem(gaussian_trace(rng, (4, draws, d)), rng.normal(size=(4, draws, 1)))
-    for weighted in (False, True):
-        tried = Auto().candidates(problem._replace(weighted=weighted))
-        tunings = [method.tuning for method in tried if isinstance(method, SemiExact)]
-        assert tunings == ([None, OwnGridREML()] if own and not weighted else [None])
+@pytest.mark.parametrize(
+    ("d", "draws", "weighted", "own"),
+    [(1, 300, False, []), (3, 60, False, [3.0]), (3, 251, False, [60.0]), (3, 60, True, [])],
+)
+def test_auto_seeks_lengthscales_of_their_own_where_the_grid_has_left_much(rng, d, draws, weighted, own):
+    problem = make_problem(gaussian_trace(rng, (4, draws, d)), rng.normal(size=(4, draws, 2)))
+    lowest = np.array([1.0, 1e-5])
+    found = [(m, columns) for m, columns in Auto()._dearer(problem._replace(weighted=weighted), lowest)]
+    kernels = [(m.tuning, columns.tolist()) for m, columns in found if isinstance(m, SemiExact)]
+    assert kernels == [(GridREML(polish=False), [0, 1])] + [(OwnGridREML(least=least), [0]) for least in own]
+
+
+def test_auto_tries_a_kernel_on_a_few_states_first(rng):
+    """Where a quadratic leaves noise a kernel promises nothing; for a sine of the sum of a few coordinates it does."""
+    trace = gaussian_trace(rng, (4, 300, 4))
+    x = trace.draws
+    values = np.stack([x[..., 0] * x[..., 1] + rng.normal(size=x.shape[:2]), np.sin(x.sum(axis=-1) / 2)], axis=-1)
+    promising = Auto()._promises(make_problem(trace, values))
+    assert promising.tolist() == [False, True]
 
 
 @pytest.mark.slow
@@ -262,7 +274,7 @@ def test_a_kernel_of_an_integrands_own_is_left_out_where_chains_mix_slowly(rng, 
     slowly = estimate(trace, values, Auto())
     monkeypatch.setattr("mcmcpost.control.auto.SLOW", np.inf)
     believed = estimate(trace, values, Auto())
-    monkeypatch.setattr("mcmcpost.control.kernel_choice.OWN_GAIN", np.inf)
+    monkeypatch.setattr("mcmcpost.control.auto.POLISHED", np.inf)
     without = estimate(trace, values, Auto())
     assert believed.mcse[0] < slowly.mcse[0]
     np.testing.assert_array_equal(slowly.mean, without.mean)

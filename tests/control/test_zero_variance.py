@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from control_cases import estimate, gaussian_trace
 
-from mcmcpost.control import Lasso, LeastSquares, Ridge, Subsets, ZeroVariance
-from mcmcpost.control.least_squares import fit_linear, independent_columns, lasso_path
-from mcmcpost.control.problem import make_problem
+from mcmcpost.control import Lasso, LeastSquares, Ridge, ZeroVariance
+from mcmcpost.control.features.polynomial_basis import independent_columns
+from mcmcpost.control.zero_variance import lasso_path
 from mcmcpost.core.errors import Status
-from mcmcpost.stein import polynomial_exponents, polynomial_features
 from mcmcpost.trace import make_trace
 
 
@@ -22,34 +21,6 @@ def test_degree_two_is_exact_for_a_quadratic_of_a_correlated_gaussian(rng):
     np.testing.assert_allclose(result.mean, truth, rtol=1e-11)
     assert result.status == (Status.EXACT, Status.EXACT)
     assert (result.mcse < 1e-12).all()
-
-
-@pytest.mark.parametrize("penalty", [0.0, 0.7])
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_folds_left_out_in_closed_form_are_the_refits(rng, penalty, repeats):
-    x = np.repeat(rng.normal(size=(4, 30, 2)), repeats, axis=1)
-    problem = make_problem(make_trace(x, -x), np.cos(x[..., :1]) + x[..., 1:])
-    features = np.asarray(polynomial_features(problem.draws, problem.scores, polynomial_exponents(2, 2)))
-    design = np.c_[np.ones(len(features)), features] * (problem.counts > 0)[:, None]
-    weights = np.r_[0.0, np.full(5, penalty)]
-    halves = Subsets.of(problem.folds.num_folds).halves
-    fit = fit_linear(design, weights, problem.values, problem.counts, problem.folds, halves)
-
-    def refit(rows: np.ndarray) -> np.ndarray:
-        w = problem.counts[rows, None]
-        return np.linalg.solve(
-            design[rows].T @ (w * design[rows]) + np.diag(weights), design[rows].T @ (w * problem.values[rows])
-        )
-
-    np.testing.assert_allclose(fit.mean, refit(np.arange(problem.num_states))[0], rtol=1e-10)
-    for k, (out, train) in enumerate(problem.folds.rows()):
-        theta = refit(train)
-        expected = design[out][:, 1:] @ theta[1:]
-        np.testing.assert_allclose(fit.control[k][: len(out)], expected, rtol=1e-8, atol=1e-10)
-        np.testing.assert_allclose(fit.fold_means[k], theta[0], rtol=1e-8)
-    for found, half in zip(fit.half_means, halves, strict=True):
-        rows = np.flatnonzero(half[problem.folds.labels])
-        np.testing.assert_allclose(found, refit(rows)[0], rtol=1e-8)
 
 
 @pytest.mark.parametrize("repeats", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -67,21 +38,6 @@ def test_a_large_design_by_blocks_is_the_same_fit(rng, repeats, monkeypatch):
     np.testing.assert_allclose(blocks.mean, dense.mean, rtol=1e-9)
     np.testing.assert_allclose(blocks.mcse, dense.mcse, rtol=1e-6)
     np.testing.assert_allclose(blocks.residuals, dense.residuals, atol=1e-9)
-
-
-def test_more_features_than_draws_are_refitted_in_the_space_of_the_draws(rng):
-    trace = gaussian_trace(rng, (4, 30, 4))
-    problem = make_problem(trace, np.exp(0.5 * trace.draws[..., :1]))
-    features = np.asarray(polynomial_features(problem.draws, problem.scores, polynomial_exponents(4, 6)))
-    wide = np.c_[np.ones(len(features)), features / np.abs(features).max(axis=0)] * (problem.counts > 0)[:, None]
-    tall = np.concatenate([wide, np.zeros((128, wide.shape[1]))])  # rows of no weight, in no fold
-    assert len(wide) <= wide.shape[1] - 1 < len(tall)
-    penalty, halves = np.r_[0.0, np.full(features.shape[1], 1e-3)], Subsets.of(problem.folds.num_folds).halves
-    by_rows = fit_linear(wide, penalty, problem.values, problem.counts, problem.folds, halves)
-    values, counts = (np.concatenate([a, np.zeros((128, *a.shape[1:]))]) for a in (problem.values, problem.counts))
-    by_features = fit_linear(tall, penalty, values, counts, problem.folds, halves)
-    for a, b in zip(by_rows, by_features, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
 
 
 def test_too_few_draws_are_regularised_by_default_and_refused_without_a_penalty(rng):

@@ -1,5 +1,7 @@
 """Steps of long work: what is said, and to whom."""
 
+import numpy as np
+
 import mcmcpost as mp
 from mcmcpost.core.runtime import listening, say_step
 
@@ -16,10 +18,9 @@ def test_a_step_is_said_to_the_inner_listener_and_to_nobody_outside():
     assert (outer, inner) == (["one", "three"], ["two"])
 
 
-def test_auto_says_which_method_it_fits_and_screening_which_quantity(rng):
+def test_auto_says_which_methods_it_fits(rng):
     draws = rng.standard_normal((4, 40, 5))
-    tree, values, steps = mp.from_arrays(draws, -draws), draws[..., :2] ** 3, []
+    tree, values, steps = mp.from_arrays(draws, -draws), np.exp(draws[..., :2]), []
     with listening(steps.append):
-        mp.expectation(tree, values, mp.Auto(max_degree=1, kernel=False))
-        mp.expectation(tree, values, mp.Screened(rounds=1, kernel=False))
-    assert steps == ["ZeroVariance(degree=1)", "Screened(), quantity 1 of 2", "Screened(), quantity 2 of 2"]
+        mp.expectation(tree, values, mp.Auto(max_degree=2))
+    assert steps == ["ZeroVariance(degree=2)", "SemiExact(degree=2)", "SemiExact(degree=2)"]

@@ -51,7 +51,6 @@ CONSTRUCTORS = [
     (mp.Ridge, {}, {"strength": (-1.0, 0, NAN, INF, "a", True, [1.0])}),
     (mp.Lasso, {}, {"path_length": (*COUNT, None)}),
     (mp.Auto, {}, {"max_degree": COUNT, "kernel": FLAG, "max_work": (0, -1.0, np.nan, "a")}),
-    (mp.Screened, {}, {"rounds": (*COUNT, None), "per_round": COUNT, "max_states": COUNT, "kernel": FLAG}),
     (mp.REML, {}, {"squared_lengthscales": ((), 3.0, "a", (0.0,), (-1.0,), (NAN,), ("a",)), "free_nugget": FLAG}),
     (mp.REML, {}, {"max_draws": (*COUNT, None), "max_steps": (*COUNT, None)}),
     (mp.GridREML, {}, {"max_draws": (*COUNT, None), "max_steps": COUNT, "polish": ("yes", 1), "shared": FLAG}),

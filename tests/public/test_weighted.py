@@ -202,7 +202,7 @@ def test_wrong_scores_of_weighted_draws_are_recognised(rng):
         ),
         lambda tree: mp.ladder_from_traces({0.0: tree, 1.0: tree}),
         lambda tree: mp.html_report(tree),
-        lambda tree: mp.expectation(tree, method="screened"),
+        lambda tree: mp.expectation(tree, method=mp.VectorValued()),
     ],
 )
 def test_what_knows_no_weights_refuses_them(tree, ask):

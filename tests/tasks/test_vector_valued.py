@@ -5,8 +5,8 @@ import pytest
 from normal_task_cases import KERNEL, RELATED, normal_task, related_tasks, smooth
 
 from mcmcpost.control import PlainMean
+from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
 from mcmcpost.control.kernel_systems import crossfit_dense, kernel_data
-from mcmcpost.control.least_squares import exponents_of_degree, polynomial_basis
 from mcmcpost.control.problem import join, make_joint_problem, make_problem
 from mcmcpost.control.standard_errors import judged_variance
 from mcmcpost.solve import ConjugateGradients

@@ -1,0 +1,84 @@
+"""Families of controls: functions of a draw and its score whose mean is zero."""
+
+import abc
+from collections.abc import Sequence
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float, Int
+
+from mcmcpost.stein import polynomial_exponents, polynomial_features
+
+GAP_DEGREE = 4
+"""Degree from which the error includes the distance of the mean from those of the two degrees below."""
+
+
+class AbstractFamily(eqx.Module):
+    """Controls of one kind, in the coordinates of the draws and scores that it is given."""
+
+    @property
+    def doubted(self) -> bool:
+        """Whether the error includes the distance of the mean from those with one and two families fewer."""
+        return False
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """The number of controls."""
+
+    @abc.abstractmethod
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        """Return the controls at some states."""
+
+
+class Monomials(AbstractFamily):
+    """The Stein features Δφ + ∇φ·s of monomials φ (Mira, Solgi and Imparato 2013, doi:10.1007/s11222-012-9344-6).
+
+    exponents : (q, d).
+    """
+
+    exponents: Int[np.ndarray, "q d"]
+
+    @property
+    def size(self) -> int:
+        return len(self.exponents)
+
+    @property
+    def doubted(self) -> bool:
+        # Such polynomials follow the integrand between the draws and depart from it beyond the outermost one.
+        return bool(self.exponents.sum(axis=1).max() >= GAP_DEGREE)
+
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        return np.asarray(polynomial_features(draws, scores, self.exponents))
+
+
+class FirstOrder(AbstractFamily):
+    """The scores themselves: the features of the monomials of degree one, of which there may be thousands."""
+
+    num_coordinates: int
+
+    @property
+    def size(self) -> int:
+        return self.num_coordinates
+
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        del draws  # the features of z are the scores alone
+        return np.asarray(scores)
+
+
+def polynomials(d: int, degree: int, max_interaction: int | None = None) -> list[AbstractFamily]:
+    """Return a family for each total degree up to `degree`: those before it span the polynomials of lower degree."""
+    families: list[AbstractFamily] = [FirstOrder(d)] if degree else []
+    if degree > 1:
+        exponents = polynomial_exponents(d, degree, max_interaction=max_interaction)
+        total = exponents.sum(axis=1)
+        families += [Monomials(exponents[total == k]) for k in range(2, degree + 1)]
+    return families
+
+
+def controls_of(
+    families: Sequence[AbstractFamily], draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+) -> Float[np.ndarray, "b q1"]:
+    """Return the constant one and the controls of all families, side by side."""
+    parts = [family.controls(draws, scores) for family in families]
+    return np.concatenate([np.ones((len(draws), 1)), *parts], axis=1)

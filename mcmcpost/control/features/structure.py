@@ -1,0 +1,232 @@
+"""Controls from the named dimensions of a trace: sums over what is exchangeable in the prior.
+
+A variable with a dimension, as the effects of a hundred groups, is exchangeable in prior, and the posterior of scales
+and of global parameters depends on it mostly through sums over the dimension. A hundred such sums do for them what no
+selection of single pairs of coordinates can: their signal is spread over all pairs of a kind (docs/mathematics.md
+section 6).
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from mcmcpost.control.features.families import AbstractFamily
+from mcmcpost.control.problem import Problem
+
+FEW = 6
+"""Entries up to which a variable is global: each takes part by itself, and there are not enough for a sum."""
+
+LABEL = re.compile(r"^(?P<name>.+?)(?:\[(?P<inside>[^\]]*)\]|(?P<numbers>(?:[._]\d+)+))$")
+"""``z[0, 1]`` of NumPyro, PyMC and Stan's constrained names, ``z_0_1`` of nutpie, ``z.1.2`` of Stan."""
+
+
+class Blocks(NamedTuple):
+    """The coordinates of a trace by kind.
+
+    globals : (g,) coordinates of scalars and of variables of few entries.
+    blocks : the coordinates of each variable along its long dimension; of one with a short second dimension, those of
+        each of its entries.
+    """
+
+    globals: Int[np.ndarray, " g"]
+    blocks: tuple[Int[np.ndarray, " m"], ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> "Blocks":
+        """Return the kinds of coordinates with these labels."""
+        variables: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+        for place, label in enumerate(names):
+            match = LABEL.match(label)
+            name, parts = label, list[str]()
+            if match:
+                inside = match["inside"]
+                name = match["name"]
+                parts = re.split(r"[._]", match["numbers"][1:]) if inside is None else inside.split(",")
+            variables.setdefault(name, []).append((place, tuple(part.strip() for part in parts)))
+        small, blocks = [], []
+        for members in variables.values():
+            if len(members) <= FEW:
+                small += [place for place, _ in members]
+            else:
+                blocks += [np.array(part) for part in _split(members)]
+        return cls(np.array(sorted(small), int), tuple(blocks))
+
+
+def _split(members: list[tuple[int, tuple[str, ...]]]) -> list[list[int]]:
+    """Return the places of a variable, apart by the entries of all dimensions that are short."""
+    depth = min(len(index) for _, index in members)
+    short = [axis for axis in range(depth) if len({index[axis] for _, index in members}) <= FEW]
+    if len(short) == depth:  # no dimension is long, or there is none
+        short = []
+    parts: dict[tuple[str, ...], list[int]] = {}
+    for place, index in members:
+        parts.setdefault(tuple(index[axis] for axis in short), []).append(place)
+    if min(len(part) for part in parts.values()) <= FEW:  # ragged: not one entry for each element of the long dimension
+        return [[place for place, _ in members]]
+    return list(parts.values())
+
+
+class _OnBlocks(AbstractFamily):
+    """Controls of a structure, of the trace's own coordinates.
+
+    shift, scale : (d,) such that a coordinate is shift + scale·z, where z is standardised and has unit scale.
+    """
+
+    globals: Int[np.ndarray, " g"]
+    blocks: tuple[Int[np.ndarray, " m"], ...]
+    shift: Float[np.ndarray, " d"]
+    scale: Float[np.ndarray, " d"]
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The ordered pairs of blocks of one length."""
+        number = range(len(self.blocks))
+        return [(a, b) for a in number for b in number if len(self.blocks[a]) == len(self.blocks[b])]
+
+    def _sums(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+        """Return raw coordinates and scores of every block, and z_a·s_b + m[a=b] and z_a·z_b of every pair."""
+        x = [self.shift[block] + self.scale[block] * draws[:, block] for block in self.blocks]
+        s = [scores[:, block] / self.scale[block] for block in self.blocks]
+        along = [np.einsum("bm,bm->b", x[a], s[b]) + len(self.blocks[a]) * (a == b) for a, b in self.pairs]
+        squares = [np.einsum("bm,bm->b", x[a], x[b]) for a, b in self.pairs if a <= b]
+        return x, s, along, squares
+
+
+class Sums(_OnBlocks):
+    """Quadratics of the globals, z_a·s_b + m[a=b], (Σz_a)(Σs_b)/m + [a=b], and (Σz_a) s_k of a global k."""
+
+    @property
+    def size(self) -> int:
+        g, b = len(self.globals), len(self.blocks)
+        return g * (g + 1) // 2 + 2 * len(self.pairs) + b * g
+
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        u, t = draws[:, self.globals], scores[:, self.globals]
+        one, two = np.triu_indices(len(self.globals))
+        parts = [u[:, one] * t[:, two] + u[:, two] * t[:, one] + 2.0 * (one == two)]
+        x, s, along, _ = self._sums(draws, scores)
+        for (a, b), sums in zip(self.pairs, along, strict=True):
+            shared = x[a].sum(axis=1) * s[b].sum(axis=1) / len(self.blocks[a]) + (a == b)
+            parts.append(np.stack([sums, shared], axis=1))
+        parts += [part.sum(axis=1)[:, None] / np.sqrt(part.shape[1]) * t for part in x]
+        return np.concatenate(parts, axis=1)
+
+
+class SumsByGlobals(_OnBlocks):
+    """(z_a·s_b + m[a=b]) x_k and (z_a·z_b) s_k of every pair of blocks and every global k."""
+
+    @property
+    def size(self) -> int:
+        return len(self.globals) * (len(self.pairs) + sum(a <= b for a, b in self.pairs))
+
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        u, t = draws[:, self.globals], scores[:, self.globals]
+        _, _, along, squares = self._sums(draws, scores)
+        parts = [sums[:, None] * u for sums in along]
+        for total, (a, _) in zip(squares, [pair for pair in self.pairs if pair[0] <= pair[1]], strict=True):
+            parts.append((total[:, None] / len(self.blocks[a]) - 1.0) * t)
+        return np.concatenate(parts, axis=1)
+
+
+class Neighbours(_OnBlocks):
+    """Σx_i s_{i+1}, Σx_{i+1} s_i, each also times x_k, and (Σx_i x_{i+1}) s_k: for sequences, as random walks."""
+
+    @property
+    def size(self) -> int:
+        return len(self.blocks) * (2 + 3 * len(self.globals))
+
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        u, t = draws[:, self.globals], scores[:, self.globals]
+        parts = []
+        for block in self.blocks:
+            x = self.shift[block] + self.scale[block] * draws[:, block]
+            s = scores[:, block] / self.scale[block]
+            ahead = np.einsum("bm,bm->b", x[:, :-1], s[:, 1:])[:, None]
+            back = np.einsum("bm,bm->b", x[:, 1:], s[:, :-1])[:, None]
+            product = np.einsum("bm,bm->b", x[:, :-1], x[:, 1:])[:, None] / len(block)
+            parts += [ahead, back, ahead * u, back * u, product * t]
+        return np.concatenate(parts, axis=1)
+
+
+class ByGlobal(_OnBlocks):
+    """x_k s_i + x_i s_k of one global k and every coordinate i of the blocks: for the effects of single groups."""
+
+    place: int
+
+    @property
+    def size(self) -> int:
+        return sum(len(block) for block in self.blocks)
+
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        every = np.concatenate(self.blocks)
+        k = [self.place]
+        return draws[:, k] * scores[:, every] + draws[:, every] * scores[:, k]
+
+
+class Diagonal(AbstractFamily):
+    """x_i s_i + 1 of every coordinate: for regressions whose coefficients are all that there is."""
+
+    num_coordinates: int
+
+    @property
+    def size(self) -> int:
+        return self.num_coordinates
+
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        return draws * scores + 1.0
+
+
+def structure_families(problem: Problem, room: int) -> list[AbstractFamily]:
+    """Return the families of a problem's named dimensions, from small to large; none without a long dimension.
+
+    room : how many controls of single coordinates by globals there may be.
+    """
+    found = Blocks.of(problem.names)
+    if not found.blocks:
+        return []
+    given = (found.globals, found.blocks, problem.shift, np.linalg.norm(problem.lower, axis=1))
+    sums: tuple[AbstractFamily, ...] = (Sums(*given), SumsByGlobals(*given), Neighbours(*given))
+    families = [family for family in sums if family.size]
+    if not len(found.globals) and room >= len(problem.names):
+        families.append(Diagonal(len(problem.names)))
+    number = min(room // sum(len(block) for block in found.blocks), len(found.globals))
+    if number > 0:
+        families += [ByGlobal(*given, place=k) for k in _by_interaction(problem, found)[:number]]
+    return families
+
+
+DRAWS_PER_LOCAL = 5
+"""Training states for each control, the scores among them, up to which there are controls of single coordinates."""
+
+
+def room_of(num_train: int, num_coordinates: int) -> int:
+    """Return how many controls of single coordinates by globals there may be."""
+    return max(num_train // DRAWS_PER_LOCAL - 2 * num_coordinates, 0)
+
+
+ORDERING_STATES = 1_000
+"""Evenly spaced states by which globals are put in order."""
+
+
+def _by_interaction(problem: Problem, found: Blocks) -> list[int]:
+    """Return the globals by how much the coordinates of the blocks depend on their products with them.
+
+    That is the squared correlation, summed over coordinates, of x_k s_i + x_i s_k with what the scores leave of x_i. It
+    does not look at any integrand: what is chosen for one does not depend on the others.
+    """
+    m = problem.num_states
+    rows = np.linspace(0, m - 1, min(m, ORDERING_STATES)).astype(int)
+    draws, scores = np.asarray(problem.draws[rows]), np.asarray(problem.scores[rows])
+    every = np.concatenate(found.blocks)
+    coefficients = np.linalg.lstsq(scores, draws[:, every], rcond=None)[0]
+    residual = draws[:, every] - scores @ coefficients
+    u, t = draws[:, found.globals], scores[:, found.globals]
+    alike = u.T @ (residual * scores[:, every]) + t.T @ (residual * draws[:, every])
+    size = (u**2).T @ scores[:, every] ** 2 + (t**2).T @ draws[:, every] ** 2
+    order = np.argsort(-(alike**2 / size).sum(axis=1), kind="stable")
+    return [int(found.globals[k]) for k in order]

@@ -1,0 +1,417 @@
+"""Linear control variates from sums that add: nested families, folds left out, ridge, refits, all quantities at once.
+
+Two looks at the draws. The first finds a basis in which the controls are orthonormal, and the fit θ on all draws; the
+second sums orthonormal controls and the residuals f − Qθ. All that follows, for every family, ridge and set of folds,
+is a small positive definite system, well conditioned whatever the controls were, whose right-hand sides are as small as
+the residuals: rounding does not invent gains.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Bool, Float, Int
+
+from mcmcpost.control.features.families import AbstractFamily, controls_of
+from mcmcpost.control.features.polynomial_basis import independent_columns
+from mcmcpost.control.folds import Subsets
+from mcmcpost.control.method import ROUNDING, ControlFit, Refits
+from mcmcpost.control.moments import Moments
+from mcmcpost.control.problem import Problem
+from mcmcpost.control.standard_errors import combined_error
+from mcmcpost.core.arrays import StoredRows, in_blocks, is_large, over_rows, zeros
+from mcmcpost.core.errors import Status
+from mcmcpost.solve import blas_threads, cholesky_factor, solve_positive
+
+DISTANCE = 1e-10
+"""Smallest distance of a control of unit norm from the span of those before it, where the controls are in memory."""
+
+DISTANCE_FROM_SUMS = 1e-5
+"""The same where only sums are at hand, which have half of the digits."""
+
+
+NEED = 1.05
+"""A larger family must lower the error variance by this factor, or the smaller one is kept."""
+
+DRAWS_PER_FEATURE = 3.0
+"""Training states per feature below which a fit without a penalty is made only if it is asked for."""
+
+FREELY = 10.0
+"""Training states per feature from which a ridge gains nothing."""
+
+
+class LinearSystem(NamedTuple):
+    """Orthonormal controls of nested families, and their sums with the residuals of the fit on all draws.
+
+    families : from small to large. sizes : columns of the orthonormal basis that each family and those before it span,
+        the constant included. kept : (q,) which controls, after the constant, are no combination of others.
+    mix : (1 + q, r) from the constant and the controls to the basis; of more controls than draws None, with `rows`.
+    rows : (m, r) the basis at the states of the problem, where it is in memory, and zero on padding.
+    moments : of the basis and of f − Qθ. start : (r, p) θ.
+    rule : (r,) the constant of a fit is rule·γ, where γ are its coefficients in the basis.
+    inverse : (q', r − 1) from γ, without its first, to the coefficients of controls of unit norm, which ridges shrink.
+    """
+
+    families: tuple[AbstractFamily, ...]
+    sizes: tuple[int, ...]
+    kept: Bool[np.ndarray, " q"]
+    mix: Float[np.ndarray, "q1 r"] | None
+    rows: Float[np.ndarray, "m r"] | None
+    moments: Moments
+    start: Float[np.ndarray, "r p"]
+    rule: Float[np.ndarray, " r"]
+    inverse: Float[np.ndarray, "q r1"]
+
+    @property
+    def total(self) -> float:
+        """The draws, by weight: the constant of the basis is 1/√total."""
+        return float(self.rule[0] ** -2)
+
+
+class LinearFit(NamedTuple):
+    """A linear fit of p quantities: with all folds, without each, and on halves.
+
+    mean : (p,) the constant of the fit on all folds. refits : the constants of the others.
+    without : (k, r', p) coefficients in the leading part of the basis, fitted without each fold.
+    """
+
+    mean: Float[np.ndarray, " p"]
+    refits: Refits
+    without: Float[np.ndarray, "k r p"]
+
+
+def linear_system(problem: Problem, families: Sequence[AbstractFamily]) -> LinearSystem:
+    """Return the system of a problem, whose draws are looked at twice.
+
+    Controls that are in memory, at most 32 MB of them, are made orthonormal by a QR decomposition; larger ones, and
+    those of draws that stay where they are stored, by a Cholesky factor of their sums, block by block, in memory of the
+    order of (folds)·q². Stored draws are read once more only for the fitted values.
+    """
+    width = 1 + sum(family.size for family in families)
+    stored = isinstance(problem.draws, StoredRows)
+    with blas_threads(np.cbrt(float(len(problem.counts)) * width * width)):
+        if stored or is_large(len(problem.counts) * width):
+            return _system_from_sums(problem, tuple(families), refine=not stored)
+        return _system_in_memory(problem, tuple(families))
+
+
+def centred_system(problem: Problem, families: Sequence[AbstractFamily]) -> LinearSystem:
+    """Return the system whose basis are the controls themselves, centred and of unit norm; θ is zero."""
+    total = problem.counts.sum()
+    controls = controls_of(families, np.asarray(problem.draws), np.asarray(problem.scores))[:, 1:]
+    controls *= (problem.counts > 0)[:, None]
+    norms = _norms(np.sqrt(problem.counts @ controls**2))
+    kept = independent_columns(
+        np.concatenate([np.ones((len(controls), 1)) / np.sqrt(total), controls / norms], axis=1)
+        * np.sqrt(problem.counts)[:, None]
+    )[1:]
+    controls, norms = controls[:, kept], norms[kept]
+    across = problem.counts @ controls / norms / np.sqrt(total)
+    mix = _mix(np.eye(len(norms)), across, norms, total)
+    rows = mix[0] + controls @ mix[1:]
+    rows *= (problem.counts > 0)[:, None]
+    moments = Moments.of(rows, problem.values, problem.labels, problem.counts, problem.folds.num_folds)
+    ends = np.cumsum([family.size for family in families])
+    sizes = tuple(1 + int(np.count_nonzero(kept[:end])) for end in ends)
+    start = np.zeros((len(mix), problem.values.shape[1]))
+    return LinearSystem(tuple(families), sizes, kept, mix, rows, moments, start, mix[0], np.eye(len(norms)))
+
+
+def _system_in_memory(problem: Problem, families: tuple[AbstractFamily, ...]) -> LinearSystem:
+    draws, scores = np.asarray(problem.draws), np.asarray(problem.scores)
+    m, total = problem.num_states, problem.counts.sum()
+    # All rows, padding too, so that programs are shared between traces of nearly one size.
+    controls = controls_of(families, draws, scores)[:m, 1:]
+    root = np.sqrt(problem.counts[:m])[:, None]
+    weighted = controls * root
+    norms = _norms(np.linalg.norm(weighted, axis=0))
+    weighted /= norms
+    constant = root / np.sqrt(total)
+    across = (constant.T @ weighted)[0]
+    weighted -= constant * across
+    ends = np.cumsum([0] + [family.size for family in families])
+    kept = np.ones(weighted.shape[1], bool)
+    mix = None
+    if weighted.shape[1] < m:
+        q, r = np.linalg.qr(weighted)
+        while (dependent := np.abs(np.diagonal(r)) <= DISTANCE).any():
+            # What is dropped has left a direction of rounding in the basis: it is made again without.
+            kept[np.flatnonzero(kept)[dependent]] = False
+            q, r = np.linalg.qr(weighted[:, kept])
+        sizes = tuple(1 + int(np.count_nonzero(kept[:end])) for end in ends[1:])
+        inverse = scipy.linalg.solve_triangular(r, np.eye(len(r)))
+        mix = _mix(inverse, across[kept], norms[kept], total)
+        rule = mix[0]
+    else:
+        # More controls than draws: the basis is that of the draws, and only the constant is to be had from it.
+        q, r, order = scipy.linalg.qr(weighted, mode="economic", pivoting=True)
+        rank = int(np.count_nonzero(np.abs(np.diagonal(r)) > DISTANCE))
+        q, inverse = q[:, :rank], np.linalg.pinv(r[:rank, np.argsort(order)])
+        sizes = (rank + 1,) * len(families)
+        rule = _mix(inverse, across, norms, total)[0]
+    basis = np.concatenate([constant, q], axis=1)
+    start = basis.T @ (problem.values[:m] * root)
+    rows = zeros((len(problem.counts), basis.shape[1]))
+    rows[:m] = basis / root
+    residual = problem.values - rows @ start
+    moments = Moments.of(rows, residual, problem.labels, problem.counts, problem.folds.num_folds)
+    return LinearSystem(families, sizes, kept, mix, rows, moments, start, rule, inverse)
+
+
+def _norms(norms: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
+    return np.where(norms > 0, norms, 1.0)
+
+
+def _mix(
+    inverse: Float[np.ndarray, "q r"], across: Float[np.ndarray, " q"], norms: Float[np.ndarray, " q"], total: float
+) -> Float[np.ndarray, "q1 r1"]:
+    """Return the map from the constant and the controls to the basis, whose first column is the constant's.
+
+    inverse : from centred controls of unit norm to the basis. across : what the constant of unit norm has in common
+        with controls of unit norm.
+    """
+    mix = np.zeros((len(inverse) + 1, inverse.shape[1] + 1))
+    mix[0, 0] = 1 / np.sqrt(total)
+    mix[0, 1:] = -across @ inverse / np.sqrt(total)
+    mix[1:, 1:] = inverse / norms[:, None]
+    return mix
+
+
+def _system_from_sums(problem: Problem, families: tuple[AbstractFamily, ...], *, refine: bool) -> LinearSystem:
+    rows, total = (problem.draws, problem.scores), problem.counts.sum()
+    p, width = problem.values.shape[1], 1 + sum(family.size for family in families)
+    arrays = (problem.labels, problem.counts, problem.values)
+
+    def look(*constants: np.ndarray) -> Moments:
+        given = (problem.folds.num_folds, families, *constants)
+        found = Moments.zero(problem.folds.num_folds, constants[0].shape[1] if constants else width, p)
+        for _, part in over_rows(_moments_of, rows, arrays, given, entries=found.gram.size + found.cross.size):
+            found += part
+        return found
+
+    first = look()
+    gram = first.gram.sum(axis=0)
+    norms = _norms(np.sqrt(np.diagonal(gram)[1:]))
+    across = gram[0, 1:] / norms / np.sqrt(total)
+    centred = gram[1:, 1:] / norms[:, None] / norms - np.outer(across, across)
+    kept, upper, ends = np.zeros(len(norms), bool), np.zeros((0, 0)), [0]
+    for family in families:  # in order, so that every family is a leading part of the basis
+        block = np.arange(ends[-1], ends[-1] + family.size)
+        ends.append(int(block[-1]) + 1)
+        before = np.flatnonzero(kept)
+        link = scipy.linalg.solve_triangular(upper, centred[np.ix_(before, block)], trans=1) if len(before) else None
+        inner = centred[np.ix_(block, block)] - (0.0 if link is None else link.T @ link)
+        _, order, rank, _ = scipy.linalg.lapack.dpstrf(inner, tol=DISTANCE_FROM_SUMS**2, lower=1)
+        kept[block[np.sort(order[:rank] - 1)]] = True  # LAPACK counts from one
+        own = np.flatnonzero(kept)
+        lower = cholesky_factor(centred[np.ix_(own, own)])
+        assert lower is not None
+        upper = lower.T
+    sizes = tuple(1 + int(np.count_nonzero(kept[:end])) for end in ends[1:])
+    inverse = scipy.linalg.solve_triangular(upper, np.eye(len(upper)))
+    small = _mix(inverse, across[kept], norms[kept], total)
+    mix = np.zeros((width, small.shape[1]))
+    mix[np.concatenate([[True], kept])] = small
+    moments = first.mixed(mix)
+    start = solve_positive(moments.gram.sum(axis=0), moments.cross.sum(axis=0))
+    moments = look(mix, start) if refine else moments.less(start)
+    return LinearSystem(families, sizes, kept, small, None, moments, start, small[0], inverse)
+
+
+def _moments_of(
+    draws: Float[np.ndarray, "m d"],
+    scores: Float[np.ndarray, "m d"],
+    labels: Int[np.ndarray, " m"],
+    counts: Float[np.ndarray, " m"],
+    values: Float[np.ndarray, "m p"],
+    num_folds: int,
+    families: tuple[AbstractFamily, ...],
+    mix: Float[np.ndarray, "q r"] | None = None,
+    start: Float[np.ndarray, "r p"] | None = None,
+) -> Moments:
+    """Return the moments of some states, block by block: of the controls, or of the basis and f − Qθ."""
+    width = 1 + sum(family.size for family in families)
+
+    def blocks() -> Iterator[tuple[np.ndarray, ...]]:
+        for some in in_blocks(len(labels), width):
+            x, f = controls_of(families, draws[some], scores[some]), values[some]
+            if mix is not None and start is not None:
+                x = x @ mix
+                f = f - x @ start
+            yield x, f, labels[some], counts[some]
+
+    return Moments.over_blocks(blocks(), num_folds, width if mix is None else mix.shape[1], values.shape[1])
+
+
+class Solver:
+    """The fits of one leading part of the basis to some quantities."""
+
+    def __init__(self, system: LinearSystem, size: int, columns: Int[np.ndarray, " p"]) -> None:
+        moments = system.moments.quantities(columns)
+        if size < len(system.start):
+            # The smaller part leaves what the larger one explains: a sum of squares, in which nothing cancels.
+            moments = moments.without_last(size, system.start[size:, columns])
+        self.moments, self.start = moments, system.start[:size, columns]
+        self.rule, self.inverse, self.total = system.rule[:size], system.inverse[:, : size - 1], system.total
+
+    def coefficients(self, folds: Bool[np.ndarray, " k"], ridge: float) -> Float[np.ndarray, "r p"]:
+        """Return the fit on some of the folds; NaN where these do not determine it."""
+        part = self.moments.over(folds[None])
+        gram, cross = part.gram[0], part.cross[0]
+        if ridge:
+            shrunk = self.inverse @ self.start[1:]
+            gram[1:, 1:] += ridge * self.inverse.T @ self.inverse
+            cross[1:] -= ridge * self.inverse.T @ shrunk
+        return self.start + solve_positive(gram, cross)
+
+    def fit(self, ridge: float, *, halves: bool) -> LinearFit:
+        """Return the fit without each fold, and the constants of those on all folds and on halves of them."""
+        num_folds = len(self.moments.gram)
+        subsets, p = Subsets.of(num_folds), self.start.shape[1]
+        mean = self.rule @ self.coefficients(np.ones(num_folds, bool), ridge)
+        without = np.stack([self.coefficients(row, ridge) for row in ~np.eye(num_folds, dtype=bool)])
+        half_means = np.full((len(subsets.halves), p), np.nan)
+        if halves:
+            half_means[...] = [self.rule @ self.coefficients(half, ridge) for half in subsets.halves]
+        return LinearFit(
+            mean, Refits(self.rule @ without, half_means, np.full((len(subsets.quarters), p), np.nan)), without
+        )
+
+    def held_out(self, fit: LinearFit) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, " p"]]:
+        """Return the mean and the variance of f less the control variate without each draw's fold."""
+        # What is left of the residuals in the moments, as coefficients: the mean is taken off, so that it cancels here.
+        moved = fit.without - self.start
+        moved[:, 0] += (fit.mean - fit.refits.without_fold) * np.sqrt(self.total)
+        gram, cross, squares = self.moments
+        image = gram @ moved
+        sums = (cross[:, 0] - image[:, 0]).sum(axis=0) / np.sqrt(self.total)
+        squared = (squares + (moved * (image - 2 * cross)).sum(axis=1)).sum(axis=0) / self.total
+        return fit.mean + sums, np.maximum(squared - sums**2, 0.0)
+
+
+def crossfit_families(
+    problem: Problem, families: Sequence[AbstractFamily], labels: Sequence[str], plain: Float[np.ndarray, " p"]
+) -> ControlFit:
+    """Return for each quantity the fit of that family, and with that ridge, which has the smallest error.
+
+    Families come from small to large, each with those before it. A larger one is taken where it lowers the error
+    variance, without refits on halves, by `NEED`.
+
+    Parameters
+    ----------
+    labels : of the families, for the record.
+    plain : (p,) the error variance of the plain means, to be improved upon.
+    """
+    system = linear_system(problem, families)
+    p, total = problem.values.shape[1], problem.counts.sum()
+    everything, lowest = np.arange(p), plain.copy()
+    choice = np.full((p, 2), -1.0)  # which family, and its ridge
+    doubt, below = np.zeros(p), [np.full(p, np.nan)] * 2
+    for place, size in enumerate(system.sizes):
+        if place and size == system.sizes[place - 1]:
+            continue  # combinations of the controls before
+        solver = Solver(system, size, everything)
+        of_family, ridge_of_family, doubt_of_family = np.full(p, np.inf), np.zeros(p), np.zeros(p)
+        for ridge in ridges(problem.num_train, size, square=system.mix is not None):
+            fit = solver.fit(ridge, halves=False)
+            crossfit, variance = solver.held_out(fit)
+            apart = np.max(np.abs(fit.mean - below), axis=0) if families[place].doubted else np.zeros(p)
+            apart = np.where(variance > ROUNDING**2, apart, 0.0)
+            residual = np.sqrt(variance / total)
+            error = total * combined_error(problem, fit.mean, fit.refits, crossfit, residual, apart) ** 2
+            smaller = error < of_family
+            of_family, ridge_of_family = np.where(smaller, error, of_family), np.where(smaller, ridge, ridge_of_family)
+            doubt_of_family = np.where(smaller, apart, doubt_of_family)
+        below = [below[1], fit.mean]
+        # Below rounding nothing is better: which of two exact fits has the smaller residual is chance.
+        better = (of_family * NEED < lowest) & (lowest > ROUNDING**2)
+        choice[better] = np.stack([np.full(p, place), ridge_of_family], axis=1)[better]
+        doubt[better] = doubt_of_family[better]
+        lowest = np.where(better, of_family, lowest)
+    fits, status, method = [], [Status.PLAIN] * p, ["PlainMean()"] * p
+    for place, ridge in np.unique(choice[choice[:, 0] >= 0], axis=0):
+        columns = np.flatnonzero((choice == [place, ridge]).all(axis=1))
+        fits.append((columns, Solver(system, system.sizes[int(place)], columns).fit(float(ridge), halves=True)))
+        for j in columns:
+            status[j], method[j] = Status.REGULARISED if ridge else Status.CONTROLLED, labels[int(place)]
+    none = np.flatnonzero(choice[:, 0] < 0)
+    if len(none):
+        fits.append((none, _constant(system, none)))
+    info = {"num_features": [size - 1 for size in system.sizes], "families": list(labels)}
+    return control_fit(problem, system, fits, tuple(status), tuple(method), info)._replace(doubt=doubt)
+
+
+def _constant(system: LinearSystem, columns: Int[np.ndarray, " p"]) -> LinearFit:
+    """Return the fit of no control: plain means."""
+    return Solver(system, 1, columns).fit(0.0, halves=True)
+
+
+def ridges(num_train: int, size: int, *, square: bool) -> tuple[float, ...]:
+    """Return the ridges to try, relative to the squared norm of a control."""
+    if square and num_train >= FREELY * size:
+        return (0.0,)
+    return (0.0, 1e-3) if square and num_train >= DRAWS_PER_FEATURE * size else (1e-4, 1e-2)
+
+
+def control_fit(
+    problem: Problem,
+    system: LinearSystem,
+    fits: Sequence[tuple[Int[np.ndarray, " _"], LinearFit]],
+    status: tuple[Status, ...],
+    method: tuple[str, ...],
+    info: dict[str, Any],
+) -> ControlFit:
+    """Return the fits of all quantities of a problem, with the control variates at its states.
+
+    fits : which quantities each fit is of; they need not be in order.
+    """
+    p, num_folds = problem.values.shape[1], len(system.moments.gram)
+    mean, refits = np.empty(p), Refits.none(problem)
+    coefficients = np.zeros((num_folds, len(system.start), p))
+    for columns, fit in fits:
+        mean[columns] = fit.mean
+        coefficients[:, : fit.without.shape[1], columns] = fit.without
+        for means, found in zip(refits, fit.refits, strict=True):
+            means[:, columns] = found
+    control = zeros((len(problem.counts), p))
+    if system.rows is not None:
+        control[...] = _fitted(system.rows, problem.labels, coefficients, np.asarray(refits.without_fold))
+    else:
+        assert system.mix is not None
+        kept = np.concatenate([[True], system.kept])
+        theta = np.zeros((num_folds, len(kept), p))
+        theta[:, kept] = system.mix @ coefficients
+        theta[:, 0] = 0.0
+        rows = (problem.draws, problem.scores)
+        for index, part in over_rows(_fitted_of, rows, (problem.labels,), (system.families, theta)):
+            control[index] = part
+    return ControlFit(mean, control, refits, np.zeros(p), status, method, info)
+
+
+def _fitted(
+    rows: Float[np.ndarray, "m r"],
+    labels: Int[np.ndarray, " m"],
+    coefficients: Float[np.ndarray, "k r p"],
+    constants: Float[np.ndarray, "k p"],
+) -> Float[np.ndarray, "m p"]:
+    """Return the rows times the coefficients of their folds, less the constants; zero on padding."""
+    fitted = zeros((len(labels), coefficients.shape[2]))
+    for fold, (theta, constant) in enumerate(zip(coefficients, constants, strict=True)):
+        own = np.flatnonzero(labels == fold)
+        fitted[own] = rows[own] @ theta - constant
+    return fitted
+
+
+def _fitted_of(
+    draws: Float[np.ndarray, "m d"],
+    scores: Float[np.ndarray, "m d"],
+    labels: Int[np.ndarray, " m"],
+    families: tuple[AbstractFamily, ...],
+    theta: Float[np.ndarray, "k q1 p"],
+) -> Float[np.ndarray, "m p"]:
+    fitted = zeros((len(labels), theta.shape[2]))
+    for some in in_blocks(len(labels), theta.shape[1]):
+        x = controls_of(families, draws[some], scores[some])
+        fitted[some] = _fitted(x, labels[some], theta, np.zeros((len(theta), theta.shape[2])))
+    return fitted

@@ -1,0 +1,137 @@
+"""The linear engine: sums that add, folds left out of them, rounding, and the choice among families."""
+
+import numpy as np
+import pytest
+from control_cases import ar1, estimate, gaussian_trace
+
+from mcmcpost.control import Auto, Subsets, ZeroVariance
+from mcmcpost.control.features.families import controls_of, polynomials
+from mcmcpost.control.linear import Solver, control_fit, linear_system
+from mcmcpost.control.moments import Moments
+from mcmcpost.control.problem import make_problem
+from mcmcpost.core.errors import Status
+from mcmcpost.trace import make_trace
+
+
+def test_moments_are_those_of_any_parts_added(rng):
+    x, f = rng.normal(size=(200, 4)), rng.normal(size=(200, 3))
+    labels, counts = rng.integers(-1, 5, size=200), rng.integers(1, 4, size=200).astype(float)
+    whole = Moments.of(x, f, labels, counts, 5)
+    cuts = [slice(0, 1), slice(1, 70), slice(70, 70), slice(70, 200)]
+    parts = [Moments.of(x[cut], f[cut], labels[cut], counts[cut], 5) for cut in cuts]
+    for found, expected in zip(sum(parts[1:], parts[0]), whole, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    own = labels == 2
+    np.testing.assert_allclose(whole.gram[2], (x[own] * counts[own, None]).T @ x[own], rtol=1e-12)
+    theta = rng.normal(size=(4, 3))
+    less = Moments.of(x, f - x @ theta, labels, counts, 5)
+    for found, expected in zip(whole.less(theta), less, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    smaller = Moments.of(x[:, :2], f + x[:, 2:] @ theta[2:], labels, counts, 5)
+    for found, expected in zip(whole.without_last(2, theta[2:]), smaller, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.7])
+@pytest.mark.parametrize("shape", [(4, 30, 2), (4, 6, 6)])
+def test_folds_left_out_of_the_sums_are_fits_without_them(rng, ridge, shape):
+    x = np.repeat(rng.normal(size=shape), 3, axis=1)  # states that are repeated count as often
+    problem = make_problem(make_trace(x, -x), np.cos(x[..., :1]) + x[..., 1:2])
+    families = polynomials(shape[2], 2)
+    few = problem.num_train < 1 + sum(family.size for family in families)
+    if few and not ridge:
+        pytest.skip("without a ridge, fewer draws than controls do not determine a fit")
+    design = controls_of(families, problem.draws, problem.scores) * (problem.counts > 0)[:, None]
+    design[:, 1:] /= np.sqrt(problem.counts @ design[:, 1:] ** 2)
+    penalty = ridge * np.diag(np.arange(design.shape[1]) > 0)
+
+    def refit(rows: np.ndarray) -> np.ndarray:
+        w = problem.counts[rows, None]
+        gram, cross = design[rows].T @ (w * design[rows]), design[rows].T @ (w * problem.values[rows])
+        return np.linalg.solve(gram + penalty, cross)
+
+    system = linear_system(problem, families)
+    solver = Solver(system, system.sizes[-1], np.arange(1))
+    fit = solver.fit(ridge, halves=True)
+    found = control_fit(problem, system, [(np.arange(1), fit)], (Status.CONTROLLED,), ("m",), {})
+    np.testing.assert_allclose(found.mean, refit(np.arange(problem.num_states))[0], rtol=1e-8)
+    residual = problem.values - found.control
+    for k, (out, train) in enumerate(problem.folds.rows()):
+        theta = refit(train)
+        np.testing.assert_allclose(found.refits.without_fold[k], theta[0], rtol=1e-7, atol=1e-10)
+        np.testing.assert_allclose(found.control[out], design[out][:, 1:] @ theta[1:], rtol=1e-6, atol=1e-9)
+    for mean, half in zip(found.refits.halves, Subsets.of(problem.folds.num_folds).halves, strict=True):
+        np.testing.assert_allclose(mean, refit(np.flatnonzero(half[problem.folds.labels]))[0], rtol=1e-7, atol=1e-10)
+    crossfit, variance = solver.held_out(fit)
+    weights = problem.counts / problem.counts.sum()
+    np.testing.assert_allclose(crossfit, weights @ residual, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(variance, weights @ (residual - weights @ residual) ** 2, rtol=1e-8)
+
+
+def test_leading_families_are_fits_of_their_own(rng):
+    trace = gaussian_trace(rng, (4, 100, 3))
+    values = np.exp(0.4 * trace.draws[..., :2])
+    problem = make_problem(trace, values)
+    nested = linear_system(problem, polynomials(3, 3))
+    for degree, size in enumerate(nested.sizes, start=1):
+        alone = linear_system(problem, polynomials(3, degree))
+        a = Solver(nested, size, np.arange(2)).fit(1e-3, halves=True)
+        b = Solver(alone, size, np.arange(2)).fit(1e-3, halves=True)
+        for one, two in zip((a.mean, *a.refits), (b.mean, *b.refits), strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-9, 1e-12])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_rounding_invents_no_gain(rng, size, blocks, monkeypatch):
+    """A residual of known size beside an exact quadratic: it is what the error shows, and no less."""
+    if blocks:  # sums alone, of many blocks
+        monkeypatch.setattr("mcmcpost.core.arrays.LARGE", 0)
+        monkeypatch.setattr("mcmcpost.core.arrays.ENTRIES", 700)
+    trace = gaussian_trace(rng, (4, 250, 3))
+    x = trace.draws
+    noise = rng.normal(size=x.shape[:2])
+    values = (x[..., 0] * x[..., 1] + x[..., 2] + size * noise)[..., None]
+    result = estimate(trace, values, ZeroVariance(2))
+    if size > 1e-10:
+        expected = size * noise.std() / np.sqrt(noise.size)
+        assert 0.7 < result.mcse[0] / expected < 1.6
+        assert result.status == (Status.CONTROLLED,)
+        assert abs(result.mean[0]) < 5 * expected
+    else:
+        assert result.status == (Status.EXACT,)
+        assert abs(result.mean[0]) < 1e-12
+
+
+@pytest.mark.parametrize("method", [ZeroVariance(2), Auto()])
+def test_badly_centred_and_scaled_parameters_lose_nothing(rng, method):
+    x = ar1(rng, (4, 250, 2), 0.3)
+    plain = estimate(make_trace(x, -x), np.exp(0.3 * x[..., :1]), method)
+    scale, shift = np.array([1e-6, 1e4]), np.array([1e6, -1e6])
+    scale[0] = 1.0  # 1e6 ± 1
+    moved = make_trace(shift + scale * x, -x / scale)
+    result = estimate(moved, np.exp(0.3 * x[..., :1]), method)
+    np.testing.assert_allclose(result.mean, plain.mean, rtol=1e-7)
+    np.testing.assert_allclose(result.mcse, plain.mcse, rtol=0.05)
+
+
+def test_dependent_controls_are_dropped_in_order(rng):
+    x = rng.normal(size=(4, 60, 2))
+    x[..., 1] = np.where(
+        rng.uniform(size=x.shape[:2]) < 0.5, -1.0, 1.0
+    )  # a constant square: its control is the score's
+    problem = make_problem(make_trace(x, -x), x[..., :1] ** 3)
+    system = linear_system(problem, polynomials(2, 3))
+    assert system.kept[:2].all()
+    assert not system.kept.all()
+    assert system.sizes[-1] == 1 + system.kept.sum()
+
+
+def test_auto_fits_no_kernel_where_a_linear_fit_is_exact(rng, monkeypatch):
+    monkeypatch.setattr("mcmcpost.control.auto.crossfit_kernel", lambda *_: pytest.fail("a kernel was tried"))
+    monkeypatch.setattr("mcmcpost.control.auto._crossfits", lambda *_: pytest.fail("a kernel was fitted"))
+    trace = gaussian_trace(rng, (4, 100, 5))
+    x = trace.draws
+    result = estimate(trace, np.stack([x[..., 0], x[..., 1] * x[..., 2]], axis=-1), Auto())
+    assert result.status == (Status.EXACT,) * 2
+    np.testing.assert_allclose(result.mean, 0.0, atol=1e-12)
