@@ -9,7 +9,7 @@ from mcmcpost.control.features.families import AbstractFamily, polynomials
 from mcmcpost.control.features.structure import Blocks, room_of, structure_families
 from mcmcpost.control.functional import ControlFunctional, SemiExact, crossfit_both, crossfit_kernel, is_compared
 from mcmcpost.control.kernel_choice import POLISH_STATES, GridREML, OwnGridREML
-from mcmcpost.control.linear import NEED, crossfit_families
+from mcmcpost.control.linear import DRAWS_PER_RIDGED, MAX_FEATURES, NEED, affordable, crossfit_families
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
@@ -30,13 +30,7 @@ from mcmcpost.scores import effective_size
 from mcmcpost.solve import Cholesky
 from mcmcpost.stein import num_polynomial_features
 
-MAX_FEATURES = 1_400
-"""Controls of the linear families: a fit of 4,000 states with so many takes seconds."""
-
 MAX_DEGREE = {1: 8, 2: 6}
-
-DRAWS_PER_RIDGED = 1.5
-"""Training states per control below which a family is left out, with whatever ridge."""
 
 KERNEL_STATES = 1_600
 """States on which the kernel candidate is fitted, so that ten different kernels take seconds."""
@@ -49,6 +43,9 @@ PROMISING = 1.3
 
 ALWAYS_COORDINATES = 3
 """Coordinates up to which a kernel is fitted without a trial: there it gains where polynomials do not."""
+
+CHEAP_STATES = 500
+"""States up to which kernels are fitted with lengthscales for each integrand by itself."""
 
 MAX_KERNEL_COORDINATES = 60
 """Coordinates up to which a kernel of all of them is tried."""
@@ -132,7 +129,12 @@ class Auto(AbstractControlVariate):
             say_step(labels[-1])
             # The structure is of the trace's own coordinates; polynomials of a total degree are the same in any.
             own = problem.unrotated() if Blocks.of(problem.names).blocks else problem
-            best = crossfit_families(own, families, labels, lowest)
+            best = crossfit_families(own, families[:1], labels[:1], lowest)
+            # Nothing more is tried where the scores alone leave rounding, as for what is linear under a normal density.
+            left = np.flatnonzero(judged_variance(problem, best) > ROUNDING**2)
+            if len(left) and len(families) > 1:
+                richer = crossfit_families(own.select(left), families, labels, lowest[left])
+                best = replace_columns(best, richer, left, np.arange(len(left)))._replace(info=richer.info)
             controlled = np.array([status is not Status.PLAIN for status in best.status])
             lowest = np.where(controlled, judged_variance(problem, best), lowest)
             tried.append({"method": labels[-1], "integrands": problem.values.shape[1]} | best.info)
@@ -151,36 +153,16 @@ class Auto(AbstractControlVariate):
 
     def families(self, problem: Problem) -> tuple[list[AbstractFamily], list[str]]:
         """Return the linear families that the draws allow, from small to large, and the method's label with each."""
-        d, train = problem.draws.shape[1], problem.num_train
+        d = problem.draws.shape[1]
         top = MAX_DEGREE.get(d, 3) if self.max_degree is None else self.max_degree
-        families: list[AbstractFamily] = []
-        labels: list[str] = []
-        size = 1
-
-        def add(family: AbstractFamily, label: str) -> bool:
-            nonlocal size
-            wanted = size + family.size
-            if wanted > MAX_FEATURES or train < DRAWS_PER_RIDGED * wanted:
-                return False
-            if 2 * len(problem.counts) * wanted**2 > SHARED * self.max_work:
-                return False
-            families.append(family)
-            labels.append(label)
-            size = wanted
-            return True
-
-        degrees = polynomials(d, 1)
-        if not add(degrees[0], ZeroVariance(1).label):
-            return families, labels
+        named = [(polynomials(d, 1)[0], ZeroVariance(1).label)]
         if top >= 2:
-            for family in structure_families(problem, room_of(train, d)):
-                add(family, Structured().label)
+            room = room_of(problem.num_train, d)
+            named += [(family, Structured().label) for family in structure_families(problem, room)]
         for degree in range(2, top + 1):
-            if num_polynomial_features(d, degree) > MAX_FEATURES:
-                break
-            if not add(polynomials(d, degree)[-1], ZeroVariance(degree).label):
-                break
-        return families, labels
+            if num_polynomial_features(d, degree) <= MAX_FEATURES:
+                named.append((polynomials(d, degree)[-1], ZeroVariance(degree).label))
+        return affordable(named, problem, SHARED * self.max_work)
 
     def _dearer(
         self, problem: Problem, lowest: Float[np.ndarray, " p"]
@@ -203,12 +185,14 @@ class Auto(AbstractControlVariate):
         columns = np.flatnonzero(lowest > ROUNDING**2)
         if d > ALWAYS_COORDINATES and problem.folds.num_everyone > TRIAL_STATES and not problem.weighted:
             columns = columns[self._promises(problem.select(columns))] if len(columns) else columns
-        method = self._semi_exact(problem, KERNEL_STATES, top, GridREML(polish=False))
+        # Of few states every integrand gets lengthscales of its own: there they gain tenfold, and cost little.
+        grid = None if problem.folds.num_everyone <= CHEAP_STATES else GridREML(polish=False)
+        method = self._semi_exact(problem, KERNEL_STATES, top, grid)
         if method is None or not len(columns):
             return
         yield method, columns
         # Read only now: lengthscales of their own are sought where the kernel of the grid has left much.
-        columns = columns[lowest[columns] > POLISHED]
+        columns = columns[lowest[columns] > POLISHED] if grid else columns[:0]
         every = problem.folds.num_everyone <= POLISH_STATES  # on fewer states, they must make up for the others
         own = OwnGridREML(least=float(d)) if every else OwnGridREML()
         method = self._semi_exact(problem, POLISH_STATES, top, own)

@@ -41,6 +41,16 @@ FREELY = 10.0
 """Training states per feature from which a ridge gains nothing."""
 
 
+MAX_FEATURES = 1_200
+"""Controls of the linear families: a fit of 4,000 states with so many takes seconds."""
+
+DRAWS_PER_RIDGED = 1.5
+"""Training states per control below which a family is left out, with whatever ridge."""
+
+CHEAP_SIZE = 200
+"""Controls up to which families are compared by refits on halves too, which cost twice those without a fold."""
+
+
 class LinearSystem(NamedTuple):
     """Orthonormal controls of nested families, and their sums with the residuals of the fit on all draws.
 
@@ -253,30 +263,38 @@ class Solver:
             # The smaller part leaves what the larger one explains: a sum of squares, in which nothing cancels.
             moments = moments.without_last(size, system.start[size:, columns])
         self.moments, self.start = moments, system.start[:size, columns]
-        self.rule, self.inverse, self.total = system.rule[:size], system.inverse[:, : size - 1], system.total
+        self.rule, self.total = system.rule[:size], system.total
+        inverse = system.inverse[:, : size - 1]
+        self.penalty = np.zeros((size, size))
+        self.penalty[1:, 1:] = inverse.T @ inverse
+        self.shrunk = self.penalty @ self.start
 
-    def coefficients(self, folds: Bool[np.ndarray, " k"], ridge: float) -> Float[np.ndarray, "r p"]:
-        """Return the fit on some of the folds; NaN where these do not determine it."""
-        part = self.moments.over(folds[None])
-        gram, cross = part.gram[0], part.cross[0]
+    def coefficients(
+        self, gram: Float[np.ndarray, "r r"], cross: Float[np.ndarray, "r p"], ridge: float
+    ) -> Float[np.ndarray, "r p"]:
+        """Return the fit to moments of some of the folds; NaN where these do not determine it."""
         if ridge:
-            shrunk = self.inverse @ self.start[1:]
-            gram[1:, 1:] += ridge * self.inverse.T @ self.inverse
-            cross[1:] -= ridge * self.inverse.T @ shrunk
+            gram, cross = gram + ridge * self.penalty, cross - ridge * self.shrunk
         return self.start + solve_positive(gram, cross)
 
     def fit(self, ridge: float, *, halves: bool) -> LinearFit:
         """Return the fit without each fold, and the constants of those on all folds and on halves of them."""
-        num_folds = len(self.moments.gram)
-        subsets, p = Subsets.of(num_folds), self.start.shape[1]
-        mean = self.rule @ self.coefficients(np.ones(num_folds, bool), ridge)
-        without = np.stack([self.coefficients(row, ridge) for row in ~np.eye(num_folds, dtype=bool)])
+        gram, cross, _ = self.moments
+        num_folds, p = len(gram), self.start.shape[1]
+        subsets = Subsets.of(num_folds)
+        whole = (gram.sum(axis=0), cross.sum(axis=0))
+        mean = self.rule @ self.coefficients(*whole, ridge)
+        # Less one fold, not the sum of the others: a tenth of the time, and folds are no small part of the whole.
+        without = np.stack(
+            [self.coefficients(whole[0] - own, whole[1] - f, ridge) for own, f in zip(gram, cross, strict=True)]
+        )
         half_means = np.full((len(subsets.halves), p), np.nan)
         if halves:
-            half_means[...] = [self.rule @ self.coefficients(half, ridge) for half in subsets.halves]
-        return LinearFit(
-            mean, Refits(self.rule @ without, half_means, np.full((len(subsets.quarters), p), np.nan)), without
-        )
+            for k, half in enumerate(subsets.halves):
+                part = self.moments.over(half[None])
+                half_means[k] = self.rule @ self.coefficients(part.gram[0], part.cross[0], ridge)
+        quarter_means = np.full((len(subsets.quarters), p), np.nan)
+        return LinearFit(mean, Refits(self.rule @ without, half_means, quarter_means), without)
 
     def held_out(self, fit: LinearFit) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, " p"]]:
         """Return the mean and the variance of f less the control variate without each draw's fold."""
@@ -290,13 +308,39 @@ class Solver:
         return fit.mean + sums, np.maximum(squared - sums**2, 0.0)
 
 
+def affordable(
+    named: Sequence[tuple[AbstractFamily, str]], problem: Problem, max_work: float = np.inf
+) -> tuple[list[AbstractFamily], list[str]]:
+    """Return the families, and their labels, that the draws and the work allow beside those before them.
+
+    None where the first is not allowed.
+
+    Parameters
+    ----------
+    max_work : multiplications of the look at the draws.
+    """
+    families: list[AbstractFamily] = []
+    labels: list[str] = []
+    size = 1
+    for place, (family, label) in enumerate(named):
+        wanted = size + family.size
+        enough = problem.num_train >= DRAWS_PER_RIDGED * wanted and 2 * len(problem.counts) * wanted**2 <= max_work
+        if wanted <= MAX_FEATURES and enough:
+            families.append(family)
+            labels.append(label)
+            size = wanted
+        elif place == 0:
+            break
+    return families, labels
+
+
 def crossfit_families(
     problem: Problem, families: Sequence[AbstractFamily], labels: Sequence[str], plain: Float[np.ndarray, " p"]
 ) -> ControlFit:
     """Return for each quantity the fit of that family, and with that ridge, which has the smallest error.
 
     Families come from small to large, each with those before it. A larger one is taken where it lowers the error
-    variance, without refits on halves, by `NEED`.
+    variance by `NEED`, in which refits on halves count up to `CHEAP_SIZE` controls.
 
     Parameters
     ----------
@@ -307,23 +351,26 @@ def crossfit_families(
     p, total = problem.values.shape[1], problem.counts.sum()
     everything, lowest = np.arange(p), plain.copy()
     choice = np.full((p, 2), -1.0)  # which family, and its ridge
-    doubt, below = np.zeros(p), [np.full(p, np.nan)] * 2
+    doubt, below = np.zeros(p), dict[float, list[np.ndarray]]()
     for place, size in enumerate(system.sizes):
         if place and size == system.sizes[place - 1]:
             continue  # combinations of the controls before
         solver = Solver(system, size, everything)
         of_family, ridge_of_family, doubt_of_family = np.full(p, np.inf), np.zeros(p), np.zeros(p)
         for ridge in ridges(problem.num_train, size, square=system.mix is not None):
-            fit = solver.fit(ridge, halves=False)
+            fit = solver.fit(ridge, halves=size <= CHEAP_SIZE)
             crossfit, variance = solver.held_out(fit)
-            apart = np.max(np.abs(fit.mean - below), axis=0) if families[place].doubted else np.zeros(p)
+            smaller_means = below.setdefault(ridge, [])  # of the families before, with the same ridge
+            apart = np.zeros(p)
+            if families[place].doubted and smaller_means:
+                apart = np.max(np.abs(fit.mean - np.stack(smaller_means[-2:])), axis=0)
+            smaller_means.append(fit.mean)
             apart = np.where(variance > ROUNDING**2, apart, 0.0)
             residual = np.sqrt(variance / total)
             error = total * combined_error(problem, fit.mean, fit.refits, crossfit, residual, apart) ** 2
             smaller = error < of_family
             of_family, ridge_of_family = np.where(smaller, error, of_family), np.where(smaller, ridge, ridge_of_family)
             doubt_of_family = np.where(smaller, apart, doubt_of_family)
-        below = [below[1], fit.mean]
         # Below rounding nothing is better: which of two exact fits has the smaller residual is chance.
         better = (of_family * NEED < lowest) & (lowest > ROUNDING**2)
         choice[better] = np.stack([np.full(p, place), ridge_of_family], axis=1)[better]

@@ -17,6 +17,7 @@ from mcmcpost.control.linear import (
     LinearFit,
     LinearSystem,
     Solver,
+    affordable,
     centred_system,
     control_fit,
     crossfit_families,
@@ -181,10 +182,11 @@ class Structured(AbstractControlVariate):
 
     Variables are told by their labels, ``z[0, 1]``, ``z_0_1``, ``z.0.1``. Those of more than six entries are blocks,
     exchangeable in prior, and others are global. For blocks a, b of one length and globals k the controls are z_a·s_b,
-    (Σz_a)(Σs_b), (Σz_a)s_k, quadratics of the globals, (z_a·s_b)x_k and (z_a·z_b)s_k, the same of neighbours in a
-    block and, where draws are many, x_k s_i + x_i s_k of single coordinates; each less its mean under the posterior,
-    which is known. For each quantity the engine takes as many of these families as lower its error, with a ridge where
-    draws are few. docs/mathematics.md section 6.
+    (Σz_a)(Σs_b), (Σz_a)s_k, quadratics of the globals, (z_a·s_b)x_k and (z_a·z_b)s_k, and the same of neighbours in a
+    block. Where draws are many there are also x_i s_i of every coordinate, and x_i s_j + x_j s_i of those pairs of a
+    global with a block, or of two blocks at each index, that the coordinates need most. Each is less its mean, which
+    is known. For each quantity the engine takes as many of these families as lower its error, with a ridge where draws
+    are few. docs/mathematics.md section 2.
     """
 
     @property
@@ -196,10 +198,13 @@ class Structured(AbstractControlVariate):
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
         own = problem.unrotated()
         d = own.draws.shape[1]
-        families = [*polynomials(d, 1), *structure_families(own, room_of(problem.num_train, d))]
+        every = [*polynomials(d, 1), *structure_families(own, room_of(problem.num_train, d))]
+        families, labels = affordable([(family, self.label) for family in every], problem)
+        if not families:
+            return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
         plain = PlainMean().crossfit(problem)
         moved = plain._replace(refits=mean_of_residuals(problem, plain.control)[1])
-        return crossfit_families(own, families, [self.label] * len(families), judged_variance(problem, moved))
+        return crossfit_families(own, families, labels, judged_variance(problem, moved))
 
 
 def ridge_strengths(system: LinearSystem, strength: float | None, num_states: int) -> Float[np.ndarray, " p"]:

@@ -7,7 +7,15 @@ import pytest
 from control_cases import estimate
 
 from mcmcpost.control import Auto, Structured, ZeroVariance
-from mcmcpost.control.features.structure import Blocks, ByGlobal, Neighbours, Sums, SumsByGlobals, structure_families
+from mcmcpost.control.features.structure import (
+    Blocks,
+    Diagonal,
+    Neighbours,
+    Pairs,
+    Sums,
+    SumsByGlobals,
+    structure_families,
+)
 from mcmcpost.control.problem import make_problem
 from mcmcpost.trace import make_trace
 
@@ -79,7 +87,9 @@ def _fields(blocks, shift, scale, d):
                 yield lambda x, field=field, i=i: field(x) * standard(x)[i]
         for i in k:
             yield lambda x, a=a, i=i: jnp.dot((part[a] @ x)[:-1], (part[a] @ x)[1:]) / m * own[i]
-    for i in np.concatenate(blocks.blocks):
+    for i in range(d):
+        yield lambda x, i=i: standard(x)[i] * own[i]
+    for i in blocks.blocks[1]:
         yield lambda x, i=i: standard(x)[k[0]] * own[i] + standard(x)[i] * own[k[0]]
 
 
@@ -91,7 +101,8 @@ def test_controls_are_the_stein_operator_of_their_fields(rng):
     shift, scale = rng.normal(size=d), np.exp(rng.normal(size=d))
     x, s = rng.normal(size=(6, d)), rng.normal(size=(6, d))
     given = (blocks.globals, blocks.blocks, shift, scale)
-    families = [Sums(*given), SumsByGlobals(*given), Neighbours(*given), ByGlobal(*given, place=int(blocks.globals[0]))]
+    pairs = Pairs(np.repeat(blocks.globals[:1], 7), blocks.blocks[1])
+    families = [Sums(*given), SumsByGlobals(*given), Neighbours(*given), Diagonal(d), pairs]
     found = np.concatenate([family.controls((x - shift) / scale, s * scale) for family in families], axis=1)
     fields = list(_fields(blocks, shift, scale, d))
     assert found.shape[1] == len(fields) == sum(family.size for family in families)
@@ -143,5 +154,7 @@ def test_families_of_single_coordinates_come_in_the_order_of_what_depends_on_the
         np.concatenate([trace.scores, -extra], -1),
         (*trace.names, "unrelated"),
     )
-    families = structure_families(make_problem(trace, trace.draws[..., :1]).unrotated(), room=100)
-    assert [family.place for family in families if isinstance(family, ByGlobal)] == [8, 9]
+    problem = make_problem(trace, trace.draws[..., :1]).unrotated()
+    for room, expected in ((100, [8, 9]), (18, [8]), (7, [])):  # ten of the diagonal come first
+        families = structure_families(problem, room)
+        assert [int(family.first[0]) for family in families if isinstance(family, Pairs)] == expected

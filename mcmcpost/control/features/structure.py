@@ -6,6 +6,7 @@ selection of single pairs of coordinates can: their signal is spread over all pa
 section 6).
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -153,23 +154,25 @@ class Neighbours(_OnBlocks):
         return np.concatenate(parts, axis=1)
 
 
-class ByGlobal(_OnBlocks):
-    """x_k s_i + x_i s_k of one global k and every coordinate i of the blocks: for the effects of single groups."""
+class Pairs(AbstractFamily):
+    """x_i s_j + x_j s_i of pairs of coordinates: of a global and each of a block, or of two blocks at each index.
 
-    place: int
+    first, second : (q,) coordinates, different in each pair.
+    """
+
+    first: Int[np.ndarray, " q"]
+    second: Int[np.ndarray, " q"]
 
     @property
     def size(self) -> int:
-        return sum(len(block) for block in self.blocks)
+        return len(self.first)
 
     def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
-        every = np.concatenate(self.blocks)
-        k = [self.place]
-        return draws[:, k] * scores[:, every] + draws[:, every] * scores[:, k]
+        return draws[:, self.first] * scores[:, self.second] + draws[:, self.second] * scores[:, self.first]
 
 
 class Diagonal(AbstractFamily):
-    """x_i s_i + 1 of every coordinate: for regressions whose coefficients are all that there is."""
+    """x_i s_i + 1 of every coordinate: for what depends on each one's spread, as squares do and standard deviations."""
 
     num_coordinates: int
 
@@ -184,7 +187,7 @@ class Diagonal(AbstractFamily):
 def structure_families(problem: Problem, room: int) -> list[AbstractFamily]:
     """Return the families of a problem's named dimensions, from small to large; none without a long dimension.
 
-    room : how many controls of single coordinates by globals there may be.
+    room : how many controls of single coordinates, and of pairs of them, there may be.
     """
     found = Blocks.of(problem.names)
     if not found.blocks:
@@ -192,41 +195,46 @@ def structure_families(problem: Problem, room: int) -> list[AbstractFamily]:
     given = (found.globals, found.blocks, problem.shift, np.linalg.norm(problem.lower, axis=1))
     sums: tuple[AbstractFamily, ...] = (Sums(*given), SumsByGlobals(*given), Neighbours(*given))
     families = [family for family in sums if family.size]
-    if not len(found.globals) and room >= len(problem.names):
-        families.append(Diagonal(len(problem.names)))
-    number = min(room // sum(len(block) for block in found.blocks), len(found.globals))
-    if number > 0:
-        families += [ByGlobal(*given, place=k) for k in _by_interaction(problem, found)[:number]]
+    families.append(Diagonal(len(problem.names)))
+    room -= len(problem.names)
+    for pairs in _by_interaction(problem, found):
+        if pairs.size <= room:
+            families.append(pairs)
+            room -= pairs.size
     return families
 
 
-DRAWS_PER_LOCAL = 5
+DRAWS_PER_LOCAL = 4.5
 """Training states for each control, the scores among them, up to which there are controls of single coordinates."""
 
 
 def room_of(num_train: int, num_coordinates: int) -> int:
-    """Return how many controls of single coordinates by globals there may be."""
-    return max(num_train // DRAWS_PER_LOCAL - 2 * num_coordinates, 0)
+    """Return how many controls of single coordinates, and of pairs of them, there may be."""
+    return max(int(num_train / DRAWS_PER_LOCAL) - 2 * num_coordinates, 0)
 
 
 ORDERING_STATES = 1_000
-"""Evenly spaced states by which globals are put in order."""
+"""Evenly spaced states by which groups of pairs are put in order."""
 
 
-def _by_interaction(problem: Problem, found: Blocks) -> list[int]:
-    """Return the globals by how much the coordinates of the blocks depend on their products with them.
+def _by_interaction(problem: Problem, found: Blocks) -> list[Pairs]:
+    """Return pairs of globals with blocks, and of blocks, by how much the blocks' coordinates need them.
 
-    That is the squared correlation, summed over coordinates, of x_k s_i + x_i s_k with what the scores leave of x_i. It
-    does not look at any integrand: what is chosen for one does not depend on the others.
+    That is the mean squared correlation of x_i s_j + x_j s_i with what the scores leave of x_j. It does not look at any
+    integrand: what is chosen for one does not depend on the others.
     """
     m = problem.num_states
     rows = np.linspace(0, m - 1, min(m, ORDERING_STATES)).astype(int)
     draws, scores = np.asarray(problem.draws[rows]), np.asarray(problem.scores[rows])
     every = np.concatenate(found.blocks)
-    coefficients = np.linalg.lstsq(scores, draws[:, every], rcond=None)[0]
-    residual = draws[:, every] - scores @ coefficients
-    u, t = draws[:, found.globals], scores[:, found.globals]
-    alike = u.T @ (residual * scores[:, every]) + t.T @ (residual * draws[:, every])
-    size = (u**2).T @ scores[:, every] ** 2 + (t**2).T @ draws[:, every] ** 2
-    order = np.argsort(-(alike**2 / size).sum(axis=1), kind="stable")
-    return [int(found.globals[k]) for k in order]
+    residual = np.zeros_like(draws)
+    residual[:, every] = draws[:, every] - scores @ np.linalg.lstsq(scores, draws[:, every], rcond=None)[0]
+    groups = [Pairs(np.full(len(block), k), block) for k in found.globals for block in found.blocks]
+    groups += [Pairs(a, b) for a, b in itertools.combinations(found.blocks, 2) if len(a) == len(b)]
+    needed = []
+    for pairs in groups:
+        controls, left = pairs.controls(draws, scores), residual[:, pairs.second]
+        alike = np.einsum("bq,bq->q", controls, left) ** 2
+        size = np.einsum("bq,bq->q", controls, controls) * np.einsum("bq,bq->q", left, left)
+        needed.append(np.mean(alike / np.where(size > 0, size, 1.0)))
+    return [groups[k] for k in np.argsort(-np.array(needed), kind="stable")]
