@@ -40,6 +40,7 @@ PAGES = {
             "hare_lynx_stan",
             "posteriordb",
             "hierarchical",
+            "costs",
             "dimension_scaling",
             "south2022",
             "auto_vs_plain",

@@ -1,8 +1,8 @@
-"""Ensembles of least-squares control variates over random subsets of coordinates, a rival of `Screened`.
+"""Ensembles of least-squares control variates over random subsets of coordinates, a rival of `Structured`.
 
 Nguyen, Drovandi and South (2025, Ensemble Control Variates, arXiv:2509.01091) average zero-variance control variates by
 least squares, each of some features. How many members there are, and how large, is chosen here by the draws and the
-time of `Screened`. Members are averaged with equal weights.
+time of the structured fits. Members are averaged with equal weights.
 """
 
 from typing import NamedTuple

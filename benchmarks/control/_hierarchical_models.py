@@ -209,7 +209,8 @@ def pool(name: str) -> Pool:
         np.savez(path, **_sampled(MODELS[name]()))
     with np.load(path) as kept:
         cut = [_replications(kept[field]) for field in ("draws", "scores", "values")]
-        return Pool(*cut, tuple(kept["names"].tolist()), kept["truth"], kept["truth_mcse"])
+        names, parameters = (tuple(kept[field].tolist()) for field in ("names", "parameters"))
+        return Pool(*cut, names, kept["truth"], kept["truth_mcse"], parameters)
 
 
 def _replications(chains: np.ndarray) -> np.ndarray:
@@ -240,7 +241,8 @@ def _sampled(model: Model) -> dict[str, Any]:
     site = mcmc.get_samples(group_by_chain=True)
     found = jax.jit(jax.vmap(jax.vmap(model.quantities)))(site)
     values = np.stack([np.asarray(value) for value in found.values()], -1)
-    whole = mp.expectation(mp.from_arrays(draws, scores), values, "zv1")
+    parameters = stats["unconstrained_parameter"].values.tolist()
+    whole = mp.expectation(mp.from_arrays(draws, scores, names=parameters), values, "zv1")
     print(f"{stats['diverging'].values.sum()} divergences, d={draws.shape[-1]}", flush=True)
     return {
         "draws": draws,
@@ -249,6 +251,7 @@ def _sampled(model: Model) -> dict[str, Any]:
         "names": np.array(list(found)),
         "truth": whole.mean,
         "truth_mcse": whole.mcse,
+        "parameters": np.array(parameters),
     }
 
 

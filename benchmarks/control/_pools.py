@@ -18,7 +18,10 @@ CHAINS, DRAWS = 4, 125
 
 
 class Pool(NamedTuple):
-    """Replications of chains: draws, scores (R, c, n, d), values (R, c, n, p), names and truths with their errors."""
+    """Replications of chains: draws, scores (R, c, n, d), values (R, c, n, p), names and truths with their errors.
+
+    parameters : (d,) labels of the coordinates, from which the structure of a model is found; None where it has none.
+    """
 
     draws: np.ndarray
     scores: np.ndarray
@@ -26,6 +29,7 @@ class Pool(NamedTuple):
     names: tuple[str, ...]
     truth: np.ndarray
     truth_mcse: np.ndarray
+    parameters: tuple[str, ...] | None = None
 
     def sample(self, replication: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self.draws[replication], self.scores[replication], self.values[replication]

@@ -7,7 +7,9 @@ mean over that of the controlled one, both against a linear control variate on a
 of its square; `plain z²` that of the plain mean. `seconds` are CPU seconds of one call with all quantities, compilation
 not counted. A controlled mean counts also where the plain one would be returned by default. `ridge` is that on all
 linear and quadratic features, through their kernel, and `ensemble` a peer: see `benchmarks.control._ensemble`. Every
-row has the commit that it was made with: --keep leaves those as they are that are not made again.
+row has the commit that it was made with: --keep leaves those as they are that are not made again, also those of
+`screened`, quadratic features chosen by their correlation with residuals, which was a method of the package until
+`Structured` took its place.
 """
 
 import json
@@ -34,7 +36,7 @@ METHODS = {
     "secf": mp.SemiExact(1, max_states=1_600),
     "ensemble": Ensemble(),
     "zv1+ensemble": Ensemble(linear=True),
-    "screened": mp.Screened(),
+    "structured": mp.Structured(),
     "auto": "auto",
 }
 
@@ -46,7 +48,7 @@ MANY = 300
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = Command(__doc__, quick="--models 'logistic d=50' --methods zv1 screened --replications 1")
+    parser = Command(__doc__, quick="--models 'logistic d=50' --methods zv1 structured --replications 1")
     parser.add_argument("--replications", type=int, default=10)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
@@ -56,7 +58,7 @@ def main() -> None:
     here = commit()
     rows = {(name, method): [] for name in MODELS for method in METHODS}
     for row in kept["rows"]:
-        rows[row["model"], row["method"]].append({"commit": kept["commit"]} | row)
+        rows.setdefault((row["model"], row["method"]), []).append({"commit": kept["commit"]} | row)
     for name in args.models:
         chains = pool(name)
         methods = [m for m in args.methods if chains.draws.shape[-1] <= MANY or m not in SLOW]
@@ -73,7 +75,7 @@ def _rows(name: str, chains: Pool, method: str, replications: int) -> list[dict]
     found, seconds = [], []
     for replication in range(replications):
         draws, scores, values = chains.sample(replication)
-        tree = mp.from_arrays(draws, scores)
+        tree = mp.from_arrays(draws, scores, names=chains.parameters)
         start = time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
