@@ -42,7 +42,10 @@ FREELY = 10.0
 
 
 MAX_FEATURES = 1_200
-"""Controls of the linear families: a fit of 4,000 states with so many takes seconds."""
+"""Controls of all linear families together: a fit of 4,000 states with so many takes seconds."""
+
+MAX_SCORES = 2_000
+"""Controls of the first family, the scores, beside which nothing cheaper is left."""
 
 DRAWS_PER_RIDGED = 1.5
 """Training states per control below which a family is left out, with whatever ridge."""
@@ -325,7 +328,7 @@ def affordable(
     for place, (family, label) in enumerate(named):
         wanted = size + family.size
         enough = problem.num_train >= DRAWS_PER_RIDGED * wanted and 2 * len(problem.counts) * wanted**2 <= max_work
-        if wanted <= MAX_FEATURES and enough:
+        if wanted <= (MAX_FEATURES if place else MAX_SCORES + 1) and enough:
             families.append(family)
             labels.append(label)
             size = wanted

@@ -135,3 +135,20 @@ def test_auto_fits_no_kernel_where_a_linear_fit_is_exact(rng, monkeypatch):
     result = estimate(trace, np.stack([x[..., 0], x[..., 1] * x[..., 2]], axis=-1), Auto())
     assert result.status == (Status.EXACT,) * 2
     np.testing.assert_allclose(result.mean, 0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("d", "draws", "degrees"), [(3, 100, 2), (30, 20, 1), (70, 20, 0), (40, 400, 2), (60, 400, 1)])
+def test_families_take_part_as_far_as_draws_allow(rng, d, draws, degrees):
+    problem = make_problem(gaussian_trace(rng, (4, draws, d)), rng.normal(size=(4, draws, 1)))
+    unnamed = tuple("x" * (i + 1) for i in range(d))
+    families, labels = Auto(kernel=False, max_degree=2).families(problem._replace(names=unnamed))
+    assert labels == [f"ZeroVariance(degree={degree})" for degree in range(1, degrees + 1)]
+    assert len(families) == degrees
+
+
+def test_scores_of_more_coordinates_than_draws_are_tried_by_ridge(rng):
+    trace = gaussian_trace(rng, (4, 15, 150))
+    found = estimate(trace, trace.draws[..., :1] + trace.draws[..., 1:2], Auto())
+    assert [tried["method"] for tried in found.info["tried"]] == ["ZeroVariance(degree=1)"]
+    assert found.info["tried"][0]["penalty"] == "Ridge"
+    assert abs(found.mean[0]) < 4 * found.mcse[0]
