@@ -1,9 +1,9 @@
 """Controls from the named dimensions of a trace: sums over what is exchangeable in the prior.
 
 A variable with a dimension, as the effects of a hundred groups, is exchangeable in prior, and the posterior of scales
-and of global parameters depends on it mostly through sums over the dimension. A hundred such sums do for them what no
-selection of single pairs of coordinates can: their signal is spread over all pairs of a kind (docs/mathematics.md
-section 6).
+and of global parameters depends on it mostly through sums over the dimension. Some hundred such sums take the place of
+all pairs of coordinates, over which that signal is spread, each too small to be chosen by itself (docs/mathematics.md
+section 2).
 """
 
 import itertools
