@@ -358,12 +358,14 @@ def crossfit_families(
     for place, size in enumerate(system.sizes):
         if place and size == system.sizes[place - 1]:
             continue  # combinations of the controls before
+        # Which ridge is best within the family, by the error that would be reported; smallest family first.
         solver = Solver(system, size, everything)
         of_family, ridge_of_family, doubt_of_family = np.full(p, np.inf), np.zeros(p), np.zeros(p)
         for ridge in ridges(problem.num_train, size, square=system.mix is not None):
             fit = solver.fit(ridge, halves=size <= CHEAP_SIZE)
             crossfit, variance = solver.held_out(fit)
             smaller_means = below.setdefault(ridge, [])  # of the families before, with the same ridge
+            # Means at another ridge would put a high degree in doubt that is right (AR(.9), 200 draws).
             apart = np.zeros(p)
             if families[place].doubted and smaller_means:
                 apart = np.max(np.abs(fit.mean - np.stack(smaller_means[-2:])), axis=0)
@@ -379,6 +381,7 @@ def crossfit_families(
         choice[better] = np.stack([np.full(p, place), ridge_of_family], axis=1)[better]
         doubt[better] = doubt_of_family[better]
         lowest = np.where(better, of_family, lowest)
+    # Only what was chosen is refitted on halves: quantities with one family and ridge share the factorisations.
     fits, status, method = [], [Status.PLAIN] * p, ["PlainMean()"] * p
     for place, ridge in np.unique(choice[choice[:, 0] >= 0], axis=0):
         columns = np.flatnonzero((choice == [place, ridge]).all(axis=1))
