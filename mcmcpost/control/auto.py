@@ -1,6 +1,7 @@
 """The automatic choice of a method for each integrand."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -8,19 +9,28 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost.control.features.families import AbstractFamily, polynomials
 from mcmcpost.control.features.structure import Blocks, room_of, structure_families
 from mcmcpost.control.functional import ControlFunctional, SemiExact, crossfit_both, crossfit_kernel, is_compared
+from mcmcpost.control.functions import crossfit_of_coordinates
 from mcmcpost.control.kernel_choice import POLISH_STATES, GridREML, OwnGridREML
-from mcmcpost.control.linear import DRAWS_PER_RIDGED, MAX_FEATURES, NEED, affordable, crossfit_families
+from mcmcpost.control.linear import (
+    DRAWS_PER_RIDGED,
+    MAX_FEATURES,
+    NEED,
+    LinearFits,
+    affordable,
+    choose_families,
+    linear_system,
+    nested_fits,
+)
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
     ControlFit,
     PlainMean,
-    mean_of_residuals,
     no_control,
     replace_columns,
 )
 from mcmcpost.control.problem import Problem
-from mcmcpost.control.standard_errors import judged_variance
+from mcmcpost.control.standard_errors import judged_variance, plain_variance
 from mcmcpost.control.zero_variance import HIGHEST_DEGREE, MIN_TRAIN, Ridge, Structured, ZeroVariance, has_enough
 from mcmcpost.core.arguments import check_count, check_flags, check_number
 from mcmcpost.core.arrays import in_blocks
@@ -31,6 +41,9 @@ from mcmcpost.solve import Cholesky
 from mcmcpost.stein import num_polynomial_features
 
 MAX_DEGREE = {1: 8, 2: 6}
+
+FIELD_DEGREE = 2
+"""Largest degree of the polynomials whose fields serve functions of a quantity."""
 
 KERNEL_STATES = 1_600
 """States on which the kernel candidate is fitted, so that ten different kernels take seconds."""
@@ -121,23 +134,26 @@ class Auto(AbstractControlVariate):
     def crossfit(self, problem: Problem) -> ControlFit:
         if problem.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, PlainMean().label)
-        best = PlainMean().crossfit(problem)
-        moved = best._replace(refits=mean_of_residuals(problem, best.control)[1])  # sees autocorrelation, as theirs do
-        lowest, tried = judged_variance(problem, moved), []
+        best, lowest, tried = PlainMean().crossfit(problem), plain_variance(problem), []
         families, labels = self.families(problem)
         if families:
             say_step(labels[-1])
-            # The structure is of the trace's own coordinates; polynomials of a total degree are the same in any.
-            own = problem.unrotated() if Blocks.of(problem.names).blocks else problem
-            best = crossfit_families(own, families[:1], labels[:1], lowest)
+            most = _serving(labels)
+            own = self._coordinates(problem)
+            system = linear_system(own, families[:1])
+            first = choose_families(own, system, labels[:1], lowest)
+            best = first.at_states()
             # Nothing more is tried where the scores alone leave rounding, as for what is linear under a normal density.
             left = np.flatnonzero(judged_variance(problem, best) > ROUNDING**2)
             if len(left) and len(families) > 1:
-                richer = crossfit_families(own.select(left), families, labels, lowest[left])
-                best = replace_columns(best, richer, left, np.arange(len(left)))._replace(info=richer.info)
+                some = own.select(left)
+                system = linear_system(some, families)
+                richer = choose_families(some, system, labels, lowest[left])
+                best = replace_columns(best, richer.at_states(), left, np.arange(len(left)))._replace(info=richer.info)
             controlled = np.array([status is not Status.PLAIN for status in best.status])
             lowest = np.where(controlled, judged_variance(problem, best), lowest)
             tried.append({"method": labels[-1], "integrands": problem.values.shape[1]} | best.info)
+            best, lowest = crossfit_of_coordinates(own, best, lowest, partial(nested_fits, system, labels, most))
         for method, columns in self._dearer(problem, lowest):
             say_step(method.label)
             some = problem.select(columns)
@@ -150,6 +166,20 @@ class Auto(AbstractControlVariate):
                 lowest[columns] = np.where(better, honest, lowest[columns])
                 tried.append({"method": candidate.label, "integrands": len(columns)} | fit.info)
         return best._replace(info={"tried": tried})
+
+    def _coordinates(self, problem: Problem) -> Problem:
+        """Return the problem in the trace's own coordinates where there is structure in them.
+
+        Polynomials of a total degree are the same in any.
+        """
+        return problem.unrotated() if Blocks.of(problem.names).blocks else problem
+
+    def fields(self, problem: Problem) -> list[LinearFits]:
+        families, labels = self.families(problem) if problem.num_train >= MIN_TRAIN else ([], [])
+        if not families:
+            return []
+        own = self._coordinates(problem)
+        return nested_fits(linear_system(own, families), labels, _serving(labels), own)
 
     def families(self, problem: Problem) -> tuple[list[AbstractFamily], list[str]]:
         """Return the linear families that the draws allow, from small to large, and the method's label with each."""
@@ -217,10 +247,19 @@ class Auto(AbstractControlVariate):
         method = self._semi_exact(few, TRIAL_STATES, top, GridREML(polish=False))
         if method is None:
             return np.ones(few.values.shape[1], bool)
-        plain = judged_variance(few, PlainMean().crossfit(few))
-        linear = judged_variance(few, crossfit_families(few, families, labels, plain))
+        plain = plain_variance(few)
+        linear = judged_variance(few, choose_families(few, linear_system(few, families), labels, plain).at_states())
         kernel = judged_variance(few, crossfit_kernel(few, method, method.degree))
         return kernel * PROMISING < np.fmin(linear, plain)
+
+
+def _serving(labels: list[str]) -> int:
+    """Return how many families, from the first, have fields that serve functions of a quantity.
+
+    One of high degree sharpens the middle of a distribution function and spoils its tails, since splines multiply it.
+    """
+    high = [ZeroVariance(degree).label for degree in range(FIELD_DEGREE + 1, HIGHEST_DEGREE + 1)]
+    return sum(label not in high for label in labels)
 
 
 def _crossfits(problem: Problem, method: AbstractControlVariate) -> Iterator[tuple[AbstractControlVariate, ControlFit]]:

@@ -19,7 +19,7 @@ from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import ROUNDING, ControlFit, Refits
 from mcmcpost.control.moments import Moments
 from mcmcpost.control.problem import Problem
-from mcmcpost.control.standard_errors import combined_error
+from mcmcpost.control.standard_errors import combined_error, plain_variance
 from mcmcpost.core.arrays import StoredRows, in_blocks, is_large, over_rows, zeros
 from mcmcpost.core.errors import Status
 from mcmcpost.solve import blas_threads, cholesky_factor, solve_positive
@@ -81,6 +81,15 @@ class LinearSystem(NamedTuple):
         """The draws, by weight: the constant of the basis is 1/√total."""
         return float(self.rule[0] ** -2)
 
+    def on(self, problem: Problem) -> "LinearSystem":
+        """Return the system of a problem with other integrands at the same states: its basis is the same."""
+        if self.rows is None:
+            return linear_system(problem, self.families)
+        start = self.rows.T @ (problem.values * problem.counts[:, None])
+        residual = problem.values - self.rows @ start
+        moments = Moments.of(self.rows, residual, problem.labels, problem.counts, problem.folds.num_folds)
+        return self._replace(moments=moments, start=start)
+
 
 class LinearFit(NamedTuple):
     """A linear fit of p quantities: with all folds, without each, and on halves.
@@ -92,6 +101,66 @@ class LinearFit(NamedTuple):
     mean: Float[np.ndarray, " p"]
     refits: Refits
     without: Float[np.ndarray, "k r p"]
+
+
+class LinearFits(NamedTuple):
+    """The fits of all quantities of a problem, each of some family and with some ridge.
+
+    problem : in the coordinates of the families.
+    fits : which quantities each fit is of; they need not be in order.
+    status, method, info, doubt : as in `ControlFit`.
+    """
+
+    problem: Problem
+    system: LinearSystem
+    fits: tuple[tuple[Int[np.ndarray, " _"], LinearFit], ...]
+    status: tuple[Status, ...]
+    method: tuple[str, ...]
+    info: dict[str, Any]
+    doubt: Float[np.ndarray, " p"]
+
+    @property
+    def mean(self) -> Float[np.ndarray, " p"]:
+        """The constants of the fits on all folds."""
+        found = np.empty(self.problem.values.shape[1])
+        for columns, fit in self.fits:
+            found[columns] = fit.mean
+        return found
+
+    def in_basis(self) -> Float[np.ndarray, "k r p"]:
+        """Return the coefficients of the basis without each fold."""
+        system = self.system
+        found = np.zeros((len(system.moments.gram), *system.start.shape))
+        for columns, fit in self.fits:
+            found[:, : fit.without.shape[1], columns] = fit.without
+        return found
+
+    def in_controls(self) -> Float[np.ndarray, "k q1 p"]:
+        """Return the coefficients of the controls without each fold; those of the constant, the first, are zero."""
+        system, basis = self.system, self.in_basis()
+        assert system.mix is not None, "more controls than draws have no coefficients"
+        kept = np.concatenate([[True], system.kept])
+        found = np.zeros((len(basis), len(kept), basis.shape[2]))
+        found[:, kept] = system.mix @ basis
+        found[:, 0] = 0.0
+        return found
+
+    def at_states(self) -> ControlFit:
+        """Return the control variates at the states of the problem."""
+        problem, system, p = self.problem, self.system, self.problem.values.shape[1]
+        refits = Refits.none(problem)
+        for columns, fit in self.fits:
+            for means, found in zip(refits, fit.refits, strict=True):
+                means[:, columns] = found
+        control = zeros((len(problem.counts), p))
+        if system.rows is not None:
+            control[...] = _fitted(system.rows, problem.labels, self.in_basis(), np.asarray(refits.without_fold))
+        else:
+            rows = (problem.draws, problem.scores)
+            given = (system.families, self.in_controls())
+            for index, part in over_rows(_fitted_of, rows, (problem.labels,), given):
+                control[index] = part
+        return ControlFit(self.mean, control, refits, self.doubt, self.status, self.method, self.info)
 
 
 def linear_system(problem: Problem, families: Sequence[AbstractFamily]) -> LinearSystem:
@@ -337,9 +406,13 @@ def affordable(
     return families, labels
 
 
-def crossfit_families(
-    problem: Problem, families: Sequence[AbstractFamily], labels: Sequence[str], plain: Float[np.ndarray, " p"]
-) -> ControlFit:
+def choose_families(
+    problem: Problem,
+    system: LinearSystem,
+    labels: Sequence[str],
+    plain: Float[np.ndarray, " p"],
+    most: Int[np.ndarray, " p"] | None = None,
+) -> LinearFits:
     """Return for each quantity the fit of that family, and with that ridge, which has the smallest error.
 
     Families come from small to large, each with those before it. A larger one is taken where it lowers the error
@@ -347,10 +420,11 @@ def crossfit_families(
 
     Parameters
     ----------
-    labels : of the families, for the record.
+    system : of the problem. labels : of its families, for the record.
     plain : (p,) the error variance of the plain means, to be improved upon.
+    most : (p,) families that each quantity may have; by default all.
     """
-    system = linear_system(problem, families)
+    families = system.families
     p, total = problem.values.shape[1], problem.counts.sum()
     everything, lowest = np.arange(p), plain.copy()
     choice = np.full((p, 2), -1.0)  # which family, and its ridge
@@ -377,7 +451,7 @@ def crossfit_families(
             of_family, ridge_of_family = np.where(smaller, error, of_family), np.where(smaller, ridge, ridge_of_family)
             doubt_of_family = np.where(smaller, apart, doubt_of_family)
         # Below rounding nothing is better: which of two exact fits has the smaller residual is chance.
-        better = (of_family * NEED < lowest) & (lowest > ROUNDING**2)
+        better = (of_family * NEED < lowest) & (lowest > ROUNDING**2) & (True if most is None else place < most)
         choice[better] = np.stack([np.full(p, place), ridge_of_family], axis=1)[better]
         doubt[better] = doubt_of_family[better]
         lowest = np.where(better, of_family, lowest)
@@ -392,7 +466,17 @@ def crossfit_families(
     if len(none):
         fits.append((none, _constant(system, none)))
     info = {"num_features": [size - 1 for size in system.sizes], "families": list(labels)}
-    return control_fit(problem, system, fits, tuple(status), tuple(method), info)._replace(doubt=doubt)
+    return LinearFits(problem, system, tuple(fits), tuple(status), tuple(method), info, doubt)
+
+
+def nested_fits(system: LinearSystem, labels: Sequence[str], most: int, problem: Problem) -> list[LinearFits]:
+    """Return the fits with the first family alone and, if there are more, with the best of the first `most`.
+
+    system : of the problem, or of one that differs in its integrands.
+    """
+    plain, own = plain_variance(problem), system.on(problem)
+    limits = [1] if min(most, len(system.families)) == 1 else [1, most]
+    return [choose_families(problem, own, labels, plain, np.full(len(plain), limit)) for limit in limits]
 
 
 def _constant(system: LinearSystem, columns: Int[np.ndarray, " p"]) -> LinearFit:
@@ -405,41 +489,6 @@ def ridges(num_train: int, size: int, *, square: bool) -> tuple[float, ...]:
     if square and num_train >= FREELY * size:
         return (0.0,)
     return (0.0, 1e-3) if square and num_train >= DRAWS_PER_FEATURE * size else (1e-4, 1e-2)
-
-
-def control_fit(
-    problem: Problem,
-    system: LinearSystem,
-    fits: Sequence[tuple[Int[np.ndarray, " _"], LinearFit]],
-    status: tuple[Status, ...],
-    method: tuple[str, ...],
-    info: dict[str, Any],
-) -> ControlFit:
-    """Return the fits of all quantities of a problem, with the control variates at its states.
-
-    fits : which quantities each fit is of; they need not be in order.
-    """
-    p, num_folds = problem.values.shape[1], len(system.moments.gram)
-    mean, refits = np.empty(p), Refits.none(problem)
-    coefficients = np.zeros((num_folds, len(system.start), p))
-    for columns, fit in fits:
-        mean[columns] = fit.mean
-        coefficients[:, : fit.without.shape[1], columns] = fit.without
-        for means, found in zip(refits, fit.refits, strict=True):
-            means[:, columns] = found
-    control = zeros((len(problem.counts), p))
-    if system.rows is not None:
-        control[...] = _fitted(system.rows, problem.labels, coefficients, np.asarray(refits.without_fold))
-    else:
-        assert system.mix is not None
-        kept = np.concatenate([[True], system.kept])
-        theta = np.zeros((num_folds, len(kept), p))
-        theta[:, kept] = system.mix @ coefficients
-        theta[:, 0] = 0.0
-        rows = (problem.draws, problem.scores)
-        for index, part in over_rows(_fitted_of, rows, (problem.labels,), (system.families, theta)):
-            control[index] = part
-    return ControlFit(mean, control, refits, np.zeros(p), status, method, info)
 
 
 def _fitted(

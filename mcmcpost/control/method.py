@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
@@ -11,6 +11,9 @@ from jaxtyping import Array, Bool, Float, Int
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.problem import Problem
 from mcmcpost.core.errors import InputError, Status
+
+if TYPE_CHECKING:
+    from mcmcpost.control.linear import LinearFits
 
 ROUNDING = 1e-10
 """A residual, or any other part of the error, is rounding if it is below this fraction of the integrand's size."""
@@ -89,6 +92,11 @@ class AbstractControlVariate(eqx.Module):
     @abc.abstractmethod
     def label(self) -> str:
         """The method as reported, for example ``ZeroVariance(degree=2)``."""
+
+    def fields(self, problem: Problem) -> "list[LinearFits]":
+        """Return the linear fits whose fields serve functions of the integrands, simplest first; none by default."""
+        del problem
+        return []
 
     @property
     def joint_estimator(self) -> Callable[..., Any] | None:

@@ -11,7 +11,7 @@ import scipy.stats
 from jaxtyping import Array, Bool, Float
 
 from mcmcpost.control.folds import Subsets
-from mcmcpost.control.method import ROUNDING, ControlFit, PlainMean, Refits
+from mcmcpost.control.method import ROUNDING, ControlFit, PlainMean, Refits, mean_of_residuals
 from mcmcpost.control.problem import Plain, Problem, are_few, participants
 from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.errors import Status
@@ -118,6 +118,12 @@ def judged_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"
     """Return n·`total_error`² as if draws were independent. Methods are compared by it."""
     total = problem.counts.sum()
     return total * total_error(problem, fit, np.sqrt(residual_variance(problem, fit.control) / total)) ** 2
+
+
+def plain_variance(problem: Problem) -> Float[np.ndarray, " p"]:
+    """Return `judged_variance` of the plain means, in which means over parts of the folds see autocorrelation."""
+    plain = PlainMean().crossfit(problem)
+    return judged_variance(problem, plain._replace(refits=mean_of_residuals(problem, plain.control)[1]))
 
 
 SUSPECT = 0.1

@@ -15,26 +15,24 @@ from mcmcpost.control.folds import Subsets
 from mcmcpost.control.linear import (
     DRAWS_PER_FEATURE,
     LinearFit,
+    LinearFits,
     LinearSystem,
     Solver,
     affordable,
     centred_system,
-    control_fit,
-    crossfit_families,
     linear_system,
+    nested_fits,
 )
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
     ControlFit,
-    PlainMean,
     Refits,
-    mean_of_residuals,
     no_control,
 )
 from mcmcpost.control.moments import Moments
 from mcmcpost.control.problem import Problem
-from mcmcpost.control.standard_errors import judged_variance, residual_variance
+from mcmcpost.control.standard_errors import residual_variance
 from mcmcpost.core.arguments import check_count, check_kind, check_number
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.solve import solve_positive
@@ -125,20 +123,29 @@ class ZeroVariance(AbstractControlVariate):
         return f"ZeroVariance(degree={self.degree})"
 
     def crossfit(self, problem: Problem) -> ControlFit:
-        if problem.num_train < MIN_TRAIN:
+        found = self.linear(problem)
+        if found is None:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
-        if self.max_interaction is not None and self.max_interaction < self.degree:
-            # Coordinates that the sample covariance rotates would make the features, and their means, depend on it.
-            problem = problem.unrotated()
-        fit = self._fit(problem)
+        fit = found.at_states()
         if self.degree < GAP_DEGREE:
             return fit
-        below = [dataclasses.replace(self, degree=self.degree - step)._fit(problem).mean for step in (1, 2)]
-        gap = np.max(np.abs(fit.mean - below), axis=0)
+        lower = [dataclasses.replace(self, degree=self.degree - step).linear(found.problem) for step in (1, 2)]
+        gap = np.max([np.abs(fit.mean - below.mean) for below in lower if below], axis=0)
         inexact = residual_variance(problem, fit.control) > ROUNDING**2
         return fit._replace(doubt=np.hypot(fit.doubt, np.where(inexact, gap, 0.0)))
 
-    def _fit(self, problem: Problem) -> ControlFit:
+    def fields(self, problem: Problem) -> list[LinearFits]:
+        simplest = [] if self.degree == 1 else ZeroVariance(1).fields(problem)
+        found = self.linear(problem)
+        return simplest if found is None else [*simplest, found]
+
+    def linear(self, problem: Problem) -> LinearFits | None:
+        """Return the fit without what the degrees below say of it; None of too few draws."""
+        if problem.num_train < MIN_TRAIN:
+            return None
+        if self.max_interaction is not None and self.max_interaction < self.degree:
+            # Coordinates that the sample covariance rotates would make the features, and their means, depend on it.
+            problem = problem.unrotated()
         families = polynomials(problem.draws.shape[1], self.degree, self.max_interaction)
         number = sum(family.size for family in families)
         penalty, p = self.penalty, problem.values.shape[1]
@@ -174,7 +181,7 @@ class ZeroVariance(AbstractControlVariate):
             "penalty": type(penalty).__name__,
         }
         status = Status.CONTROLLED if isinstance(penalty, LeastSquares) else Status.REGULARISED
-        return control_fit(problem, system, fits, (status,) * p, (self.label,) * p, facts | info)
+        return LinearFits(problem, system, tuple(fits), (status,) * p, (self.label,) * p, facts | info, np.zeros(p))
 
 
 class Structured(AbstractControlVariate):
@@ -194,17 +201,17 @@ class Structured(AbstractControlVariate):
         return "Structured()"
 
     def crossfit(self, problem: Problem) -> ControlFit:
+        found = self.fields(problem)
+        return found[-1].at_states() if found else no_control(problem, Status.TOO_FEW_DRAWS, self.label)
+
+    def fields(self, problem: Problem) -> list[LinearFits]:
         if problem.num_train < MIN_TRAIN:
-            return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
+            return []
         own = problem.unrotated()
         d = own.draws.shape[1]
         every = [*polynomials(d, 1), *structure_families(own, room_of(problem.num_train, d))]
         families, labels = affordable([(family, self.label) for family in every], problem)
-        if not families:
-            return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
-        plain = PlainMean().crossfit(problem)
-        moved = plain._replace(refits=mean_of_residuals(problem, plain.control)[1])
-        return crossfit_families(own, families, labels, judged_variance(problem, moved))
+        return nested_fits(linear_system(own, families), labels, len(families), own) if families else []
 
 
 def ridge_strengths(system: LinearSystem, strength: float | None, num_states: int) -> Float[np.ndarray, " p"]:

@@ -6,7 +6,7 @@ from control_cases import ar1, estimate, gaussian_trace
 
 from mcmcpost.control import Auto, Subsets, ZeroVariance
 from mcmcpost.control.features.families import controls_of, polynomials
-from mcmcpost.control.linear import Solver, control_fit, linear_system
+from mcmcpost.control.linear import LinearFits, Solver, linear_system
 from mcmcpost.control.moments import Moments
 from mcmcpost.control.problem import make_problem
 from mcmcpost.core.errors import Status
@@ -50,7 +50,9 @@ def test_folds_left_out_of_the_sums_are_fits_without_them(rng, shape, ridge):
     system = linear_system(problem, families)
     solver = Solver(system, system.sizes[-1], np.arange(1))
     fit = solver.fit(ridge, halves=True)
-    found = control_fit(problem, system, [(np.arange(1), fit)], (Status.CONTROLLED,), ("m",), {})
+    found = LinearFits(
+        problem, system, ((np.arange(1), fit),), (Status.CONTROLLED,), ("m",), {}, np.zeros(1)
+    ).at_states()
     np.testing.assert_allclose(found.mean, refit(np.arange(problem.num_states))[0], rtol=1e-8)
     residual = problem.values - found.control
     for k, (out, train) in enumerate(problem.folds.rows()):

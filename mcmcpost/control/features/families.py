@@ -82,3 +82,16 @@ def controls_of(
     """Return the constant one and the controls of all families, side by side."""
     parts = [family.controls(draws, scores) for family in families]
     return np.concatenate([np.ones((len(draws), 1)), *parts], axis=1)
+
+
+def along_fields(
+    families: Sequence[AbstractFamily], draws: Float[np.ndarray, "b d"], gradient: Float[np.ndarray, "b d"]
+) -> Float[np.ndarray, "b q"]:
+    """Return the derivatives v·∇h of a function with this gradient along the vector field v of each control.
+
+    Every control ∇·v + v·s is affine in the score s: with the gradient in its place, less what it is at zero, it is
+    v·∇h. No family has to know more than its controls.
+    """
+    zero = np.zeros((1, 1)) * gradient
+    parts = [family.controls(draws, gradient) - family.controls(draws, zero) for family in families]
+    return np.concatenate(parts, axis=1)

@@ -1,0 +1,201 @@
+"""Controls of functions of one quantity, from the vector field that controls its mean.
+
+Let v control the mean of h: c = ∇·v + v·s ≈ h − E h. Then φ_g = g′(h) v·∇h + g(h) c has mean zero for every g of one
+variable, and where v controls h exactly, φ is the Stein operator of the distribution of h: probabilities, quantiles and
+densities are then controlled as well as the mean is, whatever the dimension (docs/mathematics.md section 2).
+"""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.interpolate import BSpline
+from scipy.special import log_ndtr, ndtr
+
+from mcmcpost.control.problem import Problem
+
+KNOTS = 8
+"""Inner knots of the splines, at evenly spaced quantiles."""
+
+CUBIC = 3
+
+FARTHEST = 8.0
+"""Normal deviates beyond which the element of a step is constant."""
+
+
+class Field(NamedTuple):
+    """A quantity h at m states, and what its field v does there: c = ∇·v + v·s and v·∇h."""
+
+    value: Float[np.ndarray, " m"]
+    control: Float[np.ndarray, " m"]
+    along: Float[np.ndarray, " m"]
+
+    def splines(self, counts: Float[np.ndarray, " m"]) -> Float[np.ndarray, "m q"]:
+        """Return φ_g of cubic B-splines g, which sum to one, so that c is a combination of them."""
+        real = counts > 0
+        h = self.value[real]
+        inner = np.unique(np.quantile(h, np.linspace(0, 1, KNOTS + 2)[1:-1]))
+        low, high = h.min(), h.max()
+        inner = inner[(inner > low) & (inner < high)]
+        knots = np.concatenate([[low] * (CUBIC + 1), inner, [high] * (CUBIC + 1)])
+        basis = BSpline(knots, np.eye(len(knots) - CUBIC - 1), CUBIC)
+        found = np.zeros((len(self.value), basis.c.shape[1]))
+        found[real] = basis.derivative()(h) * self.along[real, None] + basis(h) * self.control[real, None]
+        return found
+
+    def steps(self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
+        """Return for each threshold t a control that has the step of 1{h ≤ t}.
+
+        It is φ_g of the solution g of Stein's equation g′ − xg = 1{x ≤ t} − Φ(t) of a normal with the location and the
+        scale that the field implies, m = E(h − c) and σ² = |E v·∇h| (Chen, Goldstein and Shao 2011, *Normal
+        Approximation by Stein's Method*, chapter 2).
+        """
+        total = counts.sum()
+        middle = counts @ (self.value - self.control) / total
+        sigma = np.sqrt(abs(counts @ self.along) / total)
+        if not sigma > 0:
+            return np.zeros((len(self.value), len(at)))
+        raw = ((self.value - middle) / sigma)[:, None]
+        x, t = np.clip(raw, -FARTHEST, FARTHEST), np.clip((at - middle) / sigma, -FARTHEST, FARTHEST)
+        g = np.sqrt(2 * np.pi) * np.exp(0.5 * x**2 + log_ndtr(np.minimum(x, t)) + log_ndtr(-np.maximum(x, t)))
+        slope = np.where(x == raw, x * g + (self.value[:, None] <= at) - ndtr(t), 0.0)
+        return (slope * (self.along / sigma)[:, None] + g * self.control[:, None]) * (counts > 0)[:, None]
+
+
+class Quantity(NamedTuple):
+    """A function h of the draws whose gradient is known: a coordinate of the trace, or a polynomial of a few.
+
+    value : (m,) at the states, zero on padding.
+    places : (r,) the coordinates that it depends on.
+    slopes : (m, r), or (1, r) where they are constant, derivatives by these coordinates in units of their scale.
+    explained : R² of the quantity that it stands for; one for a coordinate.
+    """
+
+    value: Float[np.ndarray, " m"]
+    places: Int[np.ndarray, " r"]
+    slopes: Float[np.ndarray, "n r"]
+    explained: float
+
+    def gradient(self, problem: Problem) -> Float[np.ndarray, "m d"]:
+        """Return ∇h in the coordinates of a problem."""
+        # x = shift + L z, and slopes are by x/|row of L|: the chain rule.
+        lower = problem.lower[self.places]
+        slopes = self.slopes @ (lower / np.linalg.norm(lower, axis=1)[:, None])
+        return np.broadcast_to(slopes, (len(self.value), slopes.shape[1]))
+
+
+TELLING_STATES = 500
+"""Evenly spaced states by which it is told of which coordinate an integrand is a function."""
+
+ROUGH = 0.2
+"""Mean square step between neighbours, relative to twice the variance, above which it is no function of it."""
+
+
+def coordinate_of(problem: Problem) -> Int[np.ndarray, " p"]:
+    """Return the coordinate of which each integrand seems to be a function, −1 where it is one of none.
+
+    In the order of that coordinate an integrand moves in small steps, or in few (von Neumann 1941, the ratio of the
+    mean square successive difference to the variance).
+
+    problem : in the trace's own coordinates.
+    """
+    rows = np.linspace(0, problem.num_states - 1, min(problem.num_states, TELLING_STATES)).astype(int)
+    draws, values = np.asarray(problem.draws[rows]), problem.values[rows]
+    size = 2 * len(rows) * values.var(axis=0)
+    ratio = np.full((draws.shape[1], values.shape[1]), np.inf)
+    for j, order in enumerate(np.argsort(draws, axis=0).T):
+        steps = (np.diff(values[order], axis=0) ** 2).sum(axis=0)
+        ratio[j] = np.where(size > 0, steps / np.where(size > 0, size, 1.0), np.inf)
+    return np.where(ratio.min(axis=0) < ROUGH, ratio.argmin(axis=0), -1)
+
+
+def coordinate(problem: Problem, j: int) -> Quantity:
+    """Return a coordinate of the trace, in units of its scale; `problem` is in the trace's own coordinates."""
+    return Quantity(np.asarray(problem.draws[:, j]), np.array([j]), np.ones((1, 1)), 1.0)
+
+
+MOST_PLACES = 8
+"""Coordinates that a polynomial stands on at most."""
+
+SMALLEST_PART = 0.02
+"""Coefficient, relative to the largest of a linear regression, below which a coordinate is not taken at once."""
+
+EXPLAINED = 0.98
+"""R² below which a polynomial does not stand for a quantity."""
+
+COMPLETE = 1e-7
+"""Share of the variance that need not be explained."""
+
+CHOOSING_STATES = 1_000
+"""Evenly spaced states on which the coordinates of a polynomial are chosen."""
+
+DRAWS_PER_TERM = 5
+"""States for each term of a polynomial."""
+
+
+def surrogate(problem: Problem, column: int) -> Quantity | None:
+    """Return a cubic of a few coordinates that stands for an integrand; None where there is no such.
+
+    Controls that are built on it have mean zero whatever it is: where it is inaccurate they only gain less.
+
+    problem : in the trace's own coordinates.
+    """
+    m = problem.num_states
+    rows = np.linspace(0, m - 1, min(m, CHOOSING_STATES)).astype(int)
+    z, f = np.asarray(problem.draws[rows]), problem.values[rows, column]
+    f = (f - f.mean()) / f.std()
+    if len(rows) >= 2 * z.shape[1]:
+        along = np.linalg.lstsq(np.concatenate([np.ones((len(z), 1)), z], axis=1), f, rcond=None)[0][1:]
+    else:
+        along = z.T @ f / len(z)
+    strongest = np.argsort(-np.abs(along), kind="stable")[: MOST_PLACES // 2]
+    places = [int(j) for j in strongest if abs(along[j]) >= SMALLEST_PART * np.abs(along).max()]
+    while True:
+        terms = _monomials(len(places), 2)
+        basis = _powers(z[:, places], terms)
+        left = f - basis @ np.linalg.lstsq(basis, f, rcond=None)[0]
+        # What is still missing shows by itself, or in its product with what is there, as a log scale in that with z.
+        others = np.setdiff1d(np.arange(z.shape[1]), places)
+        if left @ left < COMPLETE * len(f) or len(places) == MOST_PLACES or not len(others):
+            break
+        by = np.concatenate([np.ones((len(z), 1)), z[:, places]], axis=1) * left[:, None]
+        seen = np.abs(by.T @ z[:, others]) / np.linalg.norm(by, axis=0)[:, None]
+        largest = seen.max(axis=0)
+        if largest.max() / np.sqrt(len(z)) < 4.5 / np.sqrt(len(z)):
+            break
+        places.append(int(others[largest.argmax()]))
+    real = problem.counts > 0
+    z, f = np.asarray(problem.draws)[:, places], problem.values[:, column]
+    degree = max((k for k in (1, 2, 3) if DRAWS_PER_TERM * len(_monomials(len(places), k)) <= m), default=1)
+    terms = _monomials(len(places), degree)
+    basis, root = _powers(z, terms), np.sqrt(problem.counts)
+    found = np.linalg.lstsq(basis * root[:, None], f * root, rcond=None)[0]
+    value = np.where(real, basis @ found, 0.0)
+    unexplained = problem.counts @ (f - value) ** 2 / problem.counts.sum()
+    if not unexplained < 1 - EXPLAINED:
+        return None
+    slopes = np.stack([_slope(z, terms, k) @ found for k in range(len(places))], axis=1)
+    return Quantity(value, np.array(places), slopes, 1 - unexplained)
+
+
+def _monomials(number: int, degree: int) -> Int[np.ndarray, "q r"]:
+    every = [np.zeros(number, int)]
+    for total in range(1, degree + 1):
+        for chosen in itertools.combinations_with_replacement(range(number), total):
+            every.append(np.bincount(chosen, minlength=number))
+    return np.array(every)
+
+
+def _powers(z: Float[np.ndarray, "m r"], terms: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "m q"]:
+    found = np.ones((len(z), len(terms)))
+    for k in range(z.shape[1]):
+        powers = z[:, k : k + 1] ** np.arange(terms[:, k].max() + 1)
+        found *= powers[:, terms[:, k]]
+    return found
+
+
+def _slope(z: Float[np.ndarray, "m r"], terms: Int[np.ndarray, "q r"], k: int) -> Float[np.ndarray, "m q"]:
+    lower = terms.copy()
+    lower[:, k] = np.maximum(lower[:, k] - 1, 0)
+    return terms[:, k] * _powers(z, lower)

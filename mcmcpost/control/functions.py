@@ -1,0 +1,331 @@
+"""Functions of a quantity: each is regressed on a few controls of its own, from the field that controls the mean.
+
+The field comes from linear fits of the quantity without each fold (`mcmcpost.control.linear`), so that it has not seen
+the state at which it stands. What remains is a small regression for each function, and those of one quantity share all
+columns but the one with their step.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.interpolate import PchipInterpolator
+
+from mcmcpost.control.features.families import along_fields
+from mcmcpost.control.features.quantity import Field, Quantity, coordinate, coordinate_of, surrogate
+from mcmcpost.control.folds import Subsets
+from mcmcpost.control.linear import NEED, LinearFits
+from mcmcpost.control.method import (
+    ROUNDING,
+    AbstractControlVariate,
+    ControlFit,
+    PlainMean,
+    Refits,
+    merge_fits,
+    replace_columns,
+)
+from mcmcpost.control.problem import Problem
+from mcmcpost.control.standard_errors import judged_variance
+from mcmcpost.core.arrays import in_blocks
+from mcmcpost.core.errors import Status
+
+DISTANCE = 1e-8
+"""Smallest distance of a column of unit norm from the span of those before it."""
+
+STEADY = 1e-9
+"""Ridge of a small regression on some of the folds toward the fit on all: felt where these do not determine it."""
+
+
+def fields_of(fits: LinearFits, quantities: Sequence[Quantity]) -> list[Field]:
+    """Return the field of each quantity; quantity j is what column j of the fits is of."""
+    problem, families = fits.problem, fits.system.families
+    coefficients, labels = fits.in_controls()[:, 1:], problem.labels
+    draws, control = np.asarray(problem.draws), fits.at_states().control
+    found = []
+    for j, quantity in enumerate(quantities):
+        along = np.zeros(len(draws))
+        # Families that the fit of this quantity does not use have no part in its field.
+        used = np.flatnonzero(np.abs(coefficients[:, :, j]).max(axis=0))
+        kept, size = [], 0
+        for family in families:
+            if size < (used[-1] + 1 if len(used) else 0):
+                kept.append(family)
+                size += family.size
+        if kept:
+            gradient = quantity.gradient(problem)
+            for some in in_blocks(len(draws), size):
+                of_controls = along_fields(kept, draws[some], gradient[some])
+                own = coefficients[np.maximum(labels[some], 0), :size, j]
+                along[some] = np.einsum("bq,bq->b", of_controls, own) * (labels[some] >= 0)
+        # h is in the units of its gradient, and its control in those of the problem's values.
+        found.append(Field(quantity.value, control[:, j] * problem.scale[j], along * problem.scale[j]))
+    return found
+
+
+class OwnColumns(NamedTuple):
+    """The controls of some functions of one quantity.
+
+    shared : (m, q) those of all. last : (m, p) one of each function, None where there are none.
+    """
+
+    shared: Float[np.ndarray, "m q"]
+    last: Float[np.ndarray, "m p"] | None = None
+
+
+def crossfit_own(problem: Problem, columns: OwnColumns, method: str) -> ControlFit:
+    """Regress each integrand on its own columns, without each fold and on halves of them.
+
+    As in `mcmcpost.control.linear`, sums are those of an orthonormal basis with what the fit on all draws leaves.
+    """
+    n, p, k = problem.num_states, problem.values.shape[1], problem.folds.num_folds
+    root, labels = np.sqrt(problem.counts[:n])[:, None], problem.labels[:n]
+    basis, rule = _orthonormal(columns.shared[:n], root)
+    left = problem.values[:n] * root
+    start = basis.T @ left
+    left = left - basis @ start
+    last, last_rule = np.zeros((n, p)), np.zeros(p)
+    if columns.last is not None:
+        last, last_rule = _beside(basis, rule, columns.last[:n] * root)
+    own = (last * left).sum(axis=0)
+    left -= last * own
+    folds = [np.flatnonzero(labels == fold) for fold in range(k)]
+    gram = np.stack([basis[rows].T @ basis[rows] for rows in folds])
+    across = np.stack([basis[rows].T @ last[rows] for rows in folds])
+    square = np.stack([(last[rows] ** 2).sum(axis=0) for rows in folds])
+    cross = np.stack([basis[rows].T @ left[rows] for rows in folds])
+    along = np.stack([(last[rows] * left[rows]).sum(axis=0) for rows in folds])
+
+    def fit(sets: Bool[np.ndarray, "s k"]) -> tuple[Float[np.ndarray, "s r p"], Float[np.ndarray, "s p"]]:
+        g, a, s, b, c = (np.tensordot(sets.astype(float), sums, 1) for sums in (gram, across, square, cross, along))
+        # The last column is eliminated: what the functions of one quantity share is factorised once for all.
+        both = np.linalg.solve(g + STEADY * np.eye(g.shape[-1]), np.concatenate([a, b], axis=2))
+        by_last, by_values = both[..., :p], both[..., p:]
+        pivot = s - (a * by_last).sum(axis=1)
+        known = pivot > STEADY * np.maximum(s, STEADY)
+        gamma = np.where(known, (c - (a * by_values).sum(axis=1)) / np.where(known, pivot, 1.0), 0.0)
+        return start + by_values - by_last * gamma[:, None], own + gamma
+
+    def constants(theta: Float[np.ndarray, "s r p"], gamma: Float[np.ndarray, "s p"]) -> Float[np.ndarray, "s p"]:
+        return np.einsum("r,srp->sp", rule, theta) + gamma * last_rule
+
+    subsets = Subsets.of(k)
+    without = fit(~np.eye(k, dtype=bool))
+    refits = Refits(constants(*without), constants(*fit(subsets.halves)), Refits.none(problem).quarters)
+    control = np.zeros_like(problem.values)
+    for fold, rows in enumerate(folds):
+        fitted = basis[rows] @ without[0][fold] + last[rows] * without[1][fold]
+        control[rows] = fitted / root[rows] - refits.without_fold[fold]
+    mean = constants(*fit(np.ones((1, k), bool)))[0]
+    return ControlFit(mean, control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (method,) * p, {})
+
+
+def _orthonormal(
+    shared: Float[np.ndarray, "n q"], root: Float[np.ndarray, "n one"]
+) -> tuple[Float[np.ndarray, "n r"], Float[np.ndarray, " r"]]:
+    """Return an orthonormal basis of the constant and some columns, and how the constant of a fit depends on it."""
+    design = np.concatenate([np.ones((len(root), 1)), shared], axis=1) * root
+    norms = np.linalg.norm(design, axis=0)
+    design = design[:, norms > 0] / norms[norms > 0]
+    basis, upper = np.linalg.qr(design)
+    while (dependent := np.abs(np.diagonal(upper)) <= DISTANCE).any():
+        design = design[:, ~dependent]
+        basis, upper = np.linalg.qr(design)
+    first = np.zeros(len(upper))
+    first[0] = 1 / norms[0]
+    return basis, np.linalg.solve(upper.T, first)
+
+
+def _beside(
+    basis: Float[np.ndarray, "n r"], rule: Float[np.ndarray, " r"], columns: Float[np.ndarray, "n p"]
+) -> tuple[Float[np.ndarray, "n p"], Float[np.ndarray, " p"]]:
+    """Return columns of unit norm orthogonal to a basis, each by itself, and their part in the constant of a fit."""
+    sizes = np.linalg.norm(columns, axis=0)
+    inside = basis.T @ columns
+    outside = columns - basis @ inside
+    again = basis.T @ outside  # once more, since what is left may be rounding
+    outside, inside = outside - basis @ again, inside + again
+    norms = np.linalg.norm(outside, axis=0)
+    apart = norms > DISTANCE * np.where(sizes > 0, sizes, 1.0)
+    norms = np.where(apart, norms, 1.0)
+    return np.where(apart, outside / norms, 0.0), np.where(apart, -(rule @ inside) / norms, 0.0)
+
+
+class Marginal(NamedTuple):
+    """A quantity whose functions are controlled, with its fields by the method that each comes from, simplest first.
+
+    known, image : (k,) increasing values f of an integrand, standardised, and those of h at the same draws; f and h are
+        the same, to a factor and a shift, where there are two.
+    """
+
+    fields: Mapping[str, Field]
+    known: Float[np.ndarray, " k"]
+    image: Float[np.ndarray, " k"]
+
+    def at(self, thresholds: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
+        """Return h where the integrand has these values."""
+        return self._map(thresholds, 0)
+
+    def stretch(self, thresholds: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
+        """Return dh/df there."""
+        return self._map(thresholds, 1)
+
+    def _map(self, thresholds: Float[np.ndarray, " t"], derivative: int) -> Float[np.ndarray, " t"]:
+        if len(self.known) == 2:
+            slope = np.diff(self.image) / np.diff(self.known)
+            return slope + 0 * thresholds if derivative else self.image[0] + slope * (thresholds - self.known[0])
+        # Beyond the draws nothing is known of the map, and there no step is left to control.
+        inside = np.clip(thresholds, self.known[0], self.known[-1])
+        return np.asarray(PchipInterpolator(self.known, self.image)(inside, nu=derivative))
+
+
+def crossfit_functions(
+    problem: Problem,
+    fields: Mapping[str, Field],
+    lowest: Float[np.ndarray, " p"],
+    steps: Float[np.ndarray, " p"] | None = None,
+    shared_steps: Float[np.ndarray, " s"] | None = None,
+) -> ControlFit:
+    """Return for each function of a quantity the fit of that field which has the smallest error, or the plain mean.
+
+    Parameters
+    ----------
+    problem : its integrands are functions of the quantity.
+    lowest : (p,) error variances that are to be improved upon.
+    steps : (p,) h at the step of each function. shared_steps : h at steps that all have.
+    """
+    best = PlainMean().crossfit(problem)
+    for method, field in fields.items():
+        shared = field.splines(problem.counts)
+        if shared_steps is not None:
+            shared = np.concatenate([shared, field.steps(problem.counts, shared_steps)], axis=1)
+        last = None if steps is None else field.steps(problem.counts, steps)
+        fit = crossfit_own(problem, OwnColumns(shared, last), f"FunctionOf({method})")
+        variance = judged_variance(problem, fit)
+        better = np.isfinite(variance) & (variance * NEED < lowest) & (lowest > ROUNDING**2)
+        best, lowest = merge_fits(best, fit, better), np.where(better, variance, lowest)
+    return best
+
+
+MOST_STEPS = 4
+"""Steps of an event, in the order of a coordinate, up to which it is taken for a function of it."""
+
+
+def crossfit_of_coordinates(
+    problem: Problem,
+    best: ControlFit,
+    lowest: Float[np.ndarray, " p"],
+    fits: Callable[[Problem], list[LinearFits]],
+) -> tuple[ControlFit, Float[np.ndarray, " p"]]:
+    """Return the best fits after those of integrands that are functions of one coordinate, and their error variances.
+
+    fits : from quantities, as the integrands of the problem, to the linear fits whose fields serve their functions.
+    """
+    left = np.flatnonzero(lowest > ROUNDING**2)
+    own = problem.unrotated()
+    places = coordinate_of(own.select(left)) if len(left) else left
+    quantities = {int(j): coordinate(own, int(j)) for j in np.unique(places) if j >= 0}
+    for (j, quantity), fields in zip(
+        quantities.items(), fields_by_method(problem, list(quantities.values()), fits), strict=True
+    ):
+        columns = left[places == j]
+        is_event = np.array([len(np.unique(problem.values[: problem.num_states, k])) == 2 for k in columns])
+        parts = [(columns[~is_event], None), *((columns[[k]], quantity.value) for k in np.flatnonzero(is_event))]
+        for some, value in parts:
+            if not len(some):
+                continue
+            selected, steps, doubt = problem.select(some), None, 0.0
+            if value is not None:
+                steps, doubt = _steps_of(selected, value)
+                if len(steps) > MOST_STEPS:
+                    continue
+            fit = crossfit_functions(selected, fields, lowest[some], shared_steps=steps)
+            fit = fit._replace(doubt=fit.doubt + doubt)
+            variance = judged_variance(selected, fit)
+            chosen = np.array([status is not Status.PLAIN for status in fit.status])
+            chosen &= variance * NEED < lowest[some]
+            best = replace_columns(best, fit, some[chosen], np.flatnonzero(chosen))
+            lowest[some] = np.where(chosen, variance, lowest[some])
+    return best, lowest
+
+
+NEAR = 10
+"""Draws on either side of a step that tell how dense they are there."""
+
+
+def _steps_of(problem: Problem, value: Float[np.ndarray, " m"]) -> tuple[Float[np.ndarray, " s"], float]:
+    """Return where an event begins or ends in a coordinate, and the error of not knowing it between two draws.
+
+    That is a uniform one: of the probability between them, which their neighbours tell.
+    """
+    n = problem.num_states
+    order = np.argsort(value[:n], kind="stable")
+    h, f = value[:n][order], problem.values[:n, 0][order]
+    after = np.flatnonzero(np.diff(f)) + 1
+    low, high = np.maximum(after - NEAR, 0), np.minimum(after + NEAR - 1, n - 1)
+    density = (high - low) / n / np.maximum(h[high] - h[low], np.finfo(float).tiny)
+    chance = density * (h[after] - h[after - 1]) / np.sqrt(12)
+    return (h[after] + h[after - 1]) / 2, float(np.ptp(f) * np.sqrt((chance**2).sum()))
+
+
+def marginals(problem: Problem, method: AbstractControlVariate) -> list[Marginal | None]:
+    """Return the integrands as quantities whose functions are controlled; None for one that is not known as such."""
+    own = problem.unrotated()
+    found: list[tuple[Quantity, Float[np.ndarray, " k"], Float[np.ndarray, " k"]] | None] = []
+    for column, j in enumerate(coordinate_of(own)):
+        image = None if j < 0 else _monotone(own, column, int(j))
+        if image is not None:
+            found.append(image)
+        elif (stand_in := surrogate(own, column)) is not None:
+            found.append((stand_in, np.array([-1.0, 1.0]), np.array([-1.0, 1.0])))
+        else:
+            found.append(None)
+    known = [one for one in found if one is not None]
+    fields = iter(fields_by_method(problem, [quantity for quantity, _, _ in known], method.fields))
+    return [None if one is None else Marginal(next(fields), *one[1:]) for one in found]
+
+
+def fields_by_method(
+    problem: Problem, quantities: Sequence[Quantity], fits: Callable[[Problem], list[LinearFits]]
+) -> list[dict[str, Field]]:
+    """Return for each quantity the fields of some linear fits, by the method of each; see `crossfit_of_coordinates`."""
+    found: list[dict[str, Field]] = [{} for _ in quantities]
+    if not quantities:
+        return found
+    values = np.stack([quantity.value for quantity in quantities], axis=1)
+    zero, one = np.zeros(len(quantities)), np.ones(len(quantities))
+    involved = np.full(len(quantities), problem.participants.min())
+    own = problem._replace(values=values, location=zero, scale=one, participants=involved)
+    for linear in fits(own):
+        if linear.system.mix is None:  # more controls than draws, whose coefficients are not known
+            continue
+        for place, field in enumerate(fields_of(linear, quantities)):
+            if np.any(field.control):
+                found[place][linear.method[place]] = field
+    return found
+
+
+def _monotone(
+    problem: Problem, column: int, j: int
+) -> tuple[Quantity, Float[np.ndarray, " k"], Float[np.ndarray, " k"]] | None:
+    """Return a coordinate as what an integrand is a monotone function of, and the map to it; None where it is not."""
+    n = problem.num_states
+    quantity, f = coordinate(problem, j), problem.values[:n, column]
+    order = np.argsort(quantity.value[:n], kind="stable")
+    f, h = f[order], quantity.value[:n][order]
+    if f[-1] < f[0]:
+        quantity = quantity._replace(value=-quantity.value, slopes=-quantity.slopes)
+        f, h = f[::-1], -h[::-1]
+    if (np.diff(f) < -SAME * np.ptp(f)).any():
+        return None
+    slope, intercept = np.polyfit(f, h, 1)
+    if np.abs(intercept + slope * f - h).max() <= SAME * np.ptp(h):
+        return quantity, f[[0, -1]], intercept + slope * f[[0, -1]]
+    known, first = np.unique(np.maximum.accumulate(f), return_index=True)
+    if len(known) < n / 2:  # its values are few: where between the draws it goes from one to the next is not known
+        return None
+    return quantity, known, h[first]
+
+
+SAME = 1e-9
+"""Relative to their range, by how much values differ that are the same but for rounding."""
