@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mcmcpost.control import HIGHEST_DEGREE, AbstractControlVariate, PlainMean
+from mcmcpost.control import HIGHEST_DEGREE, AbstractControlVariate, Options, PlainMean
 from mcmcpost.core.arguments import as_names, check_count, check_flags, check_key, check_kind
 from mcmcpost.core.errors import Status, warn
 from mcmcpost.core.precision import in_float64
@@ -30,7 +30,7 @@ from mcmcpost.evidence import (
     make_ladder,
     with_bridge,
 )
-from mcmcpost.sample import NO_GAIN, GatedTrace, resolve_method
+from mcmcpost.sample import NO_GAIN, resolve_method
 from mcmcpost.scores import ScoreWarning
 from mcmcpost.trace import make_trace
 from mcmcpost.trees import (
@@ -148,30 +148,29 @@ def log_evidence(
     return evidence_of(
         ladder,
         None if method is None else resolve_method(method),
+        Options(standardize, folds, allow_bad_scores, fallback),
         path=path,
         degree=degree,
         num_nodes=num_nodes,
-        num_folds=folds,
-        moments=standardize,
-        fallback=fallback,
-        allow_bad_scores=allow_bad_scores,
         bridge=bridge,
     )
 
 
 def evidence_of(
     ladder: Ladder,
-    method: AbstractControlVariate | None = None,
+    method: AbstractControlVariate | None,
+    options: Options,
     *,
     path: str = "auto",
+    degree: int | None = None,
+    num_nodes: int | None = None,
     bridge: Evidence | None = None,
-    **options: Any,
 ) -> Evidence:
-    """Return the log evidence of a ladder that was read; `options` are those of `estimate_log_evidence`."""
-    check_options(ladder, path=path, **options)
+    """Return the log evidence of a ladder that was read; arguments are those of `estimate_log_evidence`."""
+    check_options(ladder, options, path=path, degree=degree, num_nodes=num_nodes)
     cure = "Pass bridge_evidence(tree.sel(temperature=1.0), model, key=key)."
     check_kind("log_evidence", "bridge", bridge, (Evidence, None), cure)
-    evidence = in_float64(_estimate)(ladder, method, path=path, **options)
+    evidence = in_float64(_estimate)(ladder, method, options, path=path, degree=degree, num_nodes=num_nodes)
     if bridge is not None:
         evidence = with_bridge(evidence, bridge, choose=path == "auto")
     for text in (*evidence.complaints, *disagreements(evidence)):
@@ -179,14 +178,12 @@ def evidence_of(
     return evidence
 
 
-def _estimate(
-    ladder: Ladder, method: AbstractControlVariate | None, *, allow_bad_scores: bool, **options: Any
-) -> Evidence:
+def _estimate(ladder: Ladder, method: AbstractControlVariate | None, options: Options, **nodes: Any) -> Evidence:
     health = examine_rungs(ladder)
     check = check_ladder(ladder, health)
     if not check.passed:
         warn(check.message, ScoreWarning)
-    found = estimate_log_evidence(ladder, health, check, method, allow_bad_scores=allow_bad_scores, **options)
+    found = estimate_log_evidence(ladder, health, check, method, options, **nodes)
     return found if check.passed else found._replace(info=found.info | {"score_gate": check.message})
 
 
@@ -326,9 +323,9 @@ def _bridge(
             check_slopes("bridge_evidence", tree, trace)
     other = False
     if posterior.scores is not None:
-        gated = GatedTrace(trace, gate(trace, allow_bad_scores, recorded_log_density(tree, trace)))
-        other = gated.check.failed and gated.check.pattern not in (*NO_GAIN, "not_converged")
-        method = PlainMean() if gated.check.failed and not allow_bad_scores else method
+        check = gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
+        other = check.failed and check.pattern not in (*NO_GAIN, "not_converged")
+        method = PlainMean() if check.failed and not allow_bad_scores else method
     evidence = estimate_from_posterior(posterior, method, **options)
     if not (other and np.isfinite(evidence.value)):
         return evidence

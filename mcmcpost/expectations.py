@@ -16,6 +16,7 @@ from mcmcpost.control import (
     AbstractControlVariate,
     Auto,
     Estimate,
+    Options,
     Smooth,
     contradicting,
     estimate_derived,
@@ -32,18 +33,8 @@ from mcmcpost.core.arguments import as_names, as_real, check_flags, check_functi
 from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status, warn
 from mcmcpost.core.mcse import tail_draws
 from mcmcpost.core.precision import in_float64
-from mcmcpost.sample import (
-    Question,
-    contradicted,
-    of_moving,
-    pose,
-    warn_of_contradiction,
-)
-from mcmcpost.trees import (
-    ConvergenceWarning,
-    Integrands,
-    named_values,
-)
+from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
+from mcmcpost.trees import ConvergenceWarning, Integrands, named_values
 from mcmcpost.trees.convention import oriented
 from mcmcpost.trees.integrands import NOT_TRACEABLE, tell_names
 
@@ -63,7 +54,7 @@ def variance(
     fallback: bool = True,
 ) -> Estimate:
     """Estimate posterior variances, named ``var(x)``, with their Monte Carlo errors; arguments as in `expectation`."""
-    return _spread("variance", tree, integrands, method, allow_bad_scores, standardize, folds, fallback)
+    return _spread("variance", tree, integrands, method, Options(standardize, folds, allow_bad_scores, fallback))
 
 
 def standard_deviation(
@@ -81,7 +72,7 @@ def standard_deviation(
     Arguments are those of `expectation`. `mean_plain` is the standard deviation of the draws, and `mcse_plain` its
     error, ArviZ's ``mcse_sd``.
     """
-    return _spread("sd", tree, integrands, method, allow_bad_scores, standardize, folds, fallback)
+    return _spread("sd", tree, integrands, method, Options(standardize, folds, allow_bad_scores, fallback))
 
 
 def covariance(
@@ -98,7 +89,7 @@ def covariance(
 
     Arguments are those of `expectation`; p integrands have p(p + 1)/2 covariances, in the order of the upper triangle.
     """
-    return _spread("covariance", tree, integrands, method, allow_bad_scores, standardize, folds, fallback)
+    return _spread("covariance", tree, integrands, method, Options(standardize, folds, allow_bad_scores, fallback))
 
 
 def correlation(
@@ -116,7 +107,7 @@ def correlation(
     Arguments are those of `expectation`; p integrands have p(p − 1)/2 correlations, in the order of the upper triangle.
     That of an integrand that is constant is NaN, ``undefined``.
     """
-    return _spread("correlation", tree, integrands, method, allow_bad_scores, standardize, folds, fallback)
+    return _spread("correlation", tree, integrands, method, Options(standardize, folds, allow_bad_scores, fallback))
 
 
 def delta_method(
@@ -165,22 +156,15 @@ def delta_method(
         raise InputError(where, "`functions`, at least one", "none", cure)
     for name, function in functions.items():
         check_function(where, name, function, 1, cure)
-    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
-    every = np.arange(len(question.names))[None]
+    options = Options(standardize, folds, allow_bad_scores, fallback)
+    question = pose(tree, integrands, method, options, weighted=True)
+    every = np.arange(len(question.sample.names))[None]
     parts = [
         Smooth((name,), every, _of_means(name, function, question.shapes), steps=True)
         for name, function in functions.items()
     ]
-    estimate = in_float64(estimate_derived)(
-        question.trace,
-        question.names,
-        question.values,
-        parts,
-        question.method,
-        events=question.events,
-        **estimate_options(question, standardize, folds, fallback),
-    )
-    warn_of_contradiction(contradicted(estimate, known=question.bad_scores))
+    estimate = in_float64(estimate_derived)(question.sample, parts, question.method, question.options)
+    warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
     return estimate
 
 
@@ -213,55 +197,20 @@ def _of_means(
 
 
 def _spread(
-    kind: str,
-    tree: "xarray.DataTree",
-    integrands: Any,
-    method: str | AbstractControlVariate,
-    allow_bad_scores: bool,
-    standardize: tuple[Any, Any] | None,
-    folds: int | None,
-    fallback: bool,
+    kind: str, tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, options: Options
 ) -> Estimate:
-    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
-    estimate = answer_spread(question, kind, standardize=standardize, folds=folds, fallback=fallback)
-    warn_of_contradiction(contradicted(estimate, known=question.bad_scores))
+    question = pose(tree, integrands, method, options, weighted=True)
+    estimate = answer_spread(question, kind)
+    warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
     return estimate
 
 
-def answer_spread(
-    question: Question,
-    kind: str,
-    *,
-    standardize: tuple[Any, Any] | None = None,
-    folds: int | None = None,
-    fallback: bool = True,
-) -> Estimate:
+def answer_spread(question: Question, kind: str) -> Estimate:
     """Return the variances, standard deviations, … of the integrands of a question; `kind` is a name of `KINDS`."""
-    check_flags(kind, fallback=fallback)
-    if kind == "correlation" and len(question.names) < 2:
-        raise InputError(kind, "at least two integrands", question.names[0], "Name two.")
-    return in_float64(estimate_spread)(
-        KINDS[kind],
-        question.trace,
-        question.names,
-        question.values,
-        question.method,
-        events=question.events,
-        **estimate_options(question, standardize, folds, fallback),
-    )
-
-
-def estimate_options(
-    question: Question, standardize: tuple[Any, Any] | None, folds: int | None, fallback: bool
-) -> dict[str, Any]:
-    """Return the options of `mcmcpost.control.estimate_derived` for a question."""
-    return {
-        "num_folds": folds,
-        "moments": of_moving(question.every, standardize),
-        "bad_scores": question.bad_scores,
-        "verified": question.check.verified,
-        "fallback": fallback,
-    }
+    sample = question.sample
+    if kind == "correlation" and len(sample.names) < 2:
+        raise InputError(kind, "at least two integrands", sample.names[0], "Name two.")
+    return in_float64(estimate_spread)(KINDS[kind], sample, question.method, question.options)
 
 
 def expectation(
@@ -313,8 +262,8 @@ def expectation(
         transitions of the sampler diverged, or Pareto k̂ of the weights is above 0.7; the status is then
         ``heavy_tail``.
     """
-    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
-    return answer(question, standardize=standardize, folds=folds, fallback=fallback)
+    options = Options(standardize, folds, allow_bad_scores, fallback)
+    return answer(pose(tree, integrands, method, options, weighted=True))
 
 
 def summary(
@@ -349,14 +298,14 @@ def summary(
     """
     check_flags("summary", sd=sd)
     levels = check_probabilities(quantiles) if np.size(quantiles) else np.empty(0)
-    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
-    table = answer(question, standardize=standardize, folds=folds, fallback=fallback).to_dataframe()
-    table = table.drop(columns=["mean", "sd"])
+    options = Options(standardize, folds, allow_bad_scores, fallback)
+    question = pose(tree, integrands, method, options, weighted=True)
+    table = answer(question).to_dataframe().drop(columns=["mean", "sd"])
     if sd:
-        spread = answer_spread(question, "sd", standardize=standardize, folds=folds, fallback=fallback)
+        spread = answer_spread(question, "sd")
         table["sd_cv"], table["mcse_sd_cv"] = spread.mean, spread.mcse
     if len(levels):
-        found = answer_quantiles(question, levels, folds=folds)
+        found = answer_quantiles(question, levels)
         for place, level in enumerate(level_texts(levels)):
             own = slice(place, None, len(levels))
             table[f"q{level}_cv"], table[f"mcse_q{level}_cv"] = found.mean[own], found.mcse[own]
@@ -384,9 +333,10 @@ def quantile(
     ValueError : a probability outside (0, 1).
     """
     levels = check_probabilities(probabilities)
-    question = pose(tree, integrands, method, allow_bad_scores, weighted=True)
-    found = answer_quantiles(question, levels, folds=folds)
-    warn_of_contradiction(contradicted(found, known=question.bad_scores))
+    options = Options(folds=folds, allow_bad_scores=allow_bad_scores)
+    question = pose(tree, integrands, method, options, weighted=True)
+    found = answer_quantiles(question, levels)
+    warn_of_contradiction(contradicted(found, known=question.options.bad_scores))
     return found
 
 
@@ -451,43 +401,15 @@ def check_probabilities(probabilities: float | Sequence[float]) -> Float[np.ndar
     return np.array(list(dict.fromkeys(levels.tolist())))  # results are named by their probability
 
 
-def answer_quantiles(question: Question, levels: Float[np.ndarray, " a"], *, folds: int | None = None) -> Estimate:
+def answer_quantiles(question: Question, levels: Float[np.ndarray, " a"]) -> Estimate:
     """Return the quantiles of a question's integrands at the probabilities `levels`."""
-    return in_float64(estimate_quantiles)(
-        question.trace,
-        question.names,
-        question.values,
-        levels,
-        question.method,
-        num_folds=folds,
-        bad_scores=question.bad_scores,
-        verified=question.check.verified,
-        events=question.events,
-    )
+    return in_float64(estimate_quantiles)(question.sample, levels, question.method, question.options)
 
 
-def answer(
-    question: Question,
-    *,
-    standardize: tuple[Any, Any] | None = None,
-    folds: int | None = None,
-    fallback: bool = True,
-) -> Estimate:
-    """Return the expectations of the integrands of a question; arguments as in `expectation`."""
-    check_flags("expectation", fallback=fallback)
-    estimate = in_float64(estimate_expectations)(
-        question.trace,
-        question.names,
-        question.values,
-        question.method,
-        num_folds=folds,
-        moments=of_moving(question.every, standardize),
-        bad_scores=question.bad_scores,
-        verified=question.check.verified,
-        events=question.events,
-        fallback=fallback,
-    )
-    warn_of_contradiction(contradicted(estimate, known=question.bad_scores))
+def answer(question: Question) -> Estimate:
+    """Return the expectations of the integrands of a question."""
+    estimate = in_float64(estimate_expectations)(question.sample, question.method, question.options)
+    warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
     if question.seconds is None or not (worth := worth_of(estimate, question.seconds)):
         return estimate
     return estimate._replace(info=estimate.info | {"sampling_time": question.seconds, "worth": worth})
@@ -544,7 +466,8 @@ def elpd(
         scaled = np.exp(values - best), np.exp(worst - values)
     densities = {f"p({name})": scaled[0][..., i] for i, name in enumerate(found.names)}
     densities |= {f"1/p({name})": scaled[1][..., i] for i, name in enumerate(found.names)}
-    question = pose(tree, densities, method, allow_bad_scores, weighted=True)
+    options = Options(standardize, folds, allow_bad_scores, fallback)
+    question = pose(tree, densities, method, options, weighted=True)
     n = len(found.names)
     own, other = np.arange(n), np.arange(n) + n
     parts = [
@@ -554,15 +477,9 @@ def elpd(
         Smooth(tuple(f"elpd_loo({name})" for name in found.names), other[:, None], _minus_log_product),
         Smooth(tuple(f"lppd({name})" for name in found.names), own[:, None], _log_product),
     ]
-    estimate = in_float64(estimate_derived)(
-        question.trace,
-        question.names,
-        question.values,
-        parts,
-        question.method,
-        events=np.zeros(2 * n, bool),  # a log likelihood that never changes is that of a masked observation
-        **estimate_options(question, standardize, folds, fallback),
-    )
+    # a log likelihood that never changes is that of a masked observation, and no event that was not seen
+    sample = question.sample._replace(events=np.zeros(2 * n, bool), unseen=np.zeros(2 * n, bool))
+    estimate = in_float64(estimate_derived)(sample, parts, question.method, question.options)
     with np.errstate(invalid="ignore"):
         shift = np.concatenate([[worst.sum(), best.sum(), (best - worst).sum()], worst, best])
     moved = {name: getattr(estimate, name) + shift for name in ("mean", "mean_plain", "mean_crossfit")}

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from jaxtyping import Bool, Float
-
 from mcmcpost.control import (
     AbstractControlVariate,
     Auto,
     ControlFunctional,
     Estimate,
+    Options,
     PlainMean,
+    Sample,
     SemiExact,
     Structured,
     ZeroVariance,
@@ -28,7 +27,6 @@ from mcmcpost.trees import (
     gate,
     integrand_values,
     read_stored_trace,
-    read_trace,
     recorded_log_density,
     sampling_seconds,
     warn_of_convergence,
@@ -54,37 +52,24 @@ NO_GAIN = ("constant", "boundary")
 """Findings of the score gate under which no control variate can help: the status is ``plain``, not ``bad_scores``."""
 
 
-class GatedTrace(NamedTuple):
-    """The draws and scores of a tree, and the result of the score gate.
-
-    trace : every coordinate, fixed ones too. check : the tests of its scores.
-    """
-
-    trace: Trace
-    check: ScoreCheck
-
-
 class Question(NamedTuple):
     """A question about a trace, ready to be answered.
 
     every, check : the trace with every coordinate, fixed ones too, and the result of the score gate.
-    trace : without fixed coordinates, whose features do not average to zero.
-    names, values, events, shapes : the integrands (c, n, p); see `mcmcpost.trees.integrands.Integrands`.
+    sample : the integrands on the trace without fixed coordinates, whose features do not average to zero.
+    shapes : of one draw of each variable, array or function, by name; their elements are the integrands, in order.
     method : the control variate, or the plain mean where the score gate failed.
-    bad_scores : every status is ``bad_scores``.
+    options : as given, for the coordinates that move, with what the score gate found.
     convergence : R-hat of the integrands, and divergences.
     seconds : that sampling took, None where the tree has no record of it.
     """
 
     every: Trace | StoredTrace
     check: ScoreCheck
-    trace: Trace | StoredTrace
-    names: tuple[str, ...]
-    values: Float[np.ndarray, "c n p"]
-    events: Bool[np.ndarray, " p"]
+    sample: Sample
     shapes: dict[str, tuple[int, ...]]
     method: AbstractControlVariate
-    bad_scores: bool
+    options: Options
     convergence: Convergence
     seconds: float | None
 
@@ -93,7 +78,7 @@ def pose(
     tree: "xarray.DataTree",
     integrands: Any,
     method: str | AbstractControlVariate,
-    allow_bad_scores: bool,
+    options: Options,
     *,
     weighted: bool = False,
 ) -> Question:
@@ -102,36 +87,37 @@ def pose(
     It warns once of what is wrong with the chains. Draws with weights are refused unless `weighted`.
     """
     choice = resolve_method(method)
-    check_flags("score gate", allow_bad_scores=allow_bad_scores)
+    check_flags("score gate", allow_bad_scores=options.allow_bad_scores)
+    check_flags("expectation", fallback=options.fallback)
     every = read_stored_trace(tree, weighted=weighted)
-    check = _check(tree, every, allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
+    check = check_gate(tree, every, options.allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
     trace = without_fixed(every)
     if check.pattern == "nonfinite":
         # Plain means do not use the scores, but they are transformed with the draws.
         trace = trace._replace(scores=trace.draws)  # type: ignore[arg-type]
-    asked = integrand_values(tree, integrands)
-    if check.failed and not allow_bad_scores:
+    names, values, events, shapes = integrand_values(tree, integrands)
+    if check.failed and not options.allow_bad_scores:
         choice = PlainMean()
-    bad = check.failed and not (check.pattern in NO_GAIN and isinstance(choice, PlainMean))
-    convergence = check_convergence(tree, [(asked.names, asked.values)])
+    convergence = check_convergence(tree, [(names, values)])
     warn_of_convergence(convergence)
-    return Question(every, check, trace, *asked, choice, bad, convergence, sampling_seconds(tree))
+    options = options._replace(
+        standardize=of_moving(every, options.standardize),
+        bad_scores=check.failed and not (check.pattern in NO_GAIN and isinstance(choice, PlainMean)),
+        verified=check.verified,
+    )
+    sample = Sample.of(trace, names, values, events)
+    return Question(every, check, sample, shapes, choice, options, convergence, sampling_seconds(tree))
 
 
-def read_gated(tree: "xarray.DataTree", allow_bad_scores: bool) -> GatedTrace:
-    """Return the trace of a tree, in memory, after the score gate; draws with weights are refused.
+def check_gate(
+    tree: "xarray.DataTree", trace: Trace | StoredTrace, allow_bad_scores: bool, *, scores_needed: bool = True
+) -> ScoreCheck:
+    """Return the result of the score gate on the trace of a tree.
 
     Raises
     ------
-    ScoreError : the gate finds an error that is not allowed, or scores are not finite.
+    ScoreError : the gate finds an error that is not allowed, or scores that are needed are not finite.
     """
-    trace = read_trace(tree)
-    return GatedTrace(trace, _check(tree, trace, allow_bad_scores, scores_needed=True))
-
-
-def _check(
-    tree: "xarray.DataTree", trace: Trace | StoredTrace, allow_bad_scores: bool, *, scores_needed: bool
-) -> ScoreCheck:
     check = gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
     if scores_needed and check.pattern == "nonfinite":
         raise ScoreError(check.message)

@@ -6,12 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from mcmcpost.control import AbstractControlVariate, Estimate, Smooth, estimate_derived
+from mcmcpost.control import AbstractControlVariate, Estimate, Options, Sample, Smooth, estimate_derived
 from mcmcpost.core.errors import WORST_FIRST, InputError, Status
 from mcmcpost.core.mcse import GOOD_KHAT, weights_khat
 from mcmcpost.core.precision import in_float64
 from mcmcpost.core.runtime import json_able
-from mcmcpost.expectations import estimate_options
 from mcmcpost.sample import Question, pose
 from mcmcpost.trees import integrand_values
 
@@ -111,19 +110,20 @@ def reweight_prior(
         cure = "Both priors must have a density at the draws; −∞ outside of the new support is fine."
         raise InputError(where, "`log_ratio` that is finite, or −∞", f"up to {top}", cure)
     ratio = np.exp(logs - top)
-    question = pose(tree, integrands, method, allow_bad_scores)
+    question = pose(tree, integrands, method, Options(allow_bad_scores=allow_bad_scores))
+    names, values = question.sample.names, question.sample.values
     weight = ratio / ratio.sum()
-    first = question.values[0, 0]
-    constant = (question.values == first).all(axis=(0, 1))  # exactly: what is left of it would be rounding
-    centre = np.where(constant, first, np.einsum("cn,cnp->p", weight, question.values))
-    series = np.concatenate([ratio[..., None], ratio[..., None] * (question.values - centre)], axis=-1)
+    first = values[0, 0]
+    constant = (values == first).all(axis=(0, 1))  # exactly: what is left of it would be rounding
+    centre = np.where(constant, first, np.einsum("cn,cnp->p", weight, values))
+    series = np.concatenate([ratio[..., None], ratio[..., None] * (values - centre)], axis=-1)
     own = np.arange(1, len(centre) + 1)
     found, status = _derived(
         question,
         series,
         np.append(False, _possible_events(question)),
         Smooth(("log evidence",), np.zeros((1, 1), int), _log),
-        Smooth(question.names, np.stack([0 * own, own], axis=1), _ratio),
+        Smooth(names, np.stack([0 * own, own], axis=1), _ratio),
     )
     khat = weights_khat(logs)
     if khat > GOOD_KHAT and status not in (Status.BAD_SCORES, Status.UNDEFINED):
@@ -131,7 +131,7 @@ def reweight_prior(
     return PriorChange(
         log_evidence_change=float(found.mean[0]) + top,
         mcse_log_evidence=float(found.mcse[0]),
-        names=question.names,
+        names=names,
         mean=centre + found.mean[1:],
         mcse=found.mcse[1:],
         pareto_khat=khat,
@@ -167,9 +167,10 @@ def hyper_derivatives(
     Source: Kallioinen, Paananen, Bürkner and Vehtari (2024, doi:10.1007/s11222-023-10366-5) for power scaling.
     """
     g = _one_value("hyper_derivatives", tree, "slope", slope)
-    question = pose(tree, integrands, method, allow_bad_scores)
-    middle, centre, scale = g.mean(), question.values.mean(axis=(0, 1)), g.std() or 1.0
-    f, g = question.values - centre, (g - middle)[..., None] / scale  # the error of an unseen event is of unit size
+    question = pose(tree, integrands, method, Options(allow_bad_scores=allow_bad_scores))
+    names, values = question.sample.names, question.sample.values
+    middle, centre, scale = g.mean(), values.mean(axis=(0, 1)), g.std() or 1.0
+    f, g = values - centre, (g - middle)[..., None] / scale  # the error of an unseen event is of unit size
     p = len(centre)
     own = np.arange(1, p + 1)
     found, status = _derived(
@@ -177,12 +178,12 @@ def hyper_derivatives(
         np.concatenate([g, f, f * g], axis=-1),
         np.concatenate([[False], _possible_events(question), _possible_events(question)]),
         Smooth(("log evidence",), np.zeros((1, 1), int), _first),
-        Smooth(question.names, np.stack([0 * own, own, own + p], axis=1), _covariance),
+        Smooth(names, np.stack([0 * own, own, own + p], axis=1), _covariance),
     )
     return Derivatives(
         log_evidence=float(middle + scale * found.mean[0]),
         mcse_log_evidence=float(scale * found.mcse[0]),
-        names=question.names,
+        names=names,
         mean=scale * found.mean[1:],
         mcse=scale * found.mcse[1:],
         status=status,
@@ -215,7 +216,7 @@ def _one_value(where: str, tree: "xarray.DataTree", name: str, given: Any) -> Fl
 
 def _possible_events(question: Question) -> Bool[np.ndarray, " p"]:
     """Return which integrands may be events that were not seen; centred, any constant is zero."""
-    return question.events & np.isin(question.values[0, 0], (0.0, 1.0))
+    return question.sample.events & np.isin(question.sample.values[0, 0], (0.0, 1.0))
 
 
 def _derived(
@@ -223,10 +224,8 @@ def _derived(
 ) -> tuple[Estimate, Status]:
     """Return functions of the means of series, and the worst of their statuses."""
     names = tuple(map(str, range(series.shape[-1])))
-    options = estimate_options(question, None, None, True)
-    found = in_float64(estimate_derived)(
-        question.trace, names, series, parts, question.method, events=events, **options
-    )
+    sample = Sample.of(question.sample.trace, names, series, events, question.sample.states)
+    found = in_float64(estimate_derived)(sample, parts, question.method, question.options)
     return found, min(found.status, key=WORST_FIRST.index)
 
 

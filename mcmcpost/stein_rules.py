@@ -15,7 +15,7 @@ from mcmcpost.control import (
 from mcmcpost.core.arguments import check_count, check_kind
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_float64
-from mcmcpost.sample import of_moving, read_gated
+from mcmcpost.sample import check_gate, of_moving
 from mcmcpost.scores import ScoreError, where_not_finite
 from mcmcpost.stein import (
     AbstractKernel,
@@ -48,14 +48,15 @@ def stein_weights(
     a kernel or temperature nearby, to start them from.
     """
     check_kind("stein_weights", "method", method, (ControlFunctional, SemiExact, None), "Such as SemiExact().")
-    gated = read_gated(tree, allow_bad_scores)
-    if gated.check.failed and not allow_bad_scores:
+    every = read_trace(tree)
+    check = check_gate(tree, every, allow_bad_scores)
+    if check.failed and not allow_bad_scores:
         raise InputError(
-            "stein_weights", "scores that satisfy Stein's identity", gated.check.message, "See allow_bad_scores."
+            "stein_weights", "scores that satisfy Stein's identity", check.message, "See allow_bad_scores."
         )
-    trace, values = without_fixed(gated.trace), integrand_values(tree, integrands).values
+    trace, values = without_fixed(every), integrand_values(tree, integrands).values
     return in_float64(solve_stein_weights)(
-        trace, values, method or ControlFunctional(), moments=of_moving(gated.trace, standardize), initial=initial
+        trace, values, method or ControlFunctional(), moments=of_moving(every, standardize), initial=initial
     )
 
 
@@ -82,7 +83,9 @@ def stein_thinning(
     where = "stein_thinning"
     check_kind(where, "kernel", kernel, (AbstractKernel, None), "Such as InverseMultiquadric().")
     check_count(where, "size", size, "Choose some draws.")
-    trace = without_fixed(read_gated(tree, allow_bad_scores).trace)
+    every = read_trace(tree)
+    check_gate(tree, every, allow_bad_scores)
+    trace = without_fixed(every)
     check_count(where, "size", size, "Choose at most as many as there are draws.", most=trace.draws[..., 0].size)
     found = in_float64(_thin)(trace, kernel, size)
     chain, draw = np.divmod(found.indices, trace.draws.shape[1])

@@ -30,7 +30,7 @@ from mcmcpost.app.model_file import ModelFile, load_model_file, parse_options
 from mcmcpost.app.page import check_destination, gather, read_subject, render, write_html
 from mcmcpost.app.quantities import Asked, named_scalars, say_left_out
 from mcmcpost.app.source import check_memory, keeping, load_trace
-from mcmcpost.control import Estimate
+from mcmcpost.control import Estimate, Options
 from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
 from mcmcpost.core.runtime import digits_of, duration, number_of_draws, number_of_quantities, one_line, significant
 from mcmcpost.evidence import EVIDENCE_GROUP
@@ -72,7 +72,8 @@ def reduce_tree(
     variables = posterior_variables(tree)
     say_left_out(variables)
     with phase("score gate"):
-        question = pose(tree, named_scalars(tree, variables, asked), method, allow_bad_scores, weighted=True)
+        options = Options(allow_bad_scores=allow_bad_scores)
+        question = pose(tree, named_scalars(tree, variables, asked), method, options, weighted=True)
     if question.convergence.note:
         say("note", question.convergence.note)
     since = stopwatch()
@@ -360,7 +361,7 @@ def report_facts(
                 title=f"Report on {trace.name}",
                 asked={"File": str(trace)} | ({} if model is None else {"Model": str(model)}),
                 command=shlex.join(["mcmcpost", *sys.argv[1:]]),
-                allow_bad_scores=allow_bad_scores,
+                options=Options(allow_bad_scores=allow_bad_scores),
                 levels=probabilities,
             )
     took = since()

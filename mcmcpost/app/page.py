@@ -50,7 +50,7 @@ from mcmcpost.app.plots import (
     plot_score_check,
     plot_task_correlation,
 )
-from mcmcpost.control import AbstractControlVariate, Estimate
+from mcmcpost.control import AbstractControlVariate, Estimate, Options
 from mcmcpost.core.arguments import as_names, as_path, check_count, check_flags, check_kind, check_writable
 from mcmcpost.core.arrays import columns_of
 from mcmcpost.core.devices import is_first_process
@@ -434,11 +434,8 @@ def html_report(
         title=title,
         asked=asked,
         command=command,
-        allow_bad_scores=allow_bad_scores,
+        options=Options(standardize, folds, allow_bad_scores, fallback),
         levels=levels,
-        standardize=standardize,
-        folds=folds,
-        fallback=fallback,
     )
     text = render(contents)
     if place is not None:
@@ -465,7 +462,7 @@ def read_subject(tree: "xarray.DataTree", evidence: Evidence | None, allow_bad_s
         return Subject(tree, posterior_variables(tree), evidence)
     ladder = read_ladder(tree)
     if evidence is None:
-        evidence = evidence_of(ladder, allow_bad_scores=allow_bad_scores)
+        evidence = evidence_of(ladder, None, Options(allow_bad_scores=allow_bad_scores))
     rung = last_rung(tree, ladder)
     note = "the last rung of a ladder of power posteriors"
     return Subject(rung, posterior_variables(rung), evidence, note, check_convergence(tree, ()))
@@ -480,11 +477,9 @@ def gather(
     title: str,
     asked: Mapping[str, str] | None,
     command: str | None,
-    allow_bad_scores: bool,
+    options: Options,
     joint: JointEstimate | None = None,
     levels: Float[np.ndarray, " a"] | None = None,
-    folds: int | None = None,
-    **options: Any,
 ) -> Contents:
     """Compute what a report shows; arguments as in `html_report`, and `levels` the checked probabilities."""
     if subject is None and evidence is None and joint is None:
@@ -494,22 +489,22 @@ def gather(
     posterior = None
     if subject is not None:
         lines |= {} if subject.note is None else {"Trace": subject.note}
-        question = pose(subject.tree, integrands, method, allow_bad_scores)
-        estimate = answer(question, folds=folds, **options)
-        quantiles = None if levels is None else answer_quantiles(question, levels, folds=folds)
+        question = pose(subject.tree, integrands, method, options)
+        estimate = answer(question)
+        quantiles = None if levels is None else answer_quantiles(question, levels)
         trace, check = question.every, question.check
         chains, draws, d = trace.draws.shape
         lines |= {
             "Method": method if isinstance(method, str) else repr(method),
             "Draws": f"{number_of_draws(chains, draws)}, {d} unconstrained parameters",
-            "Expectations": listing(question.names),
+            "Expectations": listing(question.sample.names),
         }
         convergence = question.convergence
         if (whole := subject.convergence) is not None:
             convergence = convergence._replace(divergences=whole.divergences, transitions=whole.transitions)
         notices += [text for text in (convergence.complaint, convergence.note, check.message) if text]
         posterior = PosteriorPart(
-            estimate, question.values, check, trace.names, convergence.recorded_divergences, quantiles
+            estimate, question.sample.values, check, trace.names, convergence.recorded_divergences, quantiles
         )
     if evidence is not None:
         if "score_gate" in evidence.info:

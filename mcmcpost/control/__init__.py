@@ -16,7 +16,7 @@ from mcmcpost.control.functional import ControlFunctional, SemiExact
 from mcmcpost.control.kernel_choice import REML, GridREML
 from mcmcpost.control.linear import NEED
 from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean, Refits
-from mcmcpost.control.problem import Problem, check_cross_fitting, participants, read_moments, standard_coordinates
+from mcmcpost.control.problem import Options, Problem, Sample, participants, read_moments, standard_coordinates
 from mcmcpost.control.quantiles import estimate_quantiles, level_texts
 from mcmcpost.control.standard_errors import SAFETY, tail_inflation
 from mcmcpost.control.weights import SteinWeights, check_weights, solve_stein_weights
@@ -37,17 +37,18 @@ __all__ = [
     "GridREML",
     "Lasso",
     "LeastSquares",
+    "Options",
     "PlainMean",
     "Problem",
     "Refits",
     "Ridge",
+    "Sample",
     "SemiExact",
     "Smooth",
     "SteinWeights",
     "Structured",
     "Subsets",
     "ZeroVariance",
-    "check_cross_fitting",
     "check_weights",
     "contradicting",
     "estimate_derived",

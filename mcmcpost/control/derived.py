@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from mcmcpost.control.estimate import Estimate, Fitted, assemble, covariance_of, fit_integrands, rescaled
+from mcmcpost.control.estimate import Estimate, assemble, covariance_of, rescaled
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
@@ -18,12 +18,10 @@ from mcmcpost.control.method import (
     columnwise,
     mean_of_residuals,
 )
-from mcmcpost.control.problem import Problem, check_cross_fitting, make_problem, read_integrands, sd_over_draws
+from mcmcpost.control.problem import Options, Problem, Sample, sd_over_draws
 from mcmcpost.core.arguments import check_size
 from mcmcpost.core.errors import REPRODUCED, WORST_FIRST, Status
 from mcmcpost.core.mcse import mean_over_draws
-from mcmcpost.core.precision import beyond_rounding, in_units, units_of
-from mcmcpost.trace import StoredTrace, Trace, distinct_states
 
 
 class Smooth(NamedTuple):
@@ -106,18 +104,7 @@ def _program_of(
 
 
 def estimate_derived(
-    trace: Trace | StoredTrace,
-    names: tuple[str, ...],
-    values: Float[np.ndarray, "c n p"],
-    parts: Sequence[Smooth],
-    method: AbstractControlVariate,
-    *,
-    num_folds: int | None = None,
-    moments: tuple[Any, Any] | None = None,
-    bad_scores: bool = False,
-    verified: bool = True,
-    events: Bool[np.ndarray, " p"] | None = None,
-    fallback: bool = True,
+    sample: Sample, parts: Sequence[Smooth], method: AbstractControlVariate, options: Options
 ) -> Estimate:
     """Estimate smooth functions of the expectations of p integrands.
 
@@ -126,33 +113,29 @@ def estimate_derived(
     choice between it and the plain mean, and its status are those of any other integrand (the delta method, applied to
     draws and refits and not to a covariance). The error includes the second-order term; see `Expansion`.
 
-    Parameters
-    ----------
-    names, values : the integrands. Other arguments are those of `estimate_expectations`.
-
     Returns
     -------
     Estimate : of all quantities of all `parts`, in order. `mean_plain` is g of the plain means; `sd` and `residuals`
         are those of h.
     """
-    check_cross_fitting(trace, num_folds, moments)
-    check_size("functions of expectations", "integrands", values)
-    weights = trace.weights
-    basis = read_integrands(names, values, distinct_states(trace), events, weights)
-    fitted = fit_integrands(trace, basis, method, num_folds=num_folds, moments=moments)
-    means = assemble(basis, fitted, bad_scores=bad_scores, verified=verified, fallback=fallback)
+    options.check(sample.trace)
+    check_size("functions of expectations", "integrands", sample.values)
+    weights, source = sample.trace.weights, sample.problem(options)
+    terms = None if source is None else method.crossfit(source)
+    means = assemble(sample, options, source, terms)
     about = expand(parts, means.mean, means.covariance)
-    at_plain = expand(parts, means.mean_plain, covariance_of(values, means.mcse_plain, weights))
-    fixed = basis.finite & ~basis.varying  # what is left of a constant is rounding
-    series = combine(values - means.mean, np.where(fixed, 0.0, about.slope)) + about.value
+    at_plain = expand(parts, means.mean_plain, covariance_of(sample.values, means.mcse_plain, weights))
+    fixed = sample.finite & ~sample.varying  # what is left of a constant is rounding
+    series = combine(sample.values - means.mean, np.where(fixed, 0.0, about.slope)) + about.value
     labels = tuple(name for part in parts for name in part.names)
-    linear = read_integrands(labels, series, basis.states, np.zeros(len(labels), bool), weights)
-    own = None
-    if fitted is not None and len(linear.columns):
-        problem = make_problem(trace, linear.fitted_values, states=basis.states, num_folds=num_folds, moments=moments)
-        own = Fitted(image(fitted, problem, about.slope[np.ix_(linear.columns, basis.columns)]), problem)
-    found = assemble(linear, own, bad_scores=bad_scores, verified=verified, fallback=fallback)
-    constant_error = np.where(basis.varying, 0.0, means.mcse)  # of what was not seen, which has no part in the series
+    linear = Sample.of(sample.trace, labels, series, np.zeros(len(labels), bool), sample.states)
+    problem, fit = linear.problem(options), None
+    if source is not None and terms is not None and problem is not None:
+        slope = about.slope[np.ix_(linear.columns, sample.columns)]
+        unit, terms_unit = linear.units[linear.columns], sample.units[sample.columns]
+        fit = image(terms, source, problem, slope * terms_unit / unit[:, None])
+    found = assemble(linear, options, problem, fit)
+    constant_error = np.where(sample.varying, 0.0, means.mcse)  # of what was not seen, which has no part in the series
     unseen, unseen_plain = (combine(constant_error**2, part.slope**2) for part in (about, at_plain))
     mcse_plain = np.sqrt(found.mcse_plain**2 + at_plain.curvature**2 + unseen_plain)
     mcse = np.sqrt(found.mcse**2 + about.curvature**2 + unseen)
@@ -167,7 +150,7 @@ def estimate_derived(
     status = np.array(found.status, dtype=object)
     changed = np.isin(status, REPRODUCED) & ~rounded  # the linear part is exact, and the quantity is not
     status[changed & controlled] = Status.CONTROLLED
-    status[changed & ~controlled] = Status.BAD_SCORES if bad_scores else Status.PLAIN
+    status[changed & ~controlled] = Status.BAD_SCORES if options.bad_scores else Status.PLAIN
     with np.errstate(invalid="ignore"):
         status[unseen > 0.5 * mcse**2] = Status.UNSEEN
     return found._replace(
@@ -219,32 +202,17 @@ KINDS = {
 }
 
 
-def estimate_spread(
-    kind: Kind,
-    trace: Trace | StoredTrace,
-    names: tuple[str, ...],
-    values: Float[np.ndarray, "c n p"],
-    method: AbstractControlVariate,
-    *,
-    events: Bool[np.ndarray, " p"] | None = None,
-    **options: Any,
-) -> Estimate:
+def estimate_spread(kind: Kind, sample: Sample, method: AbstractControlVariate, options: Options) -> Estimate:
     """Estimate variances, standard deviations, covariances or correlations of integrands.
 
     They are functions of the means of the integrands, centred and of unit standard deviation, and of their products.
-
-    Parameters
-    ----------
-    names, values : (c, n, p). Other arguments and `options` are those of `estimate_derived`.
     """
-    p, units = len(names), units_of(values)
-    events = np.isin(values[0, 0], (0.0, 1.0)) & (True if events is None else events)
-    scaled = in_units(values, units)
+    names, p, weights = sample.names, len(sample.names), sample.trace.weights
+    scaled, varies = sample.scaled, sample.varying
+    events = np.isin(sample.values[0, 0], (0.0, 1.0)) & sample.events
     with np.errstate(invalid="ignore"):
-        sd = sd_over_draws(scaled, trace.weights)
-        varies = beyond_rounding(scaled)
-        sd = np.where(varies, sd, 1.0)
-        standard = (scaled - mean_over_draws(scaled, trace.weights)) / sd * varies
+        sd = np.where(varies, sd_over_draws(scaled, weights), 1.0)
+        standard = (scaled - mean_over_draws(scaled, weights)) / sd * varies
     fixed = ~varies & ~events  # as the zeros of a Cholesky factor: what it has to do with others is zero, too
     own = np.arange(p)
     asked = (own, own) if kind.offset is None else np.triu_indices(p, kind.offset)
@@ -254,23 +222,21 @@ def estimate_spread(
     one, two = asked
     inputs = np.stack([one, two, place[one, one], place[two, two], place[one, two]], axis=1)
     labels = tuple(kind.label.format(names[i], names[j]) for i, j in zip(one, two, strict=True))
-    found = estimate_derived(
-        trace,
+    products = Sample.of(
+        sample.trace,
         (*names, *(f"{names[i]} {names[j]}" for i, j in zip(*needed, strict=True))),
         np.concatenate([standard, standard[..., needed[0]] * standard[..., needed[1]]], axis=-1),
-        [Smooth(labels, inputs, kind.function)],
-        method,
-        events=np.concatenate([events, ~(fixed[needed[0]] | fixed[needed[1]])]),
-        **options,
+        np.concatenate([events, ~(fixed[needed[0]] | fixed[needed[1]])]),
+        sample.states,
     )
+    found = estimate_derived(products, [Smooth(labels, inputs, kind.function)], method, options)
     with np.errstate(over="ignore", under="ignore"):
-        unit = np.sqrt((units * sd)[one] ** kind.power) * np.sqrt((units * sd)[two] ** kind.power)
+        unit = np.sqrt((sample.units * sd)[one] ** kind.power) * np.sqrt((sample.units * sd)[two] ** kind.power)
     return rescaled(found, unit)
 
 
-def image(fitted: Fitted, problem: Problem, slope: Float[np.ndarray, "q k"]) -> ControlFit:
-    """Return the control variates of linear combinations, the integrands of `problem`, from those of their terms."""
-    fit, source = fitted
+def image(fit: ControlFit, source: Problem, problem: Problem, slope: Float[np.ndarray, "q k"]) -> ControlFit:
+    """Return the control variates of linear combinations, the integrands of `problem`, from those of `source`."""
     weights = slope * source.scale / problem.scale[:, None]
     plain = np.array([status is Status.PLAIN for status in fit.status])
     over_folds = mean_of_residuals(source, fit.control)[1]  # those of a plain mean, which says nothing of its refits

@@ -14,27 +14,14 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean, columnwise
-from mcmcpost.control.problem import (
-    Integrands,
-    Plain,
-    Problem,
-    check_cross_fitting,
-    column_sd,
-    first_of_same,
-    make_problem,
-    plain_means,
-    plain_status,
-    read_integrands,
-)
-from mcmcpost.control.standard_errors import DISAGREEMENT, Columns, heavy_tailed, judge
+from mcmcpost.control.method import AbstractControlVariate, ControlFit, columnwise
+from mcmcpost.control.problem import Options, Problem, Sample, column_sd
+from mcmcpost.control.standard_errors import DISAGREEMENT, heavy_tailed, judge, plain_means
 from mcmcpost.core.arguments import check_tree_type
 from mcmcpost.core.arrays import columns_of, copy_of, in_blocks, zeros
 from mcmcpost.core.errors import TRUSTED, WITHOUT_GAIN, WORST_FIRST, InputError, Status
 from mcmcpost.core.mcse import GOOD_KHAT, Weights
-from mcmcpost.core.precision import in_units, units_of
 from mcmcpost.core.runtime import duration, json_able, significant
-from mcmcpost.trace import StoredTrace, Trace, distinct_states
 
 if TYPE_CHECKING:
     import pandas
@@ -229,62 +216,21 @@ def _attrs(estimate: "Estimate") -> dict[str, str | int | float]:
     }
 
 
-class Fitted(NamedTuple):
-    """A control variate of the `columns` of `Integrands`, and the problem that it was fitted to."""
-
-    fit: ControlFit
-    problem: Problem
-
-
-def estimate_expectations(
-    trace: Trace | StoredTrace,
-    names: tuple[str, ...],
-    values: Float[np.ndarray, "c n p"],
-    method: AbstractControlVariate,
-    *,
-    num_folds: int | None = None,
-    moments: tuple[Any, Any] | None = None,
-    bad_scores: bool = False,
-    verified: bool = True,
-    events: Bool[np.ndarray, " p"] | None = None,
-    fallback: bool = True,
-) -> Estimate:
+def estimate_expectations(sample: Sample, method: AbstractControlVariate, options: Options) -> Estimate:
     """Estimate the posterior expectation of each integrand with `method`, falling back to the plain mean without gain.
 
-    Parameters
-    ----------
-    trace : draws and scores, and their weights.
-    values : (c, n, p) integrands at the draws; one with a NaN or infinity is returned as NaN, ``undefined``.
-    num_folds : folds of the cross-fitting; about eight by default.
-    moments : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
-    bad_scores : the scores failed the gate. Controlled means are returned all the same, every one marked.
-    verified : something confirms the scores; otherwise what would be ``exact`` is ``on_trust``.
-    events : (p,) whether a constant zero or one is taken for that of an event that was not seen; all by default.
-    fallback : return the plain mean where the controlled error is not smaller; otherwise a gain below one is reported.
+    An integrand with a NaN or infinity is returned as NaN, ``undefined``.
     """
-    check_cross_fitting(trace, num_folds, moments)
-    units = units_of(values)
-    own = in_units(values, units)
-    first = first_of_same(own)
-    first = np.where(units[first] == units, first, np.arange(len(first)))
-    distinct, place = np.unique(first, return_inverse=True)
-    repeated = len(distinct) < len(first)
-    if repeated:
-        own = columns_of(own, distinct)
-        chosen = (tuple(names[j] for j in distinct), own, None if events is None else events[distinct])
-    else:
-        chosen = (names, own, events)
-    integrands = read_integrands(chosen[0], chosen[1], distinct_states(trace), chosen[2], trace.weights)
-    found = assemble(
-        integrands,
-        fit_integrands(trace, integrands, method, num_folds=num_folds, moments=moments),
-        bad_scores=bad_scores,
-        verified=verified,
-        fallback=fallback,
-    )
-    if repeated:
-        found = spread(found, names, place)
-    return rescaled(found, units)
+    options.check(sample.trace)
+    distinct, place = sample.without_repeats()
+    found = estimate_distinct(distinct, method, options)
+    return found if distinct is sample else spread(found, sample.names, place)
+
+
+def estimate_distinct(sample: Sample, method: AbstractControlVariate, options: Options) -> Estimate:
+    """Return the expectations of integrands of which each is fitted, though two be the same."""
+    problem = sample.problem(options)
+    return assemble(sample, options, problem, None if problem is None else method.crossfit(problem))
 
 
 def spread(estimate: Estimate, names: tuple[str, ...], place: Int[np.ndarray, " p"]) -> Estimate:
@@ -311,92 +257,45 @@ def rescaled(estimate: Estimate, units: Float[np.ndarray, " p"]) -> Estimate:
         return estimate._replace(**scaled, covariance=estimate.covariance * units[:, None] * units)
 
 
-def fit_integrands(
-    trace: Trace | StoredTrace,
-    integrands: Integrands,
-    method: AbstractControlVariate,
-    *,
-    num_folds: int | None = None,
-    moments: tuple[Any, Any] | None = None,
-) -> Fitted | None:
-    """Return the control variate of the integrands to which one can be fitted; None where there are none."""
-    if not len(integrands.columns):
-        return None
-    values, states = integrands.fitted_values, integrands.states
-    problem = make_problem(trace, values, states=states, num_folds=num_folds, moments=moments)
-    return Fitted(method.crossfit(problem), problem)
-
-
 def assemble(
-    integrands: Integrands,
-    fitted: Fitted | None,
-    *,
-    bad_scores: bool = False,
-    verified: bool = True,
-    fallback: bool = True,
+    sample: Sample, options: Options, problem: Problem | None = None, fit: ControlFit | None = None
 ) -> Estimate:
     """Return the estimate: the control variate where one was fitted and is believed, and the plain mean elsewhere.
 
-    bad_scores, verified, fallback : as in `estimate_expectations`.
+    problem, fit : the `problem` of the sample and its control variate; None where no integrand could be fitted.
     """
-    plain, values, columns = plain_means(integrands), integrands.values, integrands.columns
-    residuals = copy_of(values)
-    ones = np.where(integrands.finite, 1.0, np.nan)
-    parts = [
-        Columns(
-            mean=plain.mean,
-            mcse=plain.mcse,
-            gain=ones,
-            variance_ratio=ones,
-            mean_crossfit=plain.mean,
-            status=tuple(plain_status(integrands)),
-            method=(PlainMean().label,) * len(ones),
-            used=np.zeros(len(ones), bool),
-        )
-    ]
-    source = np.arange(len(ones))
+    plain, values, columns, weights = plain_means(sample), sample.scaled, sample.columns, sample.trace.weights
+    parts, residuals = [plain], copy_of(values)
+    source = np.arange(len(plain.mean))
     info: dict[str, Any] = {}
-    if fitted is not None:
-        fit, problem = fitted
+    if problem is not None and fit is not None:
         info = fit.info | {"num_folds": problem.folds.num_folds, "num_states": problem.num_states}
-        source[columns] = len(ones) + np.arange(len(columns))
+        source[columns] = len(plain.mean) + np.arange(len(columns))
         for some in in_blocks(len(columns), values.shape[0] * values.shape[1]):
             index, own = columns[some], problem.select(some)
             asked, residual = columns_of(values, index), zeros((*values.shape[:2], len(index)))
             rows = residual.reshape(-1, len(index)), asked.reshape(-1, len(index))
             for block in in_blocks(*rows[0].shape):
                 rows[0][block] = rows[1][block] - fit.control[problem.inverse[block], some] * own.scale
-            less = Plain(*(numbers[index] for numbers in plain))
-            part = judge(
-                asked,
-                residual,
-                less,
-                fit.select(some),
-                own,
-                weights=integrands.weights,
-                fallback=fallback,
-                believe=bad_scores,
-                verified=verified,
-            )
+            without = columnwise(lambda fields, index=index: fields[index], plain)
+            part = judge(asked, residual, without, fit.select(some), own, weights, options)
             for place, used in enumerate(index):
                 if part.used[place]:
                     residuals[..., used] = residual[..., place]
             parts.append(part)
     found = columnwise(lambda *arrays: np.concatenate(arrays)[source], *parts)
-    marked = integrands.varying & (bad_scores and not integrands.too_few)
-    heavy = np.zeros(len(ones), bool)
-    weights = integrands.weights
-    heavy[columns] = heavy_tailed(
-        integrands.fitted_values if weights is None else weights.influence(integrands.fitted_values)
-    )
+    marked = sample.varying & (options.bad_scores and not sample.too_few)
+    heavy = np.zeros(len(plain.mean), bool)
+    fitted = sample.fitted_values
+    heavy[columns] = heavy_tailed(fitted if weights is None else weights.influence(fitted))
     doubtful: tuple[Status, ...] = TRUSTED
     if weights is not None:
-        heavy |= integrands.varying & (weights.khat > GOOD_KHAT)
+        heavy |= sample.varying & (weights.khat > GOOD_KHAT)
         doubtful = (*TRUSTED, Status.TOO_FEW_DRAWS)  # few draws have all the weight, however many there are
         info |= {"pareto_khat": weights.khat, "ess": weights.ess}
     status = [Status.HEAVY_TAIL if h and s in doubtful else s for h, s in zip(heavy, found.status, strict=True)]
-    return Estimate(
-        names=integrands.names,
+    estimate = Estimate(
+        names=sample.names,
         mean=found.mean,
         mcse=found.mcse,
         gain=found.gain,
@@ -411,6 +310,7 @@ def assemble(
         covariance=covariance_of(residuals, found.mcse, weights),
         info=info,
     )
+    return rescaled(estimate, sample.units)
 
 
 def covariance_of(

@@ -100,7 +100,7 @@ class AbstractControlVariate(eqx.Module):
 
     @property
     def joint_estimator(self) -> Callable[..., Any] | None:
-        """Estimate several related tasks together: from {name: fields of a `TaskInput`}; None fits each by itself."""
+        """Estimate several related tasks together, from {name: Sample} and Options; None fits each by itself."""
         return None
 
 

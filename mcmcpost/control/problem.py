@@ -1,7 +1,7 @@
 """What control variates are fitted to, for one trace or several tasks: states, integrands and folds.
 
-States and integrands are standardised. Of the integrands on one trace it is known which of them vary, which are the
-same, and their plain means.
+States and integrands are standardised. A `Sample` is the integrands on one trace: which of them vary, and which are
+the same.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from mcmcpost.core.arrays import (
     sampling_step,
     zeros,
 )
-from mcmcpost.core.errors import InputError, InputTypeError, Status
-from mcmcpost.core.mcse import Weights, mcse_mean, mean_over_draws, variance_over_draws
-from mcmcpost.core.precision import ROUNDINGS, beyond_rounding, same_to_rounding
+from mcmcpost.core.errors import InputError, InputTypeError
+from mcmcpost.core.mcse import Weights, mean_over_draws, variance_over_draws
+from mcmcpost.core.precision import ROUNDINGS, beyond_rounding, in_units, same_to_rounding, units_of
 from mcmcpost.scores import effective_size
 from mcmcpost.trace import Draws, Rows, States, StoredTrace, Trace, distinct_states, sampled
 
@@ -284,13 +284,31 @@ def read_moments(moments: Any, d: int) -> tuple[Float[np.ndarray, " d"], Float[n
     return np.broadcast_to(mean, (d,)), np.broadcast_to(sd, (d,))
 
 
-def check_cross_fitting(trace: Trace | StoredTrace, num_folds: Any, moments: Any) -> None:
-    """Refuse folds that are fewer than two or more than the draws, and moments that are none; None is the default."""
-    chains, draws, d = trace.draws.shape
-    cure = "Cross-fitting holds out one fold at a time: leave it out for eight."
-    check_count("folds", "folds", num_folds, cure, least=2, most=min(max(chains * draws, 2), MOST_FOLDS), optional=True)
-    if moments is not None:
-        read_moments(moments, d)
+class Options(NamedTuple):
+    """How expectations are estimated, whatever the method; the first four are arguments of every public function.
+
+    standardize : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
+    folds : of the cross-fitting; about eight by default.
+    allow_bad_scores : use control variates although the score gate fails.
+    fallback : return the plain mean where the controlled error is not smaller; otherwise a gain below one is reported.
+    bad_scores : the scores failed the gate. Controlled means are returned all the same, every one marked.
+    verified : something confirms the scores; otherwise what would be ``exact`` is ``on_trust``.
+    """
+
+    standardize: tuple[Any, Any] | None = None
+    folds: int | None = None
+    allow_bad_scores: bool = False
+    fallback: bool = True
+    bad_scores: bool = False
+    verified: bool = True
+
+    def check(self, trace: Trace | StoredTrace) -> None:
+        """Refuse folds that are fewer than two or more than the draws, and moments that are none of these."""
+        chains, draws, d = trace.draws.shape
+        cure, most = "Cross-fitting holds out one fold at a time: leave it out for eight.", max(chains * draws, 2)
+        check_count("folds", "folds", self.folds, cure, least=2, most=min(most, MOST_FOLDS), optional=True)
+        if self.standardize is not None:
+            read_moments(self.standardize, d)
 
 
 def draw_folds(
@@ -531,32 +549,69 @@ MIN_STATES = 4
 """Distinct states, or effective draws of weighted ones, below which no error is reported, not even of a constant."""
 
 
-class Integrands(NamedTuple):
-    """The integrands on one trace, and what their values show.
+class Sample(NamedTuple):
+    """Integrands on one trace, and what their values show.
 
-    names : p labels. values : (c, n, p). states : the distinct states of the trace.
+    trace : draws and scores, and their weights.
+    names : p labels. values : (c, n, p) integrands at the draws.
+    events : (p,) whether a constant zero or one is taken for that of an event that was not seen.
+    units : (p,) powers of two, one for values of a usual size; see `scaled`.
+    states : the distinct states of the trace.
     finite, varying : (p,) whether an integrand is finite at every draw; whether it is and is not constant up to
         rounding, as the diagonal of a correlation matrix is.
     unseen : (p,) whether it is zero at every draw, or one, as the indicator of an event is that was not seen.
     ess : the smallest effective sample size of a coordinate, of large arrays, of every so many draws, or that of the
-        weights.
-    weights : of the draws, None where they are equal.
+        weights; NaN where nothing is unseen.
     """
 
+    trace: Trace | StoredTrace
     names: tuple[str, ...]
     values: Float[np.ndarray, "c n p"]
+    events: Bool[np.ndarray, " p"]
+    units: Float[np.ndarray, " p"]
     states: States
     finite: Bool[np.ndarray, " p"]
     varying: Bool[np.ndarray, " p"]
     unseen: Bool[np.ndarray, " p"]
     ess: float
-    weights: Weights | None = None
+
+    @classmethod
+    def of(
+        cls,
+        trace: Trace | StoredTrace,
+        names: tuple[str, ...],
+        values: Float[np.ndarray, "c n p"],
+        events: Bool[np.ndarray, " p"] | None = None,
+        states: States | None = None,
+    ) -> "Sample":
+        """Return integrands on a trace, all of them `events` by default; `states` where the caller has them already."""
+        events = np.ones(len(names), bool) if events is None else events
+        states = distinct_states(trace) if states is None else states
+        with np.errstate(invalid="ignore"):
+            low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
+            finite = np.isfinite(low) & np.isfinite(high)
+            unseen = finite & (high == low) & ((low == 0) | (low == 1)) & events
+        ess = np.nan
+        if unseen.any() and trace.weights is not None:
+            ess = trace.weights.ess
+        elif unseen.any():
+            step = sampling_step((*values.shape[:2], states.draws.shape[1]))
+            chains = states.draws[states.inverse.reshape(values.shape[:2])[:, ::step]]
+            ess = float(effective_size(chains, chains.std(axis=(0, 1))).min())
+        units = units_of(values)
+        varying = beyond_rounding(in_units(values, units))
+        return cls(trace, names, values, events, units, states, finite, varying, unseen, ess)
+
+    @property
+    def scaled(self) -> Float[np.ndarray, "c n p"]:
+        """The values in their units, whose variances neither overflow nor vanish; without a copy where all are one."""
+        return in_units(self.values, self.units)
 
     @property
     def too_few(self) -> bool:
         """Whether there are too few distinct states, or effective draws, to know anything of the errors."""
-        decided = self.weights is not None and self.weights.ess < MIN_STATES
-        return decided or len(self.states.counts) < MIN_STATES
+        weights = self.trace.weights
+        return (weights is not None and weights.ess < MIN_STATES) or len(self.states.counts) < MIN_STATES
 
     @property
     def columns(self) -> Int[np.ndarray, " k"]:
@@ -565,39 +620,41 @@ class Integrands(NamedTuple):
 
     @property
     def fitted_values(self) -> Float[np.ndarray, "c n k"]:
-        """The values of these integrands, without a copy where they follow each other."""
-        return columns_of(self.values, self.columns)
+        """The scaled values of these integrands, without a copy where they follow each other."""
+        return columns_of(self.scaled, self.columns)
 
+    def select(self, places: Int[np.ndarray, " q"]) -> "Sample":
+        """Return the sample of the integrands at these places."""
+        fields = ("events", "units", "finite", "varying", "unseen")
+        return self._replace(
+            names=tuple(self.names[j] for j in places),
+            values=columns_of(self.values, places),
+            **{name: getattr(self, name)[places] for name in fields},
+        )
 
-def read_integrands(
-    names: tuple[str, ...],
-    values: Float[np.ndarray, "c n p"],
-    states: States,
-    events: Bool[np.ndarray, " p"] | None = None,
-    weights: Weights | None = None,
-) -> Integrands:
-    """Return the integrands on a trace of these distinct states and weights, with what their values say.
+    def without_repeats(self) -> tuple["Sample", Int[np.ndarray, " p"]]:
+        """Return the sample of the integrands that differ, itself where all do, and the place there of each of these.
 
-    events : as for `estimate_expectations`.
-    """
-    with np.errstate(invalid="ignore"):
-        low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
-        finite = np.isfinite(low) & np.isfinite(high)
-        unseen = finite & (high == low) & ((low == 0) | (low == 1)) & (True if events is None else events)
-    ess = np.nan
-    if unseen.any() and weights is not None:
-        ess = weights.ess
-    elif unseen.any():
-        step = sampling_step((*values.shape[:2], states.draws.shape[1]))
-        chains = states.draws[states.inverse.reshape(values.shape[:2])[:, ::step]]
-        ess = float(effective_size(chains, chains.std(axis=(0, 1))).min())
-    return Integrands(names, values, states, finite, beyond_rounding(values), unseen, ess, weights)
+        A correlation matrix holds each of its correlations twice.
+        """
+        first = first_of_same(self.scaled)
+        first = np.where(self.units[first] == self.units, first, np.arange(len(first)))
+        distinct, place = np.unique(first, return_inverse=True)
+        return (self if len(distinct) == len(first) else self.select(distinct)), place
+
+    def problem(self, options: Options) -> Problem | None:
+        """Return the regression of the integrands that can be fitted; None where there are none."""
+        if not len(self.columns):
+            return None
+        return make_problem(
+            self.trace, self.fitted_values, states=self.states, num_folds=options.folds, moments=options.standardize
+        )
 
 
 def first_of_same(values: Float[np.ndarray, "c n p"]) -> Int[np.ndarray, " p"]:
     """Return for each integrand the first one that has its values, up to rounding, at every draw.
 
-    A correlation matrix holds each of its correlations twice. Integrands that are constant, or not finite, are theirs.
+    Integrands that are constant, or not finite, are their own.
     """
     first = np.arange(values.shape[-1])
     varies = np.flatnonzero(beyond_rounding(values))
@@ -615,52 +672,3 @@ def first_of_same(values: Float[np.ndarray, "c n p"]) -> Int[np.ndarray, " p"]:
             if first[j] == j:
                 kept.append(j)
     return first
-
-
-class Plain(NamedTuple):
-    """The plain posterior mean, its Monte Carlo standard error and the posterior standard deviation, (p,) each.
-
-    They are NaN for an integrand that is not finite, and the error is NaN where there are too few states.
-    """
-
-    mean: Float[np.ndarray, " p"]
-    mcse: Float[np.ndarray, " p"]
-    sd: Float[np.ndarray, " p"]
-
-
-def plain_means(integrands: Integrands) -> Plain:
-    """Return the plain means; a constant is its median and has no error, and what is ``unseen`` has 1/(ESS + 2).
-
-    An indicator that holds at ESS independent draws fails with probability 1/(ESS + 2) ± 1/(ESS + 2), if nothing was
-    known of it before (Laplace's rule of succession).
-    """
-    values, finite, varying = integrands.values, integrands.finite, integrands.varying
-    weights = integrands.weights
-    chains, draws, p = values.shape
-    safe = values if finite.all() else np.where(finite, values, 0.0)
-    if weights is not None:
-        sd = sd_over_draws(safe, weights)
-    else:
-        sd = column_sd(safe.reshape(-1, p), ddof=1) if chains * draws > 1 else np.full(p, np.nan)
-    nan = np.where(finite, 0.0, np.nan)
-    mean = mean_over_draws(safe, weights)
-    constant = np.flatnonzero(~varying)
-    for some in in_blocks(len(constant), chains * draws):
-        mean[constant[some]] = np.median(safe[..., constant[some]], axis=(0, 1))
-    return Plain(
-        mean=mean + nan,
-        mcse=np.where(varying, mcse_mean(safe, weights), np.where(integrands.unseen, 1 / (integrands.ess + 2), 0.0))
-        + (np.nan if integrands.too_few else nan),
-        sd=np.where(varying, sd, 0.0) + nan,
-    )
-
-
-def plain_status(integrands: Integrands) -> Iterator[Status]:
-    """Yield the status of the plain mean of each integrand."""
-    for finite, varying, unseen in zip(integrands.finite, integrands.varying, integrands.unseen, strict=True):
-        if not finite:
-            yield Status.UNDEFINED
-        elif integrands.too_few:
-            yield Status.TOO_FEW_DRAWS
-        else:
-            yield Status.PLAIN if varying else Status.UNSEEN if unseen else Status.CONSTANT

@@ -4,17 +4,15 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from scipy import special
 
-from mcmcpost.control.estimate import Estimate, assemble, fit_integrands, rescaled, spread
+from mcmcpost.control.estimate import Estimate, estimate_distinct, rescaled, spread
 from mcmcpost.control.method import AbstractControlVariate
-from mcmcpost.control.problem import check_cross_fitting, first_of_same, read_integrands
+from mcmcpost.control.problem import Options, Sample
 from mcmcpost.core.errors import TRUSTED, Status
 from mcmcpost.core.mcse import Weights, pareto_khat
-from mcmcpost.core.precision import beyond_rounding, in_units, units_of
 from mcmcpost.scores import effective_size
-from mcmcpost.trace import StoredTrace, Trace, distinct_states
 
 RULE_OF_THREE = 3.0
 """Over n draws, an upper bound of 95 % for the probability of an event that none of them saw."""
@@ -33,16 +31,7 @@ STEPS = np.linspace(-4.0, 4.0, 65)
 
 
 def estimate_quantiles(
-    trace: Trace | StoredTrace,
-    names: tuple[str, ...],
-    values: Float[np.ndarray, "c n p"],
-    probabilities: Float[np.ndarray, " a"],
-    method: AbstractControlVariate,
-    *,
-    num_folds: int | None = None,
-    bad_scores: bool = False,
-    verified: bool = True,
-    events: Bool[np.ndarray, " p"] | None = None,
+    sample: Sample, probabilities: Float[np.ndarray, " a"], method: AbstractControlVariate, options: Options
 ) -> Estimate:
     """Estimate quantiles of each integrand, one result per (integrand, probability).
 
@@ -60,46 +49,35 @@ def estimate_quantiles(
 
     Parameters
     ----------
-    values : (c, n, p). probabilities : in (0, 1). Other arguments are those of `estimate_expectations`.
+    probabilities : in (0, 1). options : of which `standardize` and `fallback` are not used.
     """
-    check_cross_fitting(trace, num_folds, None)
-    distinct, place = np.unique(first_of_same(values), return_inverse=True)
-    if len(distinct) < len(names):
-        found = estimate_quantiles(
-            trace,
-            tuple(names[j] for j in distinct),
-            values[..., distinct],
-            probabilities,
-            method,
-            num_folds=num_folds,
-            bad_scores=bad_scores,
-            verified=verified,
-            events=None if events is None else events[distinct],
-        )
+    options = options._replace(standardize=None, fallback=True)
+    options.check(sample.trace)
+    distinct, place = sample.without_repeats()
+    if distinct is not sample:
+        found = estimate_quantiles(distinct, probabilities, method, options)
         first = (place[:, None] * len(probabilities) + np.arange(len(probabilities))).reshape(-1)
-        return spread(found, quantile_labels(names, probabilities), first)
-    units = units_of(values)
-    values = in_units(values, units)
+        return spread(found, quantile_labels(sample.names, probabilities), first)
+    values = sample.scaled
     p, a = values.shape[-1], len(probabilities)
-    varying = np.repeat(beyond_rounding(values), a)
+    varying = np.repeat(sample.varying, a)
     flat = np.repeat(values.reshape(-1, p), a, axis=1)
     levels = np.tile(probabilities, p)
-    labels = quantile_labels(names, probabilities)
+    labels = quantile_labels(sample.names, probabilities)
     finite = np.isfinite(flat).all(axis=0)
     safe = np.where(finite, flat, 0.0)
     safe[:, ~varying] = np.median(safe[:, ~varying], axis=0)
     order = np.argsort(safe, axis=0, kind="stable")
-    ordered, weights = np.take_along_axis(safe, order, axis=0), trace.weights
+    ordered, weights = np.take_along_axis(safe, order, axis=0), sample.trace.weights
     places = None if weights is None else _places(weights.values.reshape(-1)[order])
-    unknown = varying | (True if events is None else np.repeat(events, a))
+    unknown = varying | np.repeat(sample.events, a)
     invert = partial(_invert, ordered, places)
     plain = invert(levels)
-    quantile, states = plain, distinct_states(trace)
+    quantile = plain
     for _ in range(2):
         below = np.where(finite, safe <= quantile, np.nan).reshape(*values.shape[:2], -1)
-        indicators = read_integrands(labels, below, states, unknown, weights)
-        fitted = fit_integrands(trace, indicators, method, num_folds=num_folds)
-        estimate = assemble(indicators, fitted, bad_scores=bad_scores, verified=verified)
+        indicators = Sample.of(sample.trace, labels, below, unknown, sample.states)
+        estimate = estimate_distinct(indicators, method, options)
         quantile = invert(levels - (estimate.mean - estimate.mean_plain))
     nan = np.where(finite, 0.0, np.nan)
     series = safe.reshape(below.shape)
@@ -140,7 +118,7 @@ def estimate_quantiles(
         covariance=correlation * error[:, None] * error[None, :],
         info=estimate.info | {"note": "residuals are those of the indicator of each quantile"},
     )
-    return rescaled(found, np.repeat(units, a))._replace(residuals=estimate.residuals)
+    return rescaled(found, np.repeat(sample.units, a))._replace(residuals=estimate.residuals)
 
 
 def quantile_labels(names: tuple[str, ...], probabilities: Float[np.ndarray, " a"]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ The error is how far the mean moves when some of the draws are left out, and wha
 an integrand depends on its fit and on its plain mean.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import ROUNDING, ControlFit, PlainMean, Refits, mean_of_residuals
-from mcmcpost.control.problem import Plain, Problem, are_few, participants
+from mcmcpost.control.problem import Options, Problem, Sample, are_few, column_sd, participants, sd_over_draws
 from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.errors import Status
 from mcmcpost.core.mcse import (
@@ -178,11 +179,13 @@ by the plain one, which was up to 38 of its own standard errors too small (by ha
 class Columns(NamedTuple):
     """What is reported of some integrands: fields of `Estimate` with one entry an integrand.
 
+    sd : (k,) posterior standard deviation.
     used : (k,) whether the control variate is; otherwise the other fields are those of the plain mean.
     """
 
     mean: Float[np.ndarray, " k"]
     mcse: Float[np.ndarray, " k"]
+    sd: Float[np.ndarray, " k"]
     gain: Float[np.ndarray, " k"]
     variance_ratio: Float[np.ndarray, " k"]
     mean_crossfit: Float[np.ndarray, " k"]
@@ -191,22 +194,61 @@ class Columns(NamedTuple):
     used: Bool[np.ndarray, " k"]
 
 
+def plain_means(sample: Sample) -> Columns:
+    """Return plain means, scaled; a constant is its median and has no error, and what is ``unseen`` has 1/(ESS + 2).
+
+    An indicator that holds at ESS independent draws fails with probability 1/(ESS + 2) ± 1/(ESS + 2), if nothing was
+    known of it before (Laplace's rule of succession). All is NaN for an integrand that is not finite, and the error is
+    NaN where there are too few states.
+    """
+    values, finite, varying, weights = sample.scaled, sample.finite, sample.varying, sample.trace.weights
+    chains, draws, p = values.shape
+    safe = values if finite.all() else np.where(finite, values, 0.0)
+    if weights is not None:
+        sd = sd_over_draws(safe, weights)
+    else:
+        sd = column_sd(safe.reshape(-1, p), ddof=1) if chains * draws > 1 else np.full(p, np.nan)
+    nan = np.where(finite, 0.0, np.nan)
+    mean = mean_over_draws(safe, weights)
+    constant = np.flatnonzero(~varying)
+    for some in in_blocks(len(constant), chains * draws):
+        mean[constant[some]] = np.median(safe[..., constant[some]], axis=(0, 1))
+    unvarying = np.where(sample.unseen, 1 / (sample.ess + 2), 0.0)
+    return Columns(
+        mean=mean + nan,
+        mcse=np.where(varying, mcse_mean(safe, weights), unvarying) + (np.nan if sample.too_few else nan),
+        sd=np.where(varying, sd, 0.0) + nan,
+        gain=1 + nan,
+        variance_ratio=1 + nan,
+        mean_crossfit=mean + nan,
+        status=tuple(_plain_status(sample)),
+        method=(PlainMean().label,) * p,
+        used=np.zeros(p, bool),
+    )
+
+
+def _plain_status(sample: Sample) -> Iterator[Status]:
+    for finite, varying, unseen in zip(sample.finite, sample.varying, sample.unseen, strict=True):
+        if not finite:
+            yield Status.UNDEFINED
+        elif sample.too_few:
+            yield Status.TOO_FEW_DRAWS
+        else:
+            yield Status.PLAIN if varying else Status.UNSEEN if unseen else Status.CONSTANT
+
+
 def judge(
     asked: Float[np.ndarray, "c n k"],
     residual: Float[np.ndarray, "c n k"],
-    plain: Plain,
+    plain: Columns,
     fit: ControlFit,
     problem: Problem,
-    *,
     weights: Weights | None,
-    fallback: bool,
-    believe: bool,
-    verified: bool,
+    options: Options,
 ) -> Columns:
     """Return what is reported of some integrands, given their values and cross-fitted residuals.
 
-    believe : return a controlled mean that contradicts the plain one, for callers who overrode the score gate.
-    verified : as in `estimate_expectations`.
+    A controlled mean that contradicts the plain one is returned where the caller overrode the score gate.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         seen, variance = mcse_mean(residual, weights), variance_over_draws(residual, weights)
@@ -222,11 +264,11 @@ def judge(
             scipy.stats.t.isf(chance, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
             for chance in (DOUBT, DISAGREEMENT)
         )
-        apart = np.where(believe | (ess < CONTRADICTING), 0.0, np.abs(mean - plain.mean))
+        apart = np.where(options.bad_scores | (ess < CONTRADICTING), 0.0, np.abs(mean - plain.mean))
         believed = ~(apart > limit)
         doubt = apart * np.clip((apart - doubted) / (limit - doubted), 0.0, 1.0)
         mcse = np.where(exact | ~believed, mcse, np.hypot(mcse, doubt))
-        usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain.mcse) | (not fallback))
+        usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain.mcse) | (not options.fallback))
         reported = np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse)
         gain = (plain.mcse / reported) ** 2
         ratio = variance_over_draws(asked, weights) / variance
@@ -234,13 +276,14 @@ def judge(
     finished = np.array([status is not Status.NOT_CONVERGED for status in fit.status])
     used = fitted & usable & believed
     status = np.array(fit.status, dtype=object)
-    status[used & exact & finished] = Status.EXACT if verified else Status.ON_TRUST
+    status[used & exact & finished] = Status.EXACT if options.verified else Status.ON_TRUST
     status[fitted & ~usable] = Status.PLAIN
     status[fitted & ~usable & ~np.isfinite(plain.mcse)] = Status.TOO_FEW_DRAWS
     status[fitted & usable & ~believed] = Status.BAD_SCORES
     return Columns(
         mean=np.where(used, mean, plain.mean),
         mcse=np.where(used, reported, plain.mcse),
+        sd=plain.sd,
         gain=np.where(used, gain, 1.0),
         variance_ratio=np.where(used, ratio, 1.0),
         mean_crossfit=np.where(used, mean_over_draws(residual, weights), plain.mean),

@@ -17,7 +17,7 @@ from mcmcpost.control.functional import ControlFunctional, SemiExact, choose_sol
 from mcmcpost.control.kernel_choice import REML, GridREML, tune
 from mcmcpost.control.kernel_systems import mean_diagonal, normalised_gram, solve_iterative
 from mcmcpost.control.linear import DRAWS_PER_FEATURE
-from mcmcpost.control.problem import Problem, check_cross_fitting, make_problem
+from mcmcpost.control.problem import Options, Problem, make_problem
 from mcmcpost.core.arguments import as_real, check_kind, check_tree_type
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.precision import beyond_rounding, in_units, units_of
@@ -148,7 +148,7 @@ def solve_stein_weights(
     """
     check_kind("stein_weights", "method", method, (ControlFunctional, SemiExact), "Such as ControlFunctional().")
     check_kind("stein_weights", "initial", initial, (SteinWeights, None), "Pass what stein_weights returned.")
-    check_cross_fitting(trace, None, moments)
+    Options(standardize=moments).check(trace)
     if method.max_states is not None:
         cure = "Thin the trace, or use ConjugateGradients."
         raise InputError("stein_weights", "a method without `max_states`", method.max_states, cure)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from mcmcpost.control import AbstractControlVariate, PlainMean, estimate_expectations
+from mcmcpost.control import AbstractControlVariate, Options, PlainMean, Sample, estimate_expectations
 from mcmcpost.core.arguments import as_float64, as_labels, check_count, check_flags, check_function, check_key
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, Status
@@ -299,7 +299,8 @@ def _control(half: Half, bridge: Bridge, scores: Float[np.ndarray, "c n d"], met
         (make_trace(z, pulled_scores(half, scores))._replace(weights=half.weights), drawn),
         (make_trace(g, -g), proposed),
     )
-    found = [estimate_expectations(t, ("term",), f.reshape(*t.draws.shape[:2], 1), method) for t, f in sides]
+    samples = [Sample.of(t, ("term",), f.reshape(*t.draws.shape[:2], 1)) for t, f in sides]
+    found = [estimate_expectations(sample, method, Options()) for sample in samples]
     means = np.array([float(e.mean[0]) for e in found])
     if not (means > 0).all():
         return bridge

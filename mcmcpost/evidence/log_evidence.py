@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import softmax
 
-from mcmcpost.control import HIGHEST_DEGREE, NEED, AbstractControlVariate, Auto, PlainMean, check_cross_fitting
+from mcmcpost.control import HIGHEST_DEGREE, NEED, AbstractControlVariate, Auto, Options, PlainMean
 from mcmcpost.core.arguments import check_count, check_flags, check_kind, check_number, check_tree_type
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.runtime import json_able
@@ -233,15 +233,7 @@ class Evidence(NamedTuple):
 
 
 def check_options(
-    ladder: Ladder,
-    *,
-    path: str = "auto",
-    degree: int | None = None,
-    num_nodes: int | None = None,
-    num_folds: int | None = None,
-    moments: tuple[Any, Any] | None = None,
-    fallback: bool = True,
-    allow_bad_scores: bool = False,
+    ladder: Ladder, options: Options, *, path: str = "auto", degree: int | None = None, num_nodes: int | None = None
 ) -> None:
     """Refuse options that `estimate_log_evidence` cannot use, before any work."""
     if not isinstance(path, str) or path not in PATHS:
@@ -250,41 +242,38 @@ def check_options(
         "log_evidence", "degree", degree, "None lets the error choose.", least=0, most=HIGHEST_DEGREE, optional=True
     )
     check_count("log_evidence", "num_nodes", num_nodes, "Leave it out.", least=2, most=1_000, optional=True)
-    check_flags("log_evidence", fallback=fallback, allow_bad_scores=allow_bad_scores)
-    check_cross_fitting(ladder.rung(0), num_folds, moments)
+    check_flags("log_evidence", fallback=options.fallback, allow_bad_scores=options.allow_bad_scores)
+    options.check(ladder.rung(0))
 
 
 def estimate_log_evidence(
     ladder: Ladder,
     health: RungHealth,
     check: LadderCheck,
-    method: AbstractControlVariate | None = None,
+    method: AbstractControlVariate | None,
+    options: Options,
     *,
     path: str = "auto",
     degree: int | None = None,
     num_nodes: int | None = None,
-    num_folds: int | None = None,
-    moments: tuple[Any, Any] | None = None,
-    fallback: bool = True,
-    allow_bad_scores: bool = False,
 ) -> Evidence:
     """Estimate log p(y) = ∫₀¹ E_t[log p(y|x)] dt from draws of the power posteriors.
 
     Rungs that are not usable are left out and named in `complaints`. Where the score gate failed no control variate is
-    used unless `allow_bad_scores`. No error is below the rounding of the log likelihood at the last rung.
+    used unless the options allow it. No error is below the rounding of the log likelihood at the last rung.
 
     Parameters
     ----------
     health, check : from `examine_rungs` and `check_ladder`.
     method : control variate of each rung by itself; polynomials chosen by their honest error by default, a kernel too
         where the rungs are what is reported. `VectorValued` fits all rungs jointly.
+    options : of the rungs.
     path : ``"auto"``, ``"pooled"`` or ``"rungs"``.
     degree, num_nodes : of the pooled path, see `pooled_path`.
-    num_folds, moments, fallback : of the rungs, as in `estimate_expectations`.
     """
     used = np.flatnonzero(health.usable)
     part = ladder.select(used)
-    controlled = check.passed or allow_bad_scores
+    controlled = check.passed or options.allow_bad_scores
     found = None
     if len(used) > 1:
         prior = ladder.log_likelihood[:, :, 0] if ladder.temperatures[0] == 0 else None
@@ -296,10 +285,7 @@ def estimate_log_evidence(
         rungs = control_rungs(
             part,
             (method or Auto(kernel=not pooled_first)) if controlled else PlainMean(),
-            num_folds=num_folds,
-            moments=moments,
-            fallback=fallback,
-            bad_scores=not check.passed and controlled,
+            options._replace(bad_scores=not check.passed and controlled),
         )
         estimates = _rule_estimates(part, rungs)
         influence = rungs.influence(corrected_rule(part.temperatures))

@@ -3,12 +3,12 @@
 The rules along the ladder are linear in the means and variances of the log likelihood, with what they miss.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.control import AbstractControlVariate, Estimate, estimate_expectations
+from mcmcpost.control import AbstractControlVariate, Estimate, Options, Sample, estimate_expectations
 from mcmcpost.core.errors import Status
 from mcmcpost.core.mcse import mcse_mean, rank_rhat
 from mcmcpost.evidence.ladder import Ladder
@@ -225,15 +225,7 @@ def _examine(ladder: Ladder, index: int) -> _Examined:
     return _Examined(True, int(zero.sum()), states, rhat, not disagreeing(seen, LEVEL).any(), problem)
 
 
-def control_rungs(
-    ladder: Ladder,
-    method: AbstractControlVariate,
-    *,
-    num_folds: int | None = None,
-    moments: tuple[Any, Any] | None = None,
-    fallback: bool = True,
-    bad_scores: bool = False,
-) -> RungMeans:
+def control_rungs(ladder: Ladder, method: AbstractControlVariate, options: Options) -> RungMeans:
     """Control ℓ and (ℓ − m)² at every rung, m the rung's plain mean; v = E[(ℓ−m)²] − (μ−m)².
 
     `VectorValued` fits all rungs, both integrands each, as 2t related tasks; any other method each rung by itself.
@@ -242,27 +234,15 @@ def control_rungs(
     with np.errstate(invalid="ignore"):  # a prior rung with draws of zero likelihood has no mean: undefined
         values = np.stack([ladder.log_likelihood, (ladder.log_likelihood - plain) ** 2], axis=-1)
     rungs = range(len(ladder.temperatures))
+    samples = {str(i): Sample.of(ladder.rung(i), INTEGRANDS, values[:, :, i]) for i in rungs}
     joint = None
     jointly = method.joint_estimator
     if jointly is not None:
-        inputs = {str(i): (ladder.rung(i), INTEGRANDS, values[:, :, i], bad_scores) for i in rungs}
-        found = jointly(inputs, num_folds=num_folds, moments=moments, fallback=fallback)
+        found = jointly(samples, options)
         parts: list[Estimate] = list(found.values())
         joint = found.covariance.reshape(len(rungs), 2, len(rungs), 2)
     else:
-        parts = [
-            estimate_expectations(
-                ladder.rung(i),
-                INTEGRANDS,
-                values[:, :, i],
-                method,
-                num_folds=num_folds,
-                moments=moments,
-                bad_scores=bad_scores,
-                fallback=fallback,
-            )
-            for i in rungs
-        ]
+        parts = [estimate_expectations(sample, method, options) for sample in samples.values()]
     mean, square = np.array([part.mean for part in parts]).T
     shift = mean - plain
     # (μ, E[(ℓ−m)²]) → (μ, v)

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.control import Estimate, check_cross_fitting, read_moments
-from mcmcpost.control.estimate import GROUP, NUMBERS, Fitted, assemble, covariance_of, rescaled
-from mcmcpost.control.problem import Integrands, make_joint_problem, make_problem, read_integrands
+from mcmcpost.control import ControlFit, Estimate, Options, Problem, Sample, read_moments
+from mcmcpost.control.estimate import GROUP, NUMBERS, assemble, covariance_of, rescaled
+from mcmcpost.control.problem import make_joint_problem, make_problem
 from mcmcpost.core.arguments import as_names, check_flags, check_kind
 from mcmcpost.core.errors import InputError, InputTypeError
-from mcmcpost.core.precision import in_float64, in_units, units_of
+from mcmcpost.core.precision import in_float64
 from mcmcpost.core.runtime import json_able
-from mcmcpost.sample import NO_GAIN, GatedTrace, contradicted, read_gated, warn_of_contradiction
-from mcmcpost.scores import ScoreError
+from mcmcpost.sample import NO_GAIN, check_gate, contradicted, warn_of_contradiction
+from mcmcpost.scores import ScoreCheck, ScoreError
 from mcmcpost.tasks.trained import TrainedVectorValued
 from mcmcpost.tasks.vector_valued import VectorValued
 from mcmcpost.trace import Trace, check_same_order, distinct_states, moving, with_coordinates
-from mcmcpost.trees import check_convergence, integrand_values, warn_of_convergence
+from mcmcpost.trees import check_convergence, integrand_values, read_trace, warn_of_convergence
 
 if TYPE_CHECKING:
     import pandas
@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 
 
 class TaskInput(NamedTuple):
-    """One trace with its integrands: names (p,), values (c, n, p); `bad_scores` if the gate failed and was overridden.
+    """One trace with its integrands; `bad_scores` if the gate failed and was overridden.
 
-    `controlled` is False where the gate's finding leaves only the plain mean. `verified`, `events` : as in
-    `estimate_expectations`.
+    `controlled` is False where the gate's finding leaves only the plain mean. `verified` : as in `Options`.
     """
 
-    trace: Trace
-    names: tuple[str, ...]
-    values: Float[np.ndarray, "c n p"]
+    sample: Sample
     bad_scores: bool = False
     controlled: bool = True
     verified: bool = True
-    events: Bool[np.ndarray, " p"] | None = None
+
+    @property
+    def trace(self) -> Trace:
+        assert isinstance(self.sample.trace, Trace)  # tasks are read into memory
+        return self.sample.trace
 
 
 class JointEstimate(dict[str, Estimate]):
@@ -133,12 +134,7 @@ class JointEstimate(dict[str, Estimate]):
 
 
 def estimate_jointly(
-    inputs: Mapping[str, TaskInput],
-    method: VectorValued | TrainedVectorValued,
-    *,
-    num_folds: int | None = None,
-    moments: tuple[Any, Any] | None = None,
-    fallback: bool = True,
+    inputs: Mapping[str, TaskInput], method: VectorValued | TrainedVectorValued, options: Options
 ) -> JointEstimate:
     """Estimate the expectations of all tasks with one vector-valued control variate.
 
@@ -148,7 +144,7 @@ def estimate_jointly(
 
     Parameters
     ----------
-    inputs : the tasks by name. method, num_folds, moments, fallback : as in `estimate_expectations`.
+    inputs : the tasks by name. options : of all of them, but for `bad_scores` and `verified`.
 
     Raises
     ------
@@ -157,26 +153,26 @@ def estimate_jointly(
     """
     check_dimensions({name: item.trace for name, item in inputs.items()})
     for item in inputs.values():
-        check_cross_fitting(item.trace, num_folds, moments)
-    units = {name: units_of(item.values) for name, item in inputs.items()}
-    integrands = {
-        name: read_integrands(item.names, in_units(item.values, units[name]), distinct_states(item.trace), item.events)
+        options.check(item.trace)
+    # Everything is estimated in the units of the tasks, in which no covariance between them overflows or vanishes.
+    samples = {
+        name: item.sample._replace(values=item.sample.scaled, units=np.ones(len(item.sample.names)))
         for name, item in inputs.items()
     }
-    traces = {name: item.trace for name, item in inputs.items() if item.controlled and len(integrands[name].columns)}
-    labels = tuple((name, inputs[name].names[j]) for name in traces for j in integrands[name].columns)
-    found = _fit_tasks(traces, integrands, method, num_folds, moments)
+    traces = {name: item.trace for name, item in inputs.items() if item.controlled and len(item.sample.columns)}
+    labels = tuple((name, samples[name].names[j]) for name in traces for j in samples[name].columns)
+    found = _fit_tasks(traces, samples, method, options)
     estimates = {
         name: assemble(
-            integrands[name],
-            found.fitted.get(name),
-            bad_scores=item.bad_scores,
-            verified=item.verified,
-            fallback=fallback,
+            samples[name],
+            options._replace(bad_scores=item.bad_scores, verified=item.verified),
+            found.problems.get(name),
+            found.fits.get(name),
         )
         for name, item in inputs.items()
     }
-    covariance = _covariance(estimates, inputs, *_common_error(estimates, found, integrands))
+    covariance = _covariance(estimates, inputs, *_common_error(estimates, found, samples))
+    units = {name: item.sample.units for name, item in inputs.items()}
     every = np.concatenate(list(units.values()))
     with np.errstate(over="ignore"):
         covariance = covariance * every[:, None] * every
@@ -222,30 +218,30 @@ def moving_in_all(traces: Mapping[str, Trace]) -> Bool[np.ndarray, " d"]:
 class TaskFits(NamedTuple):
     """The control variates of the tasks that were fitted.
 
-    fitted : by the name of the task.
+    problems, fits : by the name of the task.
     model_covariance : (t, t) of the errors that the common fit makes, in the problems' units; None for tasks of the
         same draws, whose residuals show their correlation.
     task_covariance : (t, t) B.
     """
 
-    fitted: dict[str, Fitted]
+    problems: dict[str, Problem]
+    fits: dict[str, ControlFit]
     model_covariance: Float[np.ndarray, "t t"] | None
     task_covariance: Float[np.ndarray, "t t"]
 
 
 def _fit_tasks(
     traces: dict[str, Trace],
-    integrands: Mapping[str, Integrands],
+    samples: Mapping[str, Sample],
     method: VectorValued | TrainedVectorValued,
-    num_folds: int | None,
-    moments: tuple[Any, Any] | None,
+    options: Options,
 ) -> TaskFits:
     """Fit the tasks of `traces`, of which there may be none, by the coordinates that move."""
     if not traces:
-        return TaskFits({}, None, np.eye(0))
-    states = [integrands[name].states for name in traces]
-    values = [integrands[name].fitted_values for name in traces]
-    moves = moving_in_all(traces)
+        return TaskFits({}, {}, None, np.eye(0))
+    states = [samples[name].states for name in traces]
+    values = [samples[name].fitted_values for name in traces]
+    moves, moments = moving_in_all(traces), options.standardize
     if not moves.all():
         traces = {name: with_coordinates(trace, moves) for name, trace in traces.items()}
         states = [distinct_states(trace) for trace in traces.values()]
@@ -255,22 +251,25 @@ def _fit_tasks(
     first, *others = traces.values()
     if all(same_states(first, other) for other in others):
         problem = make_problem(
-            first, np.concatenate(values, axis=-1), states=states[0], num_folds=num_folds, moments=moments
+            first, np.concatenate(values, axis=-1), states=states[0], num_folds=options.folds, moments=moments
         )
         whole = method.crossfit(problem)
         ends = np.cumsum([part.shape[-1] for part in values])
         columns = [slice(end - part.shape[-1], end) for end, part in zip(ends, values, strict=True)]
-        parts = [Fitted(whole.select(own), problem.select(own)) for own in columns]
-        between = np.asarray(whole.info.get("task_covariance", np.eye(ends[-1])))
-        return TaskFits(dict(zip(traces, parts, strict=True)), None, between)
-    joint = make_joint_problem(list(traces.values()), values, states=states, num_folds=num_folds, moments=moments)
-    fit = method.crossfit_joint(joint)
-    parts = [Fitted(own, problem) for own, problem in zip(fit.fits, joint.problems, strict=True)]
-    return TaskFits(dict(zip(traces, parts, strict=True)), fit.model_covariance, fit.task_covariance)
+        problems, fits = [problem.select(own) for own in columns], [whole.select(own) for own in columns]
+        model, between = None, np.asarray(whole.info.get("task_covariance", np.eye(ends[-1])))
+    else:
+        joint = make_joint_problem(
+            list(traces.values()), values, states=states, num_folds=options.folds, moments=moments
+        )
+        together = method.crossfit_joint(joint)
+        problems, fits = list(joint.problems), list(together.fits)
+        model, between = together.model_covariance, together.task_covariance
+    return TaskFits(dict(zip(traces, problems, strict=True)), dict(zip(traces, fits, strict=True)), model, between)
 
 
 def _common_error(
-    estimates: Mapping[str, Estimate], found: TaskFits, integrands: Mapping[str, Integrands]
+    estimates: Mapping[str, Estimate], found: TaskFits, samples: Mapping[str, Sample]
 ) -> tuple[Int[np.ndarray, " t"], Float[np.ndarray, "t t"]]:
     """Return where each task of a common fit stands among all P, and the covariance of the errors that the fit makes.
 
@@ -288,9 +287,9 @@ def _common_error(
     states: list[int] = []
     start = 0
     for name, part in estimates.items():
-        if name in found.fitted:
-            fit, problem = found.fitted[name]
-            for k, j in enumerate(integrands[name].columns):
+        if name in found.fits:
+            fit, problem = found.fits[name], found.problems[name]
+            for k, j in enumerate(samples[name].columns):
                 together = part.method[j] == fit.method[k] and not fit.method[k].endswith("alone")
                 error = float(sd[len(rows)] * problem.scale[k])
                 errors.append(min(error, float(part.mcse[j])) if together else 0.0)
@@ -368,7 +367,7 @@ def joint_expectation(
         raise InputError(where, "`tasks`, at least one", "none", cure)
     choice = VectorValued() if method is None else method
     inputs = {}
-    gated: dict[int, GatedTrace] = {}  # tasks may share a tree
+    gated: dict[int, tuple[Trace, ScoreCheck]] = {}  # tasks may share a tree
     for name, pair in tasks.items():
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise InputTypeError(
@@ -381,7 +380,8 @@ def joint_expectation(
         new = id(tree) not in gated  # the divergences of a tree are told once
         if new:
             try:
-                gated[id(tree)] = read_gated(tree, allow_bad_scores)
+                trace = read_trace(tree)
+                gated[id(tree)] = trace, check_gate(tree, trace, allow_bad_scores)
             except ScoreError as error:
                 raise ScoreError(f"joint_expectation: task {name!r}: {error}") from error
         trace, check = gated[id(tree)]
@@ -390,8 +390,9 @@ def joint_expectation(
         found = check_convergence(tree, [([f"{name}: {label}" for label in labels], values)])
         warn_of_convergence(found if new else found._replace(divergences=0))
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
-        inputs[name] = TaskInput(trace, labels, values, bad, not failed or allow_bad_scores, check.verified, events)
-    joint = in_float64(estimate_jointly)(inputs, choice, num_folds=folds, moments=standardize, fallback=fallback)
+        sample = Sample.of(trace, labels, values, events)
+        inputs[name] = TaskInput(sample, bad, not failed or allow_bad_scores, check.verified)
+    joint = in_float64(estimate_jointly)(inputs, choice, Options(standardize, folds, allow_bad_scores, fallback))
     parts = ((task, contradicted(one, known=inputs[task].bad_scores)) for task, one in joint.items())
     warn_of_contradiction([f"{task}: {name}" for task, names in parts for name in names])
     return joint

@@ -14,8 +14,10 @@ from mcmcpost.control import (
     ControlFit,
     ControlFunctional,
     GridREML,
+    Options,
     Problem,
     Refits,
+    Sample,
     SemiExact,
     Subsets,
 )
@@ -199,10 +201,11 @@ class VectorValued(AbstractControlVariate):
 
     @property
     def joint_estimator(self) -> Callable[..., Any]:
-        from mcmcpost.tasks.joint import TaskInput, estimate_jointly
+        from mcmcpost.tasks.joint import JointEstimate, TaskInput, estimate_jointly
 
-        def estimate(tasks: Mapping[str, tuple[Any, ...]], **options: Any) -> dict[str, Any]:
-            return estimate_jointly({name: TaskInput(*task) for name, task in tasks.items()}, self, **options)
+        def estimate(samples: Mapping[str, Sample], options: Options) -> JointEstimate:
+            tasks = {name: TaskInput(sample, options.bad_scores) for name, sample in samples.items()}
+            return estimate_jointly(tasks, self, options)
 
         return estimate
 

@@ -8,12 +8,15 @@ from mcmcpost.control import (
     ControlFunctional,
     Estimate,
     Lasso,
+    Options,
     PlainMean,
     Ridge,
+    Sample,
     SemiExact,
     Structured,
     ZeroVariance,
     estimate_expectations,
+    estimate_quantiles,
 )
 from mcmcpost.solve import ConjugateGradients
 from mcmcpost.stein import SquaredExponential
@@ -58,6 +61,21 @@ def gaussian_trace(rng: np.random.Generator, shape: tuple[int, ...] = (4, 100, 2
     return make_trace(x, -x)
 
 
-def estimate(trace: Trace, values: np.ndarray, method: object, **options: object) -> Estimate:
+def estimate(
+    trace: Trace, values: np.ndarray, method: object, events: np.ndarray | None = None, **options: object
+) -> Estimate:
     """Estimate with names made up."""
-    return estimate_expectations(trace, tuple(f"f{j}" for j in range(values.shape[-1])), values, method, **options)
+    names = tuple(f"f{j}" for j in range(values.shape[-1]))
+    return estimate_expectations(Sample.of(trace, names, values, events), method, Options(**options))
+
+
+def quantiles(
+    trace: Trace,
+    values: np.ndarray,
+    levels: object,
+    method: object = METHODS["plain"],
+    events: np.ndarray | None = None,
+) -> Estimate:
+    """Estimate quantiles with names made up."""
+    names = tuple(f"f{j}" for j in range(values.shape[-1]))
+    return estimate_quantiles(Sample.of(trace, names, values, events), np.array(levels), method, Options())

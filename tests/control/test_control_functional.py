@@ -205,8 +205,8 @@ def test_lengthscales_of_few_coordinates_are_found_by_each_integrand_for_itself(
     x = trace.draws
     values = np.stack([np.sin(2 * x[..., 1]), np.cos(x.sum(axis=-1))], axis=-1)
     moments = (0.0, 1.0)
-    both, one = (estimate(trace, values[..., :p], ControlFunctional(), moments=moments) for p in (2, 1))
-    isotropic = estimate(trace, values[..., :1], ControlFunctional(tuning=GridREML(polish=False)), moments=moments)
+    both, one = (estimate(trace, values[..., :p], ControlFunctional(), standardize=moments) for p in (2, 1))
+    isotropic = estimate(trace, values[..., :1], ControlFunctional(tuning=GridREML(polish=False)), standardize=moments)
     lengths = np.array(next(fit for fit in both.info["fits"] if fit["integrands"] == [0])["parameters"][0])
     assert (np.delete(lengths, 1) > 5 * lengths[1]).all()
     assert abs(both.mean[0] - one.mean[0]) < 1e-3 * one.mcse[0]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from control_cases import ar1, estimate, gaussian_trace
+from control_cases import ar1, estimate, gaussian_trace, quantiles
 from scipy.integrate import quad
 from scipy.stats import norm, t as student
 
@@ -10,25 +10,32 @@ from mcmcpost.control import (
     Auto,
     ControlFunctional,
     LeastSquares,
+    Options,
     PlainMean,
     Refits,
+    Sample,
     SemiExact,
     Subsets,
     ZeroVariance,
-    estimate_quantiles,
 )
-from mcmcpost.control.estimate import Fitted, assemble
+from mcmcpost.control.estimate import assemble
 from mcmcpost.control.features.families import polynomials
 from mcmcpost.control.functional import crossfit_both, is_compared
 from mcmcpost.control.kernel_choice import OwnGridREML
 from mcmcpost.control.linear import Solver, linear_system
 from mcmcpost.control.method import mean_of_residuals
-from mcmcpost.control.problem import make_problem, plain_means, read_integrands
-from mcmcpost.control.standard_errors import judged_variance, refit_variance, residual_variance, total_error
+from mcmcpost.control.problem import make_problem
+from mcmcpost.control.standard_errors import (
+    judged_variance,
+    plain_means,
+    refit_variance,
+    residual_variance,
+    total_error,
+)
 from mcmcpost.core.errors import Status
 from mcmcpost.core.mcse import mcse_mean
 from mcmcpost.stein import SquaredExponential
-from mcmcpost.trace import distinct_states, make_trace
+from mcmcpost.trace import make_trace
 
 KERNEL = SquaredExponential(2.0)
 
@@ -236,14 +243,13 @@ def test_an_event_that_was_not_seen_has_an_error_of_one_over_the_effective_draws
     np.testing.assert_array_equal(found.mean, [0.0, 1.0])
     ess = min(400.0, *(trace.draws.std(axis=(0, 1)) / mcse_mean(trace.draws)) ** 2)
     np.testing.assert_allclose(found.mcse, 1 / (ess + 2), rtol=1e-6)
-    far = estimate_quantiles(trace, ("x",), trace.draws[..., :1], np.array([0.9999]), PlainMean())
-    metres = estimate_quantiles(trace, ("x",), 1e3 * trace.draws[..., :1], np.array([0.9999]), PlainMean())
+    far = quantiles(trace, trace.draws[..., :1], [0.9999])
+    metres = quantiles(trace, 1e3 * trace.draws[..., :1], [0.9999])
     assert far.mcse[0] > 0
     np.testing.assert_allclose(metres.mcse, 1e3 * far.mcse)
     for events, status in ((np.ones(1, bool), Status.UNSEEN), (np.zeros(1, bool), Status.CONSTANT)):
-        constant = (trace, ("x",), values[..., 1:], np.array([0.5]), PlainMean())
-        assert estimate_quantiles(*constant, events=events).status == (status,)
-    ends = estimate_quantiles(trace, ("x",), values[..., 1:], np.array([0.001, 0.5]), PlainMean())
+        assert quantiles(trace, values[..., 1:], [0.5], events=events).status == (status,)
+    ends = quantiles(trace, values[..., 1:], [0.001, 0.5])
     np.testing.assert_array_equal(ends.mcse, [1.0, 0.0])
     np.testing.assert_array_equal(ends.mcse_plain, ends.mcse)
     known = estimate(trace, values, Auto(), events=np.zeros(2, bool))
@@ -258,7 +264,7 @@ def test_errors_of_quantiles_hold_in_the_tails_and_beyond_the_draws():
     z = []
     for r in range(30):
         x = np.random.default_rng(r).normal(size=(4, 250, 1))
-        found = estimate_quantiles(make_trace(x, -x), ("x",), x, levels, PlainMean())
+        found = quantiles(make_trace(x, -x), x, levels)
         assert [s is Status.UNSEEN for s in found.status] == [True, True, True, False, False, False, True]
         z.append((found.mean - norm.ppf(levels)) / found.mcse)
     assert (np.mean(np.square(z), axis=0) < 2).all()
@@ -271,7 +277,7 @@ def test_a_quantile_near_a_jump_has_the_error_of_both_sides():
     square, error = [], []
     for r in range(40):
         x = np.random.default_rng(r).normal(size=(4, 50, 1))
-        found = estimate_quantiles(make_trace(x, -x), ("i",), (x > norm.ppf(0.515)) * 1.0, np.array([0.5]), PlainMean())
+        found = quantiles(make_trace(x, -x), (x > norm.ppf(0.515)) * 1.0, [0.5])
         square.append(found.mean[0] ** 2)
         error.append(found.mcse[0])
     assert np.mean(square) > 0.2
@@ -282,23 +288,21 @@ def test_a_quantile_that_is_the_largest_value_is_no_unseen_event(rng):
     """Every draw is at most the largest value: of a discrete or capped quantity many draws have it."""
     x = rng.normal(size=(4, 250, 1))
     values = np.concatenate([x > -0.4, -1.0 * (x > -0.4), np.minimum(x, 0.0), np.maximum(-x, 0.0)], axis=-1)
-    found = estimate_quantiles(
-        make_trace(x, -x), ("up", "down", "cap", "floor"), values, np.array([0.1, 0.5, 0.9]), PlainMean()
-    )
+    found = quantiles(make_trace(x, -x), values, [0.1, 0.5, 0.9])
     assert set(found.status) == {Status.PLAIN}
     assert found.mean[[1, 4, 8, 9]].tolist() == [1.0, -1.0, 0.0, 0.0]
 
 
 def test_levels_that_look_alike_have_names_of_their_own(rng):
     x = rng.normal(size=(4, 250, 1))
-    found = estimate_quantiles(make_trace(x, -x), ("x",), x, np.array([0.1234567, 0.12345671]), PlainMean())
-    assert found.names == ("x [0.1234567]", "x [0.12345671]")
+    found = quantiles(make_trace(x, -x), x, [0.1234567, 0.12345671])
+    assert found.names == ("f0 [0.1234567]", "f0 [0.12345671]")
 
 
 @pytest.mark.parametrize("draws", [1, 2, 3])
 def test_a_quantile_of_too_few_draws_has_no_error(draws, rng):
     x = rng.normal(size=(4, draws, 1))
-    found = estimate_quantiles(make_trace(x, -x), ("x",), x, np.array([0.1, 0.5]), Auto())
+    found = quantiles(make_trace(x, -x), x, [0.1, 0.5], Auto())
     assert np.isnan([found.mcse, found.mcse_plain]).all()
 
 
@@ -329,14 +333,14 @@ def test_a_controlled_mean_is_the_less_sure_the_further_it_is_from_the_plain_one
     trace, values = make_trace(x, -x), np.cos(x)
     problem = make_problem(trace, values)
     fit = ZeroVariance(2).crossfit(problem)
-    own = read_integrands(("f",), values, distinct_states(trace))
+    own = Sample.of(trace, ("f",), values)
     plain = plain_means(own)
 
     def moved(errors):
         by = (plain.mean + errors * plain.mcse - problem.location) / problem.scale - fit.mean
         refits = Refits(*(means + by for means in fit.refits))
         far = fit._replace(mean=fit.mean + by, control=fit.control - by, refits=refits)
-        return assemble(own, Fitted(far, problem), fallback=False)
+        return assemble(own, Options(fallback=False), problem, far)
 
     found = [moved(errors) for errors in (0.0, 2.0, 4.5, 20.0)]
     mcse = np.array([each.mcse[0] for each in found])

@@ -275,7 +275,7 @@ def test_folds_that_hold_only_repeats_are_dropped(distinct, name, rng):
     """A chain that stands still at its end leaves folds without a state of their own."""
     draws = rng.normal(size=(1, 6, 1))
     draws[:, distinct:] = draws[:, distinct - 1 : distinct]
-    found = estimate(make_trace(draws, -draws), draws, METHODS[name], num_folds=6)
+    found = estimate(make_trace(draws, -draws), draws, METHODS[name], folds=6)
     assert np.isfinite(found.mean).all()
     assert set(found.status) <= {Status.PLAIN, Status.TOO_FEW_DRAWS, Status.CONTROLLED, Status.EXACT}
 

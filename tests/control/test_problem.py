@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from control_cases import METHODS, estimate, gaussian_trace
 
-from mcmcpost.control import estimate as _estimate, problem as _problem
+import mcmcpost as mp
+from mcmcpost.control import problem
 from mcmcpost.control.folds import PAD, Folds
 
 LABELS = np.array([0, 0, 2, 1, 1, -1, 0, 2, -1])
@@ -49,10 +49,10 @@ def test_held_out_values_go_back_to_their_rows(rng, width):
     assert not found[LABELS < 0].any()
 
 
-def test_an_estimate_looks_for_repeated_states_once(rng, monkeypatch):
-    calls, original = [], _estimate.distinct_states
-    for module in (_estimate, _problem):
-        monkeypatch.setattr(module, "distinct_states", lambda trace: calls.append(trace) or original(trace))
-    trace = gaussian_trace(rng)
-    estimate(trace, np.cos(trace.draws), METHODS["zv2"])
+def test_a_question_looks_for_repeated_states_once(rng, monkeypatch):
+    """Means, standard deviations and quantiles of one sample share its states."""
+    calls, original = [], problem.distinct_states
+    monkeypatch.setattr(problem, "distinct_states", lambda trace: calls.append(trace) or original(trace))
+    draws = rng.normal(size=(4, 50, 1))
+    mp.summary(mp.from_arrays(draws, -draws), method="zv1", sd=True, quantiles=[0.5])
     assert len(calls) == 1

@@ -13,7 +13,7 @@ from matplotlib import pyplot
 from scipy.stats import chi2
 
 import mcmcpost as mp
-from mcmcpost.control import PlainMean, ZeroVariance
+from mcmcpost.control import Options, PlainMean, ZeroVariance
 from mcmcpost.core.errors import Status
 from mcmcpost.evidence import (
     Evidence,
@@ -43,7 +43,7 @@ from mcmcpost.tasks import TaskREML, VectorValued
 def evidence(ladder: Ladder, method: object = None, **options: object) -> Evidence:
     options.setdefault("degree", 2)
     health = examine_rungs(ladder)
-    return estimate_log_evidence(ladder, health, check_ladder(ladder, health), method, **options)
+    return estimate_log_evidence(ladder, health, check_ladder(ladder, health), method, Options(), **options)
 
 
 PATH = gaussian_path(2)
@@ -297,7 +297,7 @@ def test_scores_off_by_a_tenth_are_seen_over_the_ladder(rng: np.random.Generator
     health = examine_rungs(wrong)
     check = check_ladder(wrong, health)
     assert "Stein's identity" in check.message
-    found = estimate_log_evidence(wrong, health, check, PlainMean(), degree=2)
+    found = estimate_log_evidence(wrong, health, check, PlainMean(), Options(), degree=2)
     assert found.status is Status.BAD_SCORES
     assert abs(found.value - path.log_evidence(np.ones(1))[0]) < 4.5 * found.error
     assert evidence(ladder, PlainMean()).status is Status.CONTROLLED
@@ -397,4 +397,4 @@ def test_a_prior_whose_mean_log_likelihood_is_minus_infinity(rng: np.random.Gene
 )
 def test_options_that_are_refused(options: dict, words: str, rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match=words):
-        check_options(PATH.ladder(rng, 10, RUNGS), **options)
+        check_options(PATH.ladder(rng, 10, RUNGS), Options(), **options)

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import chi2
 
 import mcmcpost as mp
-from mcmcpost.control import Estimate, PlainMean, ZeroVariance, estimate_expectations
+from mcmcpost.control import Estimate, Options, PlainMean, Sample, ZeroVariance, estimate_expectations
 from mcmcpost.trace import make_trace
 from mcmcpost.trees import ConvergenceWarning
 
@@ -144,7 +144,7 @@ def test_pooled_errors_are_calibrated(seed, methods):
     rng, z = np.random.default_rng(seed), []
 
     def estimate(x, method):  # without the tree and its tests, which take most of the time
-        return estimate_expectations(make_trace(x, -x), ("cos", "exp"), integrands(x), method)
+        return estimate_expectations(Sample.of(make_trace(x, -x), ("cos", "exp"), integrands(x)), method, Options())
 
     for _ in range(REPLICATIONS):
         pooled = mp.pool_estimates(*(estimate(chains(rng), method) for method in methods))

@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import chi2
 
 import mcmcpost as mp
+from mcmcpost.control import Options, Sample
 from mcmcpost.stein import Matern52, Scaled, SquaredExponential, Sum
 from mcmcpost.tasks import TaskInput, estimate_jointly
 from mcmcpost.trace import make_trace
@@ -74,10 +75,10 @@ def test_the_covariance_is_positive_semidefinite_where_residuals_and_model_contr
         wave = rng.uniform(0.5, 3)
         pair = np.concatenate([np.sin(wave * x), -np.sin(wave * x) + 0.1 * np.cos(x)], axis=-1)
         inputs = {
-            "a": TaskInput(make_trace(x, -x), ("f", "g"), pair),
-            "b": TaskInput(make_trace(y, -y), ("h",), np.sin(wave * y)),
+            "a": TaskInput(Sample.of(make_trace(x, -x), ("f", "g"), pair)),
+            "b": TaskInput(Sample.of(make_trace(y, -y), ("h",), np.sin(wave * y))),
         }
-        found = estimate_jointly(inputs, alike)
+        found = estimate_jointly(inputs, alike, Options())
         error = np.concatenate([part.mcse for part in found.values()])
         np.testing.assert_allclose(np.diag(found.covariance), error**2)
         assert np.linalg.eigvalsh(found.covariance / np.outer(error, error))[0] > -1e-9
@@ -337,9 +338,9 @@ def test_a_hundred_tiny_tasks(rng):
     tasks, truths = {}, np.exp(-0.5) * np.sin(np.linspace(0, 2, 100))
     for j, phase in enumerate(np.linspace(0, 2, 100)):
         x = rng.normal(size=(1, 12, 1))
-        tasks[f"t{j}"] = TaskInput(make_trace(x, -x), ("f",), np.sin(x + phase))
+        tasks[f"t{j}"] = TaskInput(Sample.of(make_trace(x, -x), ("f",), np.sin(x + phase)))
     tuning = mp.TaskREML(squared_lengthscales=(30.0,), nugget=1e-4, max_steps=20, max_draws=300)
-    found = estimate_jointly(tasks, mp.VectorValued(tuning=tuning, guard=False))
+    found = estimate_jointly(tasks, mp.VectorValued(tuning=tuning, guard=False), Options())
     assert found.covariance.shape == (100, 100)
     assert np.linalg.eigvalsh(found.covariance)[0] > -1e-12 * np.trace(found.covariance)
     error = np.array([part.mean[0] for part in found.values()]) - truths
@@ -366,10 +367,10 @@ def mean_squares(seed, replications, *, shift=0.0):
     for _ in range(replications):
         x, y = rng.normal(size=(2, 2, 30, 1))
         inputs = {
-            "a": TaskInput(make_trace(x, shift - x), ("f",), np.cos(WAVE * x)),
-            "b": TaskInput(make_trace(y, shift - y), ("f",), np.cos(WAVE * y) + 0.5 * y),
+            "a": TaskInput(Sample.of(make_trace(x, shift - x), ("f",), np.cos(WAVE * x))),
+            "b": TaskInput(Sample.of(make_trace(y, shift - y), ("f",), np.cos(WAVE * y) + 0.5 * y)),
         }
-        found = estimate_jointly(inputs, ROUGH)
+        found = estimate_jointly(inputs, ROUGH, Options())
         error = np.array([part.mean[0] for part in found.values()]) - TRUTH
         z.append(error / np.array([part.mcse[0] for part in found.values()]))
         together.append(error @ np.linalg.solve(found.covariance, error) / 2)

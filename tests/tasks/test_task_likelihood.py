@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from normal_task_cases import KERNEL, RELATED, normal_task, related_tasks, smooth
+from normal_task_cases import KERNEL, RELATED, joint_problem, normal_task, related_tasks, smooth
 
-from mcmcpost.control.problem import make_joint_problem
 from mcmcpost.solve.search import LBFGS
 from mcmcpost.stein import Coregionalisation, Matern52, SquaredExponential, stein_gram
 from mcmcpost.tasks.tuning import maximise_task_likelihood
@@ -12,7 +11,7 @@ from mcmcpost.tasks.tuning import maximise_task_likelihood
 
 def likelihood_data(tasks):
     """Return draws, scores, labels, basis, values and counts of the joint problem of the tasks."""
-    joint = make_joint_problem([t.trace for t in tasks], [t.values for t in tasks], num_folds=2)
+    joint = joint_problem(tasks, num_folds=2)
     m = joint.starts[-1]
     arrays = (joint.draws, joint.scores, joint.labels, joint.indicators, joint.values, joint.counts)
     return tuple(array[:m] for array in arrays)

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from normal_task_cases import KERNEL, RELATED, normal_task, related_tasks, smooth
+from normal_task_cases import KERNEL, RELATED, joint_problem, normal_task, related_tasks, smooth
 
-from mcmcpost.control import PlainMean
+from mcmcpost.control import Options, PlainMean
 from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
 from mcmcpost.control.kernel_systems import crossfit_dense, kernel_data
-from mcmcpost.control.problem import join, make_joint_problem, make_problem
+from mcmcpost.control.problem import join, make_problem
 from mcmcpost.control.standard_errors import judged_variance
 from mcmcpost.solve import ConjugateGradients
 from mcmcpost.stein import Coregionalisation, SquaredExponential, SteinTile, matrix_stein_tile, stein_gram
@@ -112,7 +112,7 @@ FIXED = VectorValued(KERNEL, COVARIANCE, 1e-2, guard=False)
 
 def test_three_unbalanced_tasks_are_the_definition(rng):
     tasks = list(three_unbalanced(rng).values())
-    joint = make_joint_problem([t.trace for t in tasks], [t.values for t in tasks], num_folds=4)
+    joint = joint_problem(tasks, num_folds=4)
     fit = FIXED.crossfit_joint(joint)
     m = joint.starts[-1]
     z, s, labels = joint.draws[:m], joint.scores[:m], joint.labels[:m]
@@ -137,7 +137,7 @@ def test_three_unbalanced_tasks_are_the_definition(rng):
 
 def test_the_matrix_free_joint_fit_is_the_dense_one(rng):
     tasks = list(three_unbalanced(rng).values())
-    joint = make_joint_problem([t.trace for t in tasks], [t.values for t in tasks], num_folds=4)
+    joint = joint_problem(tasks, num_folds=4)
     free = VectorValued(KERNEL, COVARIANCE, 1e-2, solver=ConjugateGradients(1e-12, 300, 20), guard=False)
     dense, iterative = FIXED.crossfit_joint(joint), free.crossfit_joint(joint)
     assert iterative.fits[0].info["solver"] == "ConjugateGradients"
@@ -150,7 +150,7 @@ def test_the_matrix_free_joint_fit_is_the_dense_one(rng):
 
 def joint_fits(tasks, method):
     """Fit without the choice between the control variate and the plain mean, which may hide a difference."""
-    joint = make_joint_problem([t.trace for t in tasks.values()], [t.values for t in tasks.values()], num_folds=4)
+    joint = joint_problem(tasks.values(), num_folds=4)
     return dict(zip(tasks, method.crossfit_joint(joint).fits, strict=True))
 
 
@@ -164,8 +164,8 @@ def test_permuting_the_tasks_permutes_the_results(rng):
         assert np.abs(fits[name].control).max() > 0.1
         for field in ("mean", "control"):
             np.testing.assert_allclose(getattr(same[name], field), getattr(fits[name], field), atol=1e-9)
-    once = estimate_jointly(tasks, FIXED, num_folds=4)
-    again = estimate_jointly(permuted, moved, num_folds=4)
+    once = estimate_jointly(tasks, FIXED, Options(folds=4))
+    again = estimate_jointly(permuted, moved, Options(folds=4))
     assert list(again) == ["c", "a", "b"]
     for name in tasks:
         np.testing.assert_allclose(again[name].mean, once[name].mean, rtol=1e-8)
@@ -190,10 +190,10 @@ def test_the_same_draws_with_other_scores_are_another_target(rng):
     x = first.trace.draws
     tasks = {"a": first, "b": first._replace(trace=make_trace(x, -x / 1.1))}
     method = VectorValued(KERNEL, RELATED, 1e-2, guard=False)
-    found = estimate_jointly(tasks, method)
+    found = estimate_jointly(tasks, method, Options())
     assert "solver" in found["a"].info
     assert found["a"].mean != found["b"].mean
-    same = estimate_jointly(tasks | {"b": first}, method)
+    same = estimate_jointly(tasks | {"b": first}, method, Options())
     assert "solver" not in same["a"].info
     np.testing.assert_allclose(same["a"].mean, same["b"].mean, rtol=0.2)
 
@@ -212,7 +212,7 @@ def test_two_terms_on_one_trace_go_the_dense_way_and_one_term_the_kronecker_way(
 @pytest.mark.slow
 def test_a_task_alone_has_the_order_of_the_kernel_that_is_given(rng):
     tasks = list(related_tasks(rng, 16).values())
-    joint = make_joint_problem([t.trace for t in tasks], [t.values for t in tasks], num_folds=4)
+    joint = joint_problem(tasks, num_folds=4)
     given = VectorValued(Coregionalisation((KERNEL,), RELATED[None], 2), nugget=0.05)
     expected = VectorValued(KERNEL, nugget=0.05, order=2)
     for problem in joint.problems:
@@ -231,7 +231,7 @@ def test_related_tasks_are_better_together_and_the_guard_sees_it(rng):
     together, alone, joint = [], [], []
     for _ in range(12):
         tasks = related_tasks(rng, 12)
-        problem = make_joint_problem([t.trace for t in tasks.values()], [t.values for t in tasks.values()])
+        problem = joint_problem(tasks.values())
         found = method.crossfit_joint(problem)
         scalar = [method._alone(part) for part in problem.problems]
         for truth, own, single, part in zip((0.4, 1.8), found.fits, scalar, problem.problems, strict=True):
@@ -253,7 +253,7 @@ def test_a_relation_that_is_not_there_is_refused(rng):
     refused = []
     for _ in range(6):
         tasks = {"a": normal_task(rng, 28), "b": normal_task(rng, 28, lambda x: np.cos(2 * x[..., 1]) * x[..., 0])}
-        joint = make_joint_problem([t.trace for t in tasks.values()], [t.values for t in tasks.values()])
+        joint = joint_problem(tasks.values())
         for problem, found in zip(joint.problems, guarded.crossfit_joint(joint).fits, strict=True):
             alone = guarded._alone(problem)
             assert (
@@ -264,7 +264,7 @@ def test_a_relation_that_is_not_there_is_refused(rng):
                 np.testing.assert_allclose(found.mean, alone.mean, rtol=1e-9)
         refused.append(guarded.crossfit_joint(joint).fits[0].info["joint"] == [False])
     assert sum(refused) >= 5
-    result = estimate_jointly(tasks, guarded)
+    result = estimate_jointly(tasks, guarded, Options())
     if not all(part.info["joint"][0] for part in result.values()):
         assert result.covariance[0, 1] == 0.0
 
@@ -273,7 +273,7 @@ def test_a_relation_that_is_not_there_is_refused(rng):
 def test_a_task_alone_has_its_nugget_tuned_where_the_tasks_together_have(rng):
     """Steps under a kernel that is given: at 1e-8 alone would be far worse, and the guard a farce."""
     step = {"a": normal_task(rng, 28, lambda x: 1.0 * (x[..., 0] > 0)), "b": normal_task(rng, 28, lambda x: x[..., 1])}
-    joint = make_joint_problem([t.trace for t in step.values()], [t.values for t in step.values()])
+    joint = joint_problem(step.values())
     free = VectorValued(KERNEL)
     assert free._alone(joint.problems[0]).info["nugget"] > 1e-4
     for given in (VectorValued(KERNEL, RELATED), VectorValued(Coregionalisation((KERNEL,), RELATED[None]))):
@@ -301,11 +301,13 @@ def test_a_choice_that_cannot_be_is_refused(options, words):
 def test_a_covariance_of_other_tasks_is_refused(rng):
     for tasks in (three_unbalanced(rng), {"a": normal_task(rng), "b": normal_task(rng), "c": normal_task(rng)}):
         with pytest.raises(ValueError, match="a covariance of 3 tasks"):
-            estimate_jointly(tasks, VectorValued(KERNEL, RELATED))
+            estimate_jointly(tasks, VectorValued(KERNEL, RELATED), Options())
 
 
 def test_too_few_draws_for_the_folds_are_plain(rng):
-    found = estimate_jointly({"a": normal_task(rng, 5), "b": normal_task(rng, 5)}, VectorValued(KERNEL, RELATED, 1e-2))
+    found = estimate_jointly(
+        {"a": normal_task(rng, 5), "b": normal_task(rng, 5)}, VectorValued(KERNEL, RELATED, 1e-2), Options()
+    )
     for part in found.values():
         assert part.status[0] in ("too_few_draws", "plain")
         assert part.mean == part.mean_plain
@@ -315,21 +317,23 @@ def test_too_few_draws_for_the_folds_are_plain(rng):
 def test_features_of_every_task_are_counted(rng):
     """Five rows for six columns of each task, and twenty for all of them."""
     tasks = {name: normal_task(rng, 6) for name in "abcd"}
-    found = estimate_jointly(tasks, VectorValued(KERNEL, np.eye(4), 1e-2, degree=2, guard=False))
+    found = estimate_jointly(tasks, VectorValued(KERNEL, np.eye(4), 1e-2, degree=2, guard=False), Options())
     assert {part.status for part in found.values()} == {("too_few_draws",)}
 
 
 @pytest.mark.slow
 def test_a_rank_is_at_most_the_number_of_tasks(rng):
     tasks = {name: normal_task(rng, 20) for name in "abc"}
-    found = estimate_jointly(tasks, VectorValued(tuning=TaskREML(squared_lengthscales=(30.0,), rank=2, max_steps=2)))
+    found = estimate_jointly(
+        tasks, VectorValued(tuning=TaskREML(squared_lengthscales=(30.0,), rank=2, max_steps=2)), Options()
+    )
     assert all(np.isfinite(part.mean).all() for part in found.values())
 
 
 @pytest.mark.slow
 def test_a_nugget_of_one_is_fitted(rng):
     tasks = {name: normal_task(rng, 30) for name in "ab"}
-    found = estimate_jointly(tasks, VectorValued(nugget=1.0, tuning=CHEAP, guard=False))
+    found = estimate_jointly(tasks, VectorValued(nugget=1.0, tuning=CHEAP, guard=False), Options())
     assert all(part.info["nugget"] == 1.0 for part in found.values())
 
 
