@@ -25,6 +25,8 @@ from .control import (
     REML as REML,
     Auto as Auto,
     ControlFunctional as ControlFunctional,
+    Curve as Curve,
+    Distribution as Distribution,
     Estimate as Estimate,
     GridREML as GridREML,
     Lasso as Lasso,
@@ -41,6 +43,10 @@ from .core.errors import (
     InputTypeError as InputTypeError,
     MissingPackageError as MissingPackageError,
     Status as Status,
+)
+from .distributions import (
+    distribution as distribution,
+    quantile as quantile,
 )
 from .evidence import (
     Evidence as Evidence,
@@ -65,7 +71,6 @@ from .expectations import (
     elpd as elpd,
     expectation as expectation,
     pool_estimates as pool_estimates,
-    quantile as quantile,
     standard_deviation as standard_deviation,
     summary as summary,
     variance as variance,

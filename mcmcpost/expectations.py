@@ -21,7 +21,6 @@ from mcmcpost.control import (
     contradicting,
     estimate_derived,
     estimate_expectations,
-    estimate_quantiles,
     estimate_spread,
     level_texts,
     pool,
@@ -29,10 +28,11 @@ from mcmcpost.control import (
     stored_estimate,
     worth_of,
 )
-from mcmcpost.core.arguments import as_names, as_real, check_flags, check_function, check_kind, check_tree_type
+from mcmcpost.core.arguments import as_names, check_flags, check_function, check_kind, check_tree_type
 from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status, warn
 from mcmcpost.core.mcse import tail_draws
 from mcmcpost.core.precision import in_float64
+from mcmcpost.distributions import answer_distribution, check_probabilities
 from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
 from mcmcpost.trees import ConvergenceWarning, Integrands, named_values
 from mcmcpost.trees.convention import oriented
@@ -305,39 +305,11 @@ def summary(
         spread = answer_spread(question, "sd")
         table["sd_cv"], table["mcse_sd_cv"] = spread.mean, spread.mcse
     if len(levels):
-        found = answer_quantiles(question, levels)
+        found = answer_distribution(question).quantile(levels)
         for place, level in enumerate(level_texts(levels)):
             own = slice(place, None, len(levels))
             table[f"q{level}_cv"], table[f"mcse_q{level}_cv"] = found.mean[own], found.mcse[own]
     return table
-
-
-def quantile(
-    tree: "xarray.DataTree",
-    probabilities: float | Sequence[float],
-    integrands: Any = None,
-    method: str | AbstractControlVariate = "auto",
-    *,
-    folds: int | None = None,
-    allow_bad_scores: bool = False,
-) -> Estimate:
-    """Estimate posterior quantiles by inverting a controlled distribution function.
-
-    Other arguments and errors are those of `expectation`. One result per integrand and probability, named
-    ``name [probability]``; `mcse` is in the integrand's units. Indicators are not smooth, so that gains are modest;
-    without one the status is ``plain``. A quantile with fewer than three effective draws beyond it is ``unseen``.
-    The error is that of Maritz and Jarrett (1978, doi:10.1080/01621459.1978.10480027); see `estimate_quantiles`.
-
-    Raises
-    ------
-    ValueError : a probability outside (0, 1).
-    """
-    levels = check_probabilities(probabilities)
-    options = Options(folds=folds, allow_bad_scores=allow_bad_scores)
-    question = pose(tree, integrands, method, options, weighted=True)
-    found = answer_quantiles(question, levels)
-    warn_of_contradiction(contradicted(found, known=question.options.bad_scores))
-    return found
 
 
 def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
@@ -391,19 +363,6 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
             ConvergenceWarning,
         )
     return pooled
-
-
-def check_probabilities(probabilities: float | Sequence[float]) -> Float[np.ndarray, " a"]:
-    """Return the distinct probabilities in the order given; refuse an empty list, and any outside (0, 1)."""
-    levels = np.atleast_1d(as_real("quantile", "probabilities", probabilities)).astype(float)
-    if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels < 1)).all():
-        raise InputError("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, not 5.")
-    return np.array(list(dict.fromkeys(levels.tolist())))  # results are named by their probability
-
-
-def answer_quantiles(question: Question, levels: Float[np.ndarray, " a"]) -> Estimate:
-    """Return the quantiles of a question's integrands at the probabilities `levels`."""
-    return in_float64(estimate_quantiles)(question.sample, levels, question.method, question.options)
 
 
 def answer(question: Question) -> Estimate:

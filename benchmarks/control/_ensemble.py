@@ -12,7 +12,7 @@ import scipy.linalg
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost import Status
-from mcmcpost.control import AbstractControlVariate, ControlFit, Problem, Refits, Subsets
+from mcmcpost.control import AbstractControlVariate, FoldFit, Problem, Refits, Subsets
 
 DRAWS_PER_FEATURE = 3
 """Training states for each feature of a member."""
@@ -39,7 +39,7 @@ class Ensemble(AbstractControlVariate):
     def label(self) -> str:
         return "Ensemble()"
 
-    def crossfit(self, problem: Problem) -> ControlFit:
+    def crossfit(self, problem: Problem) -> FoldFit:
         """Fit every member to all integrands at once, and average them, their held-out parts and their refits."""
         problem = problem.unrotated()
         d, p = problem.draws.shape[1], problem.values.shape[1]
@@ -55,7 +55,7 @@ class Ensemble(AbstractControlVariate):
         mean, control, without_fold, halves = (part / self.num_members for part in total)
         refits = Refits(without_fold, halves, Refits.none(problem).quarters)
         info = {"num_coordinates": sizes[-1]}
-        return ControlFit(mean, control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (self.label,) * p, info)
+        return FoldFit(mean, control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (self.label,) * p, info)
 
 
 class Member(NamedTuple):

@@ -33,8 +33,9 @@ from mcmcpost.app.source import check_memory, keeping, load_trace
 from mcmcpost.control import Estimate, Options
 from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
 from mcmcpost.core.runtime import digits_of, duration, number_of_draws, number_of_quantities, one_line, significant
+from mcmcpost.distributions import answer_distribution
 from mcmcpost.evidence import EVIDENCE_GROUP
-from mcmcpost.expectations import answer, answer_quantiles
+from mcmcpost.expectations import answer
 from mcmcpost.ladders import tempered_target
 from mcmcpost.sample import pose
 from mcmcpost.scores import check_scores
@@ -82,7 +83,7 @@ def reduce_tree(
     say_worth(estimates[0], since())
     if probabilities is not None:
         with phase("quantiles"):
-            estimates.append(answer_quantiles(question, probabilities))
+            estimates.append(answer_distribution(question).quantile(probabilities))
     return estimates
 
 

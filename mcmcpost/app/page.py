@@ -56,9 +56,10 @@ from mcmcpost.core.arrays import columns_of
 from mcmcpost.core.devices import is_first_process
 from mcmcpost.core.errors import InputError, fault
 from mcmcpost.core.runtime import digits_of, number_of_draws, significant, versions, written_beside
+from mcmcpost.distributions import answer_distribution, check_probabilities
 from mcmcpost.evidence import BridgeOverlap, Evidence, PathDiagnostics, disagreements
 from mcmcpost.evidences import evidence_of
-from mcmcpost.expectations import answer, answer_quantiles, check_probabilities
+from mcmcpost.expectations import answer
 from mcmcpost.sample import pose, resolve_method
 from mcmcpost.tasks import JointEstimate
 from mcmcpost.trees import (
@@ -491,7 +492,7 @@ def gather(
         lines |= {} if subject.note is None else {"Trace": subject.note}
         question = pose(subject.tree, integrands, method, options)
         estimate = answer(question)
-        quantiles = None if levels is None else answer_quantiles(question, levels)
+        quantiles = None if levels is None else answer_distribution(question).quantile(levels)
         trace, check = question.every, question.check
         chains, draws, d = trace.draws.shape
         lines |= {

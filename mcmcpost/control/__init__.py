@@ -2,6 +2,7 @@
 
 from mcmcpost.control.auto import MAX_DEGREE, Auto
 from mcmcpost.control.derived import KINDS, Smooth, estimate_derived, estimate_spread
+from mcmcpost.control.distribution import Curve, Distribution, level_texts
 from mcmcpost.control.estimate import (
     Estimate,
     contradicting,
@@ -12,12 +13,11 @@ from mcmcpost.control.estimate import (
     worth_of,
 )
 from mcmcpost.control.folds import Subsets
-from mcmcpost.control.functional import ControlFunctional, SemiExact
-from mcmcpost.control.kernel_choice import REML, GridREML
+from mcmcpost.control.kernels.choice import REML, GridREML
+from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact
 from mcmcpost.control.linear import NEED
-from mcmcpost.control.method import AbstractControlVariate, ControlFit, PlainMean, Refits
+from mcmcpost.control.method import AbstractControlVariate, FoldFit, PlainMean, Refits
 from mcmcpost.control.problem import Options, Problem, Sample, participants, read_moments, standard_coordinates
-from mcmcpost.control.quantiles import estimate_quantiles, level_texts
 from mcmcpost.control.standard_errors import SAFETY, tail_inflation
 from mcmcpost.control.weights import SteinWeights, check_weights, solve_stein_weights
 from mcmcpost.control.zero_variance import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge, Structured, ZeroVariance
@@ -31,9 +31,11 @@ __all__ = [
     "SAFETY",
     "AbstractControlVariate",
     "Auto",
-    "ControlFit",
     "ControlFunctional",
+    "Curve",
+    "Distribution",
     "Estimate",
+    "FoldFit",
     "GridREML",
     "Lasso",
     "LeastSquares",
@@ -53,7 +55,6 @@ __all__ = [
     "contradicting",
     "estimate_derived",
     "estimate_expectations",
-    "estimate_quantiles",
     "estimate_spread",
     "level_texts",
     "participants",

@@ -8,9 +8,15 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.features.families import AbstractFamily, polynomials
 from mcmcpost.control.features.structure import Blocks, room_of, structure_families
-from mcmcpost.control.functional import ControlFunctional, SemiExact, crossfit_both, crossfit_kernel, is_compared
 from mcmcpost.control.functions import crossfit_of_coordinates
-from mcmcpost.control.kernel_choice import POLISH_STATES, GridREML, OwnGridREML
+from mcmcpost.control.kernels.choice import POLISH_STATES, GridREML, OwnGridREML
+from mcmcpost.control.kernels.functional import (
+    ControlFunctional,
+    SemiExact,
+    crossfit_both,
+    crossfit_kernel,
+    is_compared,
+)
 from mcmcpost.control.linear import (
     DRAWS_PER_RIDGED,
     MAX_FEATURES,
@@ -24,7 +30,7 @@ from mcmcpost.control.linear import (
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
-    ControlFit,
+    FoldFit,
     PlainMean,
     no_control,
     replace_columns,
@@ -131,7 +137,7 @@ class Auto(AbstractControlVariate):
     def label(self) -> str:
         return "Auto()"
 
-    def crossfit(self, problem: Problem) -> ControlFit:
+    def crossfit(self, problem: Problem) -> FoldFit:
         if problem.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, PlainMean().label)
         best, lowest, tried = PlainMean().crossfit(problem), plain_variance(problem), []
@@ -262,7 +268,7 @@ def _serving(labels: list[str]) -> int:
     return sum(label not in high for label in labels)
 
 
-def _crossfits(problem: Problem, method: AbstractControlVariate) -> Iterator[tuple[AbstractControlVariate, ControlFit]]:
+def _crossfits(problem: Problem, method: AbstractControlVariate) -> Iterator[tuple[AbstractControlVariate, FoldFit]]:
     """Yield a candidate and its fit; after a semi-exact one that is compared, the kernel alone."""
     if isinstance(method, SemiExact) and is_compared(problem, method):
         semi, alone = crossfit_both(problem, method)

@@ -13,7 +13,7 @@ from mcmcpost.control.estimate import Estimate, assemble, covariance_of, rescale
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
-    ControlFit,
+    FoldFit,
     PlainMean,
     columnwise,
     mean_of_residuals,
@@ -129,11 +129,10 @@ def estimate_derived(
     series = combine(sample.values - means.mean, np.where(fixed, 0.0, about.slope)) + about.value
     labels = tuple(name for part in parts for name in part.names)
     linear = Sample.of(sample.trace, labels, series, np.zeros(len(labels), bool), sample.states)
+    linear = linear._replace(units=np.ones(len(labels)))  # as those of the sample: below, squares of errors are added
     problem, fit = linear.problem(options), None
     if source is not None and terms is not None and problem is not None:
-        slope = about.slope[np.ix_(linear.columns, sample.columns)]
-        unit, terms_unit = linear.units[linear.columns], sample.units[sample.columns]
-        fit = image(terms, source, problem, slope * terms_unit / unit[:, None])
+        fit = image(terms, source, problem, about.slope[np.ix_(linear.columns, sample.columns)])
     found = assemble(linear, options, problem, fit)
     constant_error = np.where(sample.varying, 0.0, means.mcse)  # of what was not seen, which has no part in the series
     unseen, unseen_plain = (combine(constant_error**2, part.slope**2) for part in (about, at_plain))
@@ -235,14 +234,14 @@ def estimate_spread(kind: Kind, sample: Sample, method: AbstractControlVariate, 
     return rescaled(found, unit)
 
 
-def image(fit: ControlFit, source: Problem, problem: Problem, slope: Float[np.ndarray, "q k"]) -> ControlFit:
+def image(fit: FoldFit, source: Problem, problem: Problem, slope: Float[np.ndarray, "q k"]) -> FoldFit:
     """Return the control variates of linear combinations, the integrands of `problem`, from those of `source`."""
     weights = slope * source.scale / problem.scale[:, None]
     plain = np.array([status is Status.PLAIN for status in fit.status])
     over_folds = mean_of_residuals(source, fit.control)[1]  # those of a plain mean, which says nothing of its refits
     refits = columnwise(lambda own, mean: np.where(plain, mean, own), fit.refits, over_folds)
     terms = [np.flatnonzero(row) for row in weights]
-    return ControlFit(
+    return FoldFit(
         mean=combine(fit.mean, weights),
         control=combine(fit.control, weights),
         refits=columnwise(lambda means: combine(means, weights), refits),

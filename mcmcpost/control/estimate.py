@@ -14,7 +14,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.control.method import AbstractControlVariate, ControlFit, columnwise
+from mcmcpost.control.method import AbstractControlVariate, FoldFit, columnwise
 from mcmcpost.control.problem import Options, Problem, Sample, column_sd
 from mcmcpost.control.standard_errors import DISAGREEMENT, heavy_tailed, judge, plain_means
 from mcmcpost.core.arguments import check_tree_type
@@ -257,9 +257,7 @@ def rescaled(estimate: Estimate, units: Float[np.ndarray, " p"]) -> Estimate:
         return estimate._replace(**scaled, covariance=estimate.covariance * units[:, None] * units)
 
 
-def assemble(
-    sample: Sample, options: Options, problem: Problem | None = None, fit: ControlFit | None = None
-) -> Estimate:
+def assemble(sample: Sample, options: Options, problem: Problem | None = None, fit: FoldFit | None = None) -> Estimate:
     """Return the estimate: the control variate where one was fitted and is believed, and the plain mean elsewhere.
 
     problem, fit : the `problem` of the sample and its control variate; None where no integrand could be fitted.

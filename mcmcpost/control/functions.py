@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from scipy.interpolate import PchipInterpolator
 
-from mcmcpost.control.features.families import along_fields
+from mcmcpost.control.features.families import AbstractFamily, along_fields
 from mcmcpost.control.features.quantity import Field, Quantity, coordinate, coordinate_of, surrogate
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.linear import NEED, LinearFits
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
-    ControlFit,
+    FoldFit,
     PlainMean,
     Refits,
     merge_fits,
@@ -27,7 +27,7 @@ from mcmcpost.control.method import (
 )
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import judged_variance
-from mcmcpost.core.arrays import in_blocks
+from mcmcpost.core.arrays import in_blocks, over_rows
 from mcmcpost.core.errors import Status
 
 DISTANCE = 1e-8
@@ -40,26 +40,39 @@ STEADY = 1e-9
 def fields_of(fits: LinearFits, quantities: Sequence[Quantity]) -> list[Field]:
     """Return the field of each quantity; quantity j is what column j of the fits is of."""
     problem, families = fits.problem, fits.system.families
-    coefficients, labels = fits.in_controls()[:, 1:], problem.labels
-    draws, control = np.asarray(problem.draws), fits.at_states().control
+    coefficients, control = fits.in_controls()[:, 1:], fits.at_states().control
+    ends = np.cumsum([family.size for family in families])
     found = []
     for j, quantity in enumerate(quantities):
-        along = np.zeros(len(draws))
-        # Families that the fit of this quantity does not use have no part in its field.
+        along = np.zeros(len(problem.counts))
         used = np.flatnonzero(np.abs(coefficients[:, :, j]).max(axis=0))
-        kept, size = [], 0
-        for family in families:
-            if size < (used[-1] + 1 if len(used) else 0):
-                kept.append(family)
-                size += family.size
-        if kept:
-            gradient = quantity.gradient(problem)
-            for some in in_blocks(len(draws), size):
-                of_controls = along_fields(kept, draws[some], gradient[some])
-                own = coefficients[np.maximum(labels[some], 0), :size, j]
-                along[some] = np.einsum("bq,bq->b", of_controls, own) * (labels[some] >= 0)
-        # h is in the units of its gradient, and its control in those of the problem's values.
+        if len(used):
+            # Families after the last that the fit of this quantity uses have no part in its field.
+            kept = int(np.searchsorted(ends, used[-1] + 1)) + 1
+            given = (families[:kept], coefficients[:, : ends[kept - 1], j], quantity.directions(problem))
+            slopes = np.broadcast_to(quantity.slopes, (len(along), quantity.slopes.shape[1]))
+            for rows, part in over_rows(_along, (problem.draws,), (problem.labels, slopes), given):
+                along[rows] = part
+        # The control is in units of the problem's values, and h, with its gradient, in its own.
         found.append(Field(quantity.value, control[:, j] * problem.scale[j], along * problem.scale[j]))
+    return found
+
+
+def _along(
+    draws: Float[np.ndarray, "m d"],
+    labels: Int[np.ndarray, " m"],
+    slopes: Float[np.ndarray, "m r"],
+    families: tuple[AbstractFamily, ...],
+    coefficients: Float[np.ndarray, "k q"],
+    directions: Float[np.ndarray, "r d"],
+) -> Float[np.ndarray, " m"]:
+    """Return v·∇h at some states, with the coefficients that have not seen them; zero on padding."""
+    found = np.zeros(len(labels))
+    for some in in_blocks(len(labels), coefficients.shape[1]):
+        of_controls = along_fields(families, draws[some], slopes[some] @ directions)
+        for fold in np.unique(labels[some]):
+            own = np.flatnonzero(labels[some] == fold)
+            found[some.start + own] = of_controls[own] @ coefficients[fold] if fold >= 0 else 0.0
     return found
 
 
@@ -73,7 +86,7 @@ class OwnColumns(NamedTuple):
     last: Float[np.ndarray, "m p"] | None = None
 
 
-def crossfit_own(problem: Problem, columns: OwnColumns, method: str) -> ControlFit:
+def crossfit_own(problem: Problem, columns: OwnColumns, method: str) -> FoldFit:
     """Regress each integrand on its own columns, without each fold and on halves of them.
 
     As in `mcmcpost.control.linear`, sums are those of an orthonormal basis with what the fit on all draws leaves.
@@ -117,7 +130,7 @@ def crossfit_own(problem: Problem, columns: OwnColumns, method: str) -> ControlF
         fitted = basis[rows] @ without[0][fold] + last[rows] * without[1][fold]
         control[rows] = fitted / root[rows] - refits.without_fold[fold]
     mean = constants(*fit(np.ones((1, k), bool)))[0]
-    return ControlFit(mean, control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (method,) * p, {})
+    return FoldFit(mean, control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (method,) * p, {})
 
 
 def _orthonormal(
@@ -185,7 +198,7 @@ def crossfit_functions(
     lowest: Float[np.ndarray, " p"],
     steps: Float[np.ndarray, " p"] | None = None,
     shared_steps: Float[np.ndarray, " s"] | None = None,
-) -> ControlFit:
+) -> FoldFit:
     """Return for each function of a quantity the fit of that field which has the smallest error, or the plain mean.
 
     Parameters
@@ -213,10 +226,10 @@ MOST_STEPS = 4
 
 def crossfit_of_coordinates(
     problem: Problem,
-    best: ControlFit,
+    best: FoldFit,
     lowest: Float[np.ndarray, " p"],
     fits: Callable[[Problem], list[LinearFits]],
-) -> tuple[ControlFit, Float[np.ndarray, " p"]]:
+) -> tuple[FoldFit, Float[np.ndarray, " p"]]:
     """Return the best fits after those of integrands that are functions of one coordinate, and their error variances.
 
     fits : from quantities, as the integrands of the problem, to the linear fits whose fields serve their functions.

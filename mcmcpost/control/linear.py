@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost.control.features.families import AbstractFamily, controls_of
 from mcmcpost.control.features.polynomial_basis import independent_columns
 from mcmcpost.control.folds import Subsets
-from mcmcpost.control.method import ROUNDING, ControlFit, Refits
+from mcmcpost.control.method import ROUNDING, FoldFit, Refits
 from mcmcpost.control.moments import Moments
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import combined_error, plain_variance
@@ -108,7 +108,7 @@ class LinearFits(NamedTuple):
 
     problem : in the coordinates of the families.
     fits : which quantities each fit is of; they need not be in order.
-    status, method, info, doubt : as in `ControlFit`.
+    status, method, info, doubt : as in `FoldFit`.
     """
 
     problem: Problem
@@ -145,7 +145,7 @@ class LinearFits(NamedTuple):
         found[:, 0] = 0.0
         return found
 
-    def at_states(self) -> ControlFit:
+    def at_states(self) -> FoldFit:
         """Return the control variates at the states of the problem."""
         problem, system, p = self.problem, self.system, self.problem.values.shape[1]
         refits = Refits.none(problem)
@@ -160,7 +160,7 @@ class LinearFits(NamedTuple):
             given = (system.families, self.in_controls())
             for index, part in over_rows(_fitted_of, rows, (problem.labels,), given):
                 control[index] = part
-        return ControlFit(self.mean, control, refits, self.doubt, self.status, self.method, self.info)
+        return FoldFit(self.mean, control, refits, self.doubt, self.status, self.method, self.info)
 
 
 def linear_system(problem: Problem, families: Sequence[AbstractFamily]) -> LinearSystem:

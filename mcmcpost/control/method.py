@@ -37,7 +37,7 @@ class Refits(NamedTuple):
         return cls(*(np.full((size, p), np.nan) for size in sizes))
 
 
-class ControlFit(NamedTuple):
+class FoldFit(NamedTuple):
     """A cross-fitted control variate for each of p integrands, in the problem's units.
 
     mean : (p,) the estimate β̂ of the fit on all draws.
@@ -57,7 +57,7 @@ class ControlFit(NamedTuple):
     method: tuple[str, ...]
     info: dict[str, Any]
 
-    def select(self, columns: np.ndarray | slice) -> "ControlFit":
+    def select(self, columns: np.ndarray | slice) -> "FoldFit":
         """Return the fit restricted to some integrands; `info` stays that of all."""
         return columnwise(lambda a: a[..., columns], self)
 
@@ -85,7 +85,7 @@ class AbstractControlVariate(eqx.Module):
     """A method of `expectation`: its parameters are choices, its data come with the problem."""
 
     @abc.abstractmethod
-    def crossfit(self, problem: Problem) -> ControlFit:
+    def crossfit(self, problem: Problem) -> FoldFit:
         """Fit on all states and, for the residuals, on the complement of each fold."""
 
     @property
@@ -111,15 +111,15 @@ class PlainMean(AbstractControlVariate):
     def label(self) -> str:
         return "PlainMean()"
 
-    def crossfit(self, problem: Problem) -> ControlFit:
+    def crossfit(self, problem: Problem) -> FoldFit:
         return no_control(problem, Status.PLAIN, self.label)
 
 
-def no_control(problem: Problem, status: Status, label: str, info: dict[str, Any] | None = None) -> ControlFit:
+def no_control(problem: Problem, status: Status, label: str, info: dict[str, Any] | None = None) -> FoldFit:
     """Return the fit with g = 0."""
     p = problem.values.shape[1]
     mean = problem.counts @ problem.values / problem.counts.sum()
-    return ControlFit(
+    return FoldFit(
         mean=mean,
         control=np.zeros_like(problem.values),
         refits=Refits.none(problem),
@@ -151,14 +151,14 @@ def mean_of_residuals(problem: Problem, control: Float[np.ndarray, "m p"]) -> tu
     return over(np.ones((1, k), bool))[0], refits
 
 
-def merge_fits(old: ControlFit, new: ControlFit, take: Bool[np.ndarray, " p"]) -> ControlFit:
+def merge_fits(old: FoldFit, new: FoldFit, take: Bool[np.ndarray, " p"]) -> FoldFit:
     """Return `old` with the columns `take` from `new`, and without `info`."""
     return columnwise(lambda a, b: np.where(take, b, a), old, new)._replace(info={})
 
 
 def replace_columns(
-    old: ControlFit, new: ControlFit, columns: Int[np.ndarray, " k"], places: Int[np.ndarray, " k"]
-) -> ControlFit:
+    old: FoldFit, new: FoldFit, columns: Int[np.ndarray, " k"], places: Int[np.ndarray, " k"]
+) -> FoldFit:
     """Return `old` with some columns from `new`, where they stand at `places`, and without `info`."""
 
     def put(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -169,7 +169,7 @@ def replace_columns(
     return columnwise(put, old, new)._replace(info={}) if len(columns) else old
 
 
-def concatenate_fits(fits: Sequence[ControlFit]) -> ControlFit:
+def concatenate_fits(fits: Sequence[FoldFit]) -> FoldFit:
     """Return the fit of all integrands of several fits to one problem, with the `info` of the first."""
     return columnwise(lambda *parts: np.concatenate(parts, axis=-1), *fits)
 
@@ -177,12 +177,12 @@ def concatenate_fits(fits: Sequence[ControlFit]) -> ControlFit:
 class JointFit(NamedTuple):
     """Cross-fitted control variates of all tasks of a joint problem.
 
-    fits : one `ControlFit` for each of its problems.
+    fits : one `FoldFit` for each of its problems.
     model_covariance : (t, t) of the fits' errors under the kernel's own model, in the problems' units; zero where
         there is no such model.
     task_covariance : (t, t) B, of integrands of unit scale.
     """
 
-    fits: tuple[ControlFit, ...]
+    fits: tuple[FoldFit, ...]
     model_covariance: Float[np.ndarray, "t t"]
     task_covariance: Float[np.ndarray, "t t"]

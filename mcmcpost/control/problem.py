@@ -159,14 +159,44 @@ def make_problem(
     if states is None:
         states = distinct_states(trace)
     m = len(states.counts)
-    flat, weights = values.reshape(-1, values.shape[-1]), trace.weights
+    weights, size = trace.weights, len(states.inverse)
     counts, chains = zeros((padded(m),)), zeros((padded(m),), np.int32)
     copies = counts[:m]
     copies[...] = states.counts
     if weights is not None:
-        copies[...] = np.bincount(states.inverse, weights.values.reshape(-1)) * (weights.ess / len(flat))
+        copies[...] = np.bincount(states.inverse, weights.values.reshape(-1)) * (weights.ess / size)
     np.floor_divide(states.first, values.shape[1], out=chains[:m], casting="unsafe")
-    means = flat
+    shift, lower = standard_coordinates(trace.draws, moments, weights) if coordinates is None else coordinates
+    z, s = _standardised(states, shift, lower)
+    labels = draw_folds(trace.draws, num_folds, weights)
+    nothing = np.zeros(0)
+    problem = Problem(
+        draws=z,
+        scores=s,
+        values=np.zeros((len(counts), 0)),
+        counts=counts,
+        chains=chains,
+        folds=Folds.from_labels(_occupied(labels if m == len(labels) else labels[states.first])),
+        location=nothing,
+        scale=nothing,
+        inverse=states.inverse,
+        num_chains=len(values),
+        num_states=m,
+        names=trace.names,
+        shift=shift,
+        lower=lower,
+        participants=nothing,
+        weighted=weights is not None,
+    )
+    return with_values(problem, values, states, weights)
+
+
+def with_values(
+    problem: Problem, values: Float[np.ndarray, "c n p"], states: States, weights: Weights | None
+) -> Problem:
+    """Return the problem of other integrands on the same states and folds; arguments as in `make_problem`."""
+    m, counts, z = problem.num_states, problem.counts, problem.draws
+    means = flat = values.reshape(-1, values.shape[-1])
     if m < len(flat):
         means = zeros((m, flat.shape[1]))
         np.add.at(means, states.inverse, flat)
@@ -174,36 +204,16 @@ def make_problem(
     location = mean_over_draws(values, weights)
     spread = sd_over_draws(values, weights)
     scale = np.where(spread > 0, spread, 1.0)
-    shift, lower = standard_coordinates(trace.draws, moments, weights) if coordinates is None else coordinates
-    z, s = _standardised(states, shift, lower)
-    f = zeros((padded(m), flat.shape[1]))
+    f = zeros((len(counts), flat.shape[1]))
     for rows in in_blocks(m, flat.shape[1]):
         f[rows] = (means[rows] - location) / scale
-
-    labels = draw_folds(trace.draws, num_folds, weights)
     if weights is None:
-        involved = np.minimum(participants(f[:m], copies), _fewest_participants(z, counts))
+        involved = np.minimum(participants(f[:m], counts[:m]), _fewest_participants(z, counts))
     else:
+        copies = counts[:m]
         u, x = (copies[:, None] * (part[:m] - copies @ part[:m] / copies.sum()) for part in (f, z))
         involved = np.minimum(participants(u), participants(x).min())
-    return Problem(
-        draws=z,
-        scores=s,
-        values=f,
-        counts=counts,
-        chains=chains,
-        folds=Folds.from_labels(_occupied(labels if m == len(labels) else labels[states.first])),
-        location=location,
-        scale=scale,
-        inverse=states.inverse,
-        num_chains=len(values),
-        num_states=m,
-        names=trace.names,
-        shift=shift,
-        lower=lower,
-        participants=involved,
-        weighted=weights is not None,
-    )
+    return problem._replace(values=f, location=location, scale=scale, participants=involved)
 
 
 def _standardised(
@@ -649,6 +659,12 @@ class Sample(NamedTuple):
         return make_problem(
             self.trace, self.fitted_values, states=self.states, num_folds=options.folds, moments=options.standardize
         )
+
+    def problem_on(self, problem: Problem) -> Problem | None:
+        """Return the same regression on the states and folds of a problem of the same trace."""
+        if not len(self.columns):
+            return None
+        return with_values(problem, self.fitted_values, self.states, self.trace.weights)
 
 
 def first_of_same(values: Float[np.ndarray, "c n p"]) -> Int[np.ndarray, " p"]:

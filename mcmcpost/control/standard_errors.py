@@ -12,7 +12,7 @@ import scipy.stats
 from jaxtyping import Array, Bool, Float
 
 from mcmcpost.control.folds import Subsets
-from mcmcpost.control.method import ROUNDING, ControlFit, PlainMean, Refits, mean_of_residuals
+from mcmcpost.control.method import ROUNDING, FoldFit, PlainMean, Refits, mean_of_residuals
 from mcmcpost.control.problem import Options, Problem, Sample, are_few, column_sd, participants, sd_over_draws
 from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.errors import Status
@@ -36,7 +36,7 @@ GROWING = 0.1, 0.3
 """Shares of participating draws below which no rate is believed, and above which `FASTEST` is."""
 
 
-def total_error(problem: Problem, fit: ControlFit, residual_error: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
+def total_error(problem: Problem, fit: FoldFit, residual_error: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
     """Return the standard error of the fit's mean, in the problem's units.
 
     error² = max(1.1·refit variance, residual error²)·√(m/3P)·(1 + 3/P) + gap² + doubt²
@@ -115,7 +115,7 @@ def refit_variance(problem: Problem, mean: Float[np.ndarray, " p"], refits: Refi
     return np.fmax(variance(refits.without_fold, without_fold, rate), on_parts)
 
 
-def judged_variance(problem: Problem, fit: ControlFit) -> Float[np.ndarray, " p"]:
+def judged_variance(problem: Problem, fit: FoldFit) -> Float[np.ndarray, " p"]:
     """Return n·`total_error`² as if draws were independent. Methods are compared by it."""
     total = problem.counts.sum()
     return total * total_error(problem, fit, np.sqrt(residual_variance(problem, fit.control) / total)) ** 2
@@ -241,7 +241,7 @@ def judge(
     asked: Float[np.ndarray, "c n k"],
     residual: Float[np.ndarray, "c n k"],
     plain: Columns,
-    fit: ControlFit,
+    fit: FoldFit,
     problem: Problem,
     weights: Weights | None,
     options: Options,

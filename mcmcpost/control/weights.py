@@ -13,9 +13,9 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int, PyTree
 
 from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
-from mcmcpost.control.functional import ControlFunctional, SemiExact, choose_solver
-from mcmcpost.control.kernel_choice import REML, GridREML, tune
-from mcmcpost.control.kernel_systems import mean_diagonal, normalised_gram, solve_iterative
+from mcmcpost.control.kernels.choice import REML, GridREML, tune
+from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact, choose_solver
+from mcmcpost.control.kernels.systems import mean_diagonal, normalised_gram, solve_iterative
 from mcmcpost.control.linear import DRAWS_PER_FEATURE
 from mcmcpost.control.problem import Options, Problem, make_problem
 from mcmcpost.core.arguments import as_real, check_kind, check_tree_type

@@ -26,7 +26,7 @@ from mcmcpost.control.linear import (
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
-    ControlFit,
+    FoldFit,
     Refits,
     no_control,
 )
@@ -122,7 +122,7 @@ class ZeroVariance(AbstractControlVariate):
     def label(self) -> str:
         return f"ZeroVariance(degree={self.degree})"
 
-    def crossfit(self, problem: Problem) -> ControlFit:
+    def crossfit(self, problem: Problem) -> FoldFit:
         found = self.linear(problem)
         if found is None:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
@@ -200,7 +200,7 @@ class Structured(AbstractControlVariate):
     def label(self) -> str:
         return "Structured()"
 
-    def crossfit(self, problem: Problem) -> ControlFit:
+    def crossfit(self, problem: Problem) -> FoldFit:
         found = self.fields(problem)
         return found[-1].at_states() if found else no_control(problem, Status.TOO_FEW_DRAWS, self.label)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.control import ControlFit, Estimate, Options, Problem, Sample, read_moments
+from mcmcpost.control import Estimate, FoldFit, Options, Problem, Sample, read_moments
 from mcmcpost.control.estimate import GROUP, NUMBERS, assemble, covariance_of, rescaled
 from mcmcpost.control.problem import make_joint_problem, make_problem
 from mcmcpost.core.arguments import as_names, check_flags, check_kind
@@ -225,7 +225,7 @@ class TaskFits(NamedTuple):
     """
 
     problems: dict[str, Problem]
-    fits: dict[str, ControlFit]
+    fits: dict[str, FoldFit]
     model_covariance: Float[np.ndarray, "t t"] | None
     task_covariance: Float[np.ndarray, "t t"]
 

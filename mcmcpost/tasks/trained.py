@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from mcmcpost.control import HIGHEST_DEGREE, AbstractControlVariate, ControlFit, Problem
+from mcmcpost.control import HIGHEST_DEGREE, AbstractControlVariate, FoldFit, Problem
 from mcmcpost.control.method import JointFit, concatenate_fits, mean_of_residuals, no_control
 from mcmcpost.control.problem import JointProblem, join
 from mcmcpost.control.zero_variance import MIN_TRAIN
@@ -418,7 +418,7 @@ class TrainedVectorValued(AbstractControlVariate):
     def label(self) -> str:
         return f"TrainedVectorValued({type(self.family).__name__})"
 
-    def crossfit(self, problem: Problem) -> ControlFit:
+    def crossfit(self, problem: Problem) -> FoldFit:
         copies = tuple(problem.select(np.array([j])) for j in range(problem.values.shape[1]))
         return concatenate_fits(self.crossfit_joint(join(copies)).fits)
 
@@ -453,7 +453,7 @@ class TrainedVectorValued(AbstractControlVariate):
             mean, refits = mean_of_residuals(problem, part)
             status = Status.CONTROLLED if settled else Status.NOT_CONVERGED
             labels = (self.label,) * len(mine)
-            fits.append(ControlFit(mean, part, refits, np.zeros(len(mine)), (status,) * len(mine), labels, info))
+            fits.append(FoldFit(mean, part, refits, np.zeros(len(mine)), (status,) * len(mine), labels, info))
         return JointFit(tuple(fits), np.zeros((t, t)), between)
 
     def _train(self, joint: JointProblem, index: np.ndarray, training: Stochastic, key: PRNGKeyArray) -> StochasticFit:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost.control.kernel_choice import DEFAULT_NUGGET
+from mcmcpost.control.kernels.choice import DEFAULT_NUGGET
 from mcmcpost.control.problem import JointProblem
 from mcmcpost.core.arguments import check_count, check_kind, check_number, check_numbers
 from mcmcpost.core.errors import InputError

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from mcmcpost.control import (
     HIGHEST_DEGREE,
     AbstractControlVariate,
-    ControlFit,
     ControlFunctional,
+    FoldFit,
     GridREML,
     Options,
     Problem,
@@ -22,9 +22,9 @@ from mcmcpost.control import (
     Subsets,
 )
 from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
-from mcmcpost.control.functional import DENSE_LIMIT
-from mcmcpost.control.kernel_choice import DEFAULT_NUGGET, MIN_ITERATIVE_NUGGET, kernel_parameters, tune
-from mcmcpost.control.kernel_systems import (
+from mcmcpost.control.kernels.choice import DEFAULT_NUGGET, MIN_ITERATIVE_NUGGET, kernel_parameters, tune
+from mcmcpost.control.kernels.functional import DENSE_LIMIT
+from mcmcpost.control.kernels.systems import (
     KernelData,
     KernelFit,
     crossfit_dense,
@@ -221,7 +221,7 @@ class VectorValued(AbstractControlVariate):
     def _tunes(self) -> bool:
         return self.kernel is None or self.tuning is not None or not self._brings_covariance
 
-    def crossfit(self, problem: Problem) -> ControlFit:
+    def crossfit(self, problem: Problem) -> FoldFit:
         """Fit the integrands of one trace, which share their draws: one eigendecomposition for all of them."""
         refuse_weighted(self.label, problem)
         several = isinstance(self.kernel, Coregionalisation) and len(self.kernel.kernels) > 1
@@ -277,7 +277,7 @@ class VectorValued(AbstractControlVariate):
             raise InputError("VectorValued", expected, matrix.shape, "One row for each integrand that varies.")
         return matrix
 
-    def _guarded(self, problem: Problem, together: ControlFit, alone: ControlFit) -> ControlFit:
+    def _guarded(self, problem: Problem, together: FoldFit, alone: FoldFit) -> FoldFit:
         joint, scalar = judged_variance(problem, together), judged_variance(problem, alone)
         with np.errstate(invalid="ignore"):
             better = ~np.isfinite(scalar) | (joint < SCALAR_MARGIN * scalar)
@@ -322,7 +322,7 @@ class VectorValued(AbstractControlVariate):
         control = joint.folds.scatter(np.asarray(fit.control)[:, :, 0], len(joint.values))
         fits = []
         for problem, mine, part in joint.by_problem(control):
-            one = ControlFit(
+            one = FoldFit(
                 mean=np.asarray(fit.mean)[mine, 0],
                 control=part,
                 refits=Refits(*(np.asarray(means)[:, mine, 0] for means in fit.refits)),
@@ -336,7 +336,7 @@ class VectorValued(AbstractControlVariate):
             fits.append(one)
         return JointFit(tuple(fits), np.asarray(fit.model_covariance)[0], between)
 
-    def _alone(self, problem: Problem) -> ControlFit:
+    def _alone(self, problem: Problem) -> FoldFit:
         """Fit each integrand of a problem by the same method without the others, tuning what the joint fit tunes."""
         kernel = self.kernel
         if isinstance(kernel, Coregionalisation):
@@ -373,12 +373,12 @@ def _joint_design(joint: JointProblem, degree: int) -> tuple[Float[np.ndarray, "
     return np.concatenate(columns, axis=1), features
 
 
-def _control_fit(problem: Problem, fit: KernelFit, label: str, info: dict[str, Any]) -> ControlFit:
+def _control_fit(problem: Problem, fit: KernelFit, label: str, info: dict[str, Any]) -> FoldFit:
     """Return the fit of integrands that share their draws."""
     mean = np.asarray(fit.mean)[:, 0]
     control = problem.folds.scatter(np.asarray(fit.control), len(problem.values))
     status = Status.CONTROLLED if bool(fit.converged) else Status.NOT_CONVERGED
-    return ControlFit(
+    return FoldFit(
         mean=mean,
         control=control,
         refits=Refits(*(np.asarray(means)[:, :, 0] for means in fit.refits)),

@@ -6,6 +6,7 @@ import numpy as np
 from mcmcpost.control import (
     Auto,
     ControlFunctional,
+    Distribution,
     Estimate,
     Lasso,
     Options,
@@ -16,7 +17,6 @@ from mcmcpost.control import (
     Structured,
     ZeroVariance,
     estimate_expectations,
-    estimate_quantiles,
 )
 from mcmcpost.solve import ConjugateGradients
 from mcmcpost.stein import SquaredExponential
@@ -78,4 +78,4 @@ def quantiles(
 ) -> Estimate:
     """Estimate quantiles with names made up."""
     names = tuple(f"f{j}" for j in range(values.shape[-1]))
-    return estimate_quantiles(Sample.of(trace, names, values, events), np.array(levels), method, Options())
+    return Distribution.of(Sample.of(trace, names, values, events), method, Options()).quantile(np.array(levels))

@@ -9,8 +9,8 @@ from scipy.stats import norm
 
 from mcmcpost.control import REML, Auto, ControlFunctional, GridREML, SemiExact, Subsets, solve_stein_weights
 from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
-from mcmcpost.control.kernel_choice import OwnGridREML
-from mcmcpost.control.kernel_systems import KernelData, cross_product, crossfit_dense, crossfit_iterative, kernel_data
+from mcmcpost.control.kernels.choice import OwnGridREML
+from mcmcpost.control.kernels.systems import KernelData, cross_product, crossfit_dense, crossfit_iterative, kernel_data
 from mcmcpost.control.problem import make_problem
 from mcmcpost.core.errors import Status
 from mcmcpost.solve import ConjugateGradients

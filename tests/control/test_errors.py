@@ -20,8 +20,8 @@ from mcmcpost.control import (
 )
 from mcmcpost.control.estimate import assemble
 from mcmcpost.control.features.families import polynomials
-from mcmcpost.control.functional import crossfit_both, is_compared
-from mcmcpost.control.kernel_choice import OwnGridREML
+from mcmcpost.control.kernels.choice import OwnGridREML
+from mcmcpost.control.kernels.functional import crossfit_both, is_compared
 from mcmcpost.control.linear import Solver, linear_system
 from mcmcpost.control.method import mean_of_residuals
 from mcmcpost.control.problem import make_problem
@@ -168,8 +168,8 @@ def test_a_kernel_of_one_coordinate_among_many_is_compared_with_the_kernel_alone
     found = estimate(trace, values, method)
     assert found.gain[0] > 1e4
     assert abs(found.mean[0] - truth) < 4 * found.mcse[0]
-    monkeypatch.setattr("mcmcpost.control.functional._of_few", lambda *_: [])
-    monkeypatch.setattr("mcmcpost.control.kernel_choice.Setting.num_resolved", lambda _, d: float(d))
+    monkeypatch.setattr("mcmcpost.control.kernels.functional._of_few", lambda *_: [])
+    monkeypatch.setattr("mcmcpost.control.kernels.choice.Setting.num_resolved", lambda _, d: float(d))
     before = estimate(trace, values, method)
     assert abs(before.mean[0] - truth) > 7 * before.mcse[0]
 
@@ -179,7 +179,7 @@ def test_an_unseen_tail_counts_less_in_more_coordinates(rng, monkeypatch):
     problem = make_problem(make_trace(x, 3 - np.exp(x)), np.exp(0.3 * x[..., :1]), num_folds=8)
     doubts = []
     for few in (1, 3, 6):
-        monkeypatch.setattr("mcmcpost.control.functional.COMPARED_COORDINATES", few)
+        monkeypatch.setattr("mcmcpost.control.kernels.functional.COMPARED_COORDINATES", few)
         doubts.append(ControlFunctional(SquaredExponential(2.0), 1e-6, max_states=200).crossfit(problem).doubt[0])
     assert 0 < 1.5 * doubts[0] < doubts[1] < doubts[2] / 1.5
 

@@ -13,8 +13,8 @@ import mcmcpost.control
 from mcmcpost.control import (
     AbstractControlVariate,
     Auto,
-    ControlFit,
     Estimate,
+    FoldFit,
     PlainMean,
     Problem,
     SemiExact,
@@ -201,7 +201,7 @@ class InSample(AbstractControlVariate):
     def label(self) -> str:
         return "InSample()"
 
-    def crossfit(self, problem: Problem) -> ControlFit:
+    def crossfit(self, problem: Problem) -> FoldFit:
         basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], 8))
         root = np.sqrt(problem.counts)[:, None]
         theta = np.linalg.lstsq(basis * root, problem.values * root)[0]
@@ -216,7 +216,7 @@ class WrongSign(AbstractControlVariate):
     def label(self) -> str:
         return "WrongSign()"
 
-    def crossfit(self, problem: Problem) -> ControlFit:
+    def crossfit(self, problem: Problem) -> FoldFit:
         return ZeroVariance(3).crossfit(problem._replace(scores=-problem.scores))
 
 

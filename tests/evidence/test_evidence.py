@@ -40,10 +40,12 @@ from mcmcpost.evidence.mbar import adjacent_overlap, asymptotic_covariance, solv
 from mcmcpost.tasks import TaskREML, VectorValued
 
 
-def evidence(ladder: Ladder, method: object = None, **options: object) -> Evidence:
-    options.setdefault("degree", 2)
-    health = examine_rungs(ladder)
-    return estimate_log_evidence(ladder, health, check_ladder(ladder, health), method, Options(), **options)
+def evidence(
+    ladder: Ladder, method: object = None, *, allow_bad_scores: bool = False, degree: int = 2, **path: object
+) -> Evidence:
+    health, options = examine_rungs(ladder), Options(allow_bad_scores=allow_bad_scores)
+    check = check_ladder(ladder, health)
+    return estimate_log_evidence(ladder, health, check, method, options, degree=degree, **path)
 
 
 PATH = gaussian_path(2)

@@ -21,6 +21,7 @@ MAIN_HOUSE = (
     ("evidence",),
     ("trees",),
     ("sample",),
+    ("distributions",),
     ("expectations",),
     ("sensitivity", "evidences", "stein_rules"),
 )

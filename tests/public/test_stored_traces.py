@@ -8,7 +8,7 @@ import xarray
 from dask.callbacks import Callback
 
 import mcmcpost as mp
-from mcmcpost.control import functional
+from mcmcpost.control.kernels import functional
 from mcmcpost.core import arrays
 from mcmcpost.core.arrays import StoredArray, StoredRows
 from mcmcpost.stein import SquaredExponential

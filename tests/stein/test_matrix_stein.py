@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mcmcpost.control.kernel_systems import crossfit_dense, kernel_data
+from mcmcpost.control.kernels.systems import crossfit_dense, kernel_data
 from mcmcpost.control.problem import make_joint_problem
 from mcmcpost.stein import (
     Coregionalisation,

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from normal_task_cases import KERNEL, RELATED, joint_problem, normal_task, related_tasks, smooth
 
-from mcmcpost.control import Options, PlainMean
+from mcmcpost.control import Options, PlainMean, Sample
 from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
-from mcmcpost.control.kernel_systems import crossfit_dense, kernel_data
+from mcmcpost.control.kernels.systems import crossfit_dense, kernel_data
 from mcmcpost.control.problem import join, make_problem
 from mcmcpost.control.standard_errors import judged_variance
 from mcmcpost.solve import ConjugateGradients
 from mcmcpost.stein import Coregionalisation, SquaredExponential, SteinTile, matrix_stein_tile, stein_gram
-from mcmcpost.tasks import ConvexTaskCovariance, TaskREML, VectorValued, estimate_jointly
+from mcmcpost.tasks import ConvexTaskCovariance, TaskInput, TaskREML, VectorValued, estimate_jointly
 from mcmcpost.tasks.vector_valued import SCALAR_MARGIN, _joint_design, crossfit_kronecker, shared_covariance
 from mcmcpost.trace import make_trace
 
@@ -188,7 +188,7 @@ def test_the_same_draws_with_other_scores_are_another_target(rng):
     """As if from importance sampling: only scores decide, so that the joint fit is not the one of shared draws."""
     first = normal_task(rng, 28)
     x = first.trace.draws
-    tasks = {"a": first, "b": first._replace(trace=make_trace(x, -x / 1.1))}
+    tasks = {"a": first, "b": TaskInput(Sample.of(make_trace(x, -x / 1.1), ("f",), first.sample.values))}
     method = VectorValued(KERNEL, RELATED, 1e-2, guard=False)
     found = estimate_jointly(tasks, method, Options())
     assert "solver" in found["a"].info

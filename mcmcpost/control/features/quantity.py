@@ -6,10 +6,11 @@ densities are then controlled as well as the mean is, whatever the dimension (do
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy.interpolate import BSpline
 from scipy.special import log_ndtr, ndtr
 
@@ -35,14 +36,32 @@ class Field(NamedTuple):
         """Return φ_g of cubic B-splines g, which sum to one, so that c is a combination of them."""
         real = counts > 0
         h = self.value[real]
-        inner = np.unique(np.quantile(h, np.linspace(0, 1, KNOTS + 2)[1:-1]))
-        low, high = h.min(), h.max()
-        inner = inner[(inner > low) & (inner < high)]
-        knots = np.concatenate([[low] * (CUBIC + 1), inner, [high] * (CUBIC + 1)])
-        basis = BSpline(knots, np.eye(len(knots) - CUBIC - 1), CUBIC)
+        basis = self._basis(h)
         found = np.zeros((len(self.value), basis.c.shape[1]))
         found[real] = basis.derivative()(h) * self.along[real, None] + basis(h) * self.control[real, None]
         return found
+
+    @staticmethod
+    def _basis(h: Float[np.ndarray, " m"]) -> BSpline:
+        low, high = h.min(), h.max()
+        inner = np.unique(np.quantile(h, np.linspace(0, 1, KNOTS + 2)[1:-1]))
+        inner = inner[(inner > low) & (inner < high)]
+        knots = np.concatenate([[low] * (CUBIC + 1), inner, [high] * (CUBIC + 1)])
+        return BSpline(knots, np.eye(len(knots) - CUBIC - 1), CUBIC)
+
+    def conditional(
+        self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"], ess: float
+    ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
+        """Return E[v·∇h | h = t] by a regression on the splines, and its standard error for so many effective draws."""
+        real = counts > 0
+        basis = self._basis(self.value[real])
+        design, root = basis(self.value[real]), np.sqrt(counts[real])
+        found = np.linalg.lstsq(design * root[:, None], self.along[real] * root, rcond=None)[0]
+        left = self.along[real] - design @ found
+        scatter = np.linalg.pinv((design * counts[real, None]).T @ design)
+        inside = basis(np.clip(at, basis.t[0], basis.t[-1]))
+        variance = counts[real] @ left**2 / ess * np.einsum("tq,qr,tr->t", inside, scatter, inside)
+        return inside @ found, np.sqrt(variance)
 
     def steps(self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
         """Return for each threshold t a control that has the step of 1{h ≤ t}.
@@ -51,16 +70,39 @@ class Field(NamedTuple):
         scale that the field implies, m = E(h − c) and σ² = |E v·∇h| (Chen, Goldstein and Shao 2011, *Normal
         Approximation by Stein's Method*, chapter 2).
         """
+        x, t, inside, sigma = self._as_normal(counts, at)
+        g = np.sqrt(2 * np.pi) * np.exp(0.5 * x**2 + log_ndtr(np.minimum(x, t)) + log_ndtr(-np.maximum(x, t)))
+        slope = x * g + (self.value[:, None] <= at) - ndtr(t)
+        return self._control(counts, g, np.where(inside, slope, 0.0), sigma)
+
+    def ramps(self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
+        """Return for each threshold t a control that has the step of c 1{h > t}, whose mean is the density's.
+
+        As in `steps`, of the equation g′ − xg = x 1{x > t} − φ(t).
+        """
+        x, t, inside, sigma = self._as_normal(counts, at)
+        above = self.value[:, None] > at
+        # √(2π) φ(t) e^(x²/2) times Φ(−x) above t, and −Φ(x) below: no factor overflows by itself.
+        g = np.exp(0.5 * (x**2 - t**2) + log_ndtr(np.where(above, -x, x))) * np.where(above, 1.0, -1.0) - above
+        slope = x * g + x * above - np.exp(-0.5 * t**2) / np.sqrt(2 * np.pi)
+        return self._control(counts, g, np.where(inside, slope, 0.0), sigma)
+
+    def _as_normal(
+        self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]
+    ) -> tuple[Float[np.ndarray, "m one"], Float[np.ndarray, " t"], Bool[np.ndarray, "m one"], float]:
+        """Return h and thresholds as normal deviates, which of those of h are not cut off, and σ."""
         total = counts.sum()
         middle = counts @ (self.value - self.control) / total
-        sigma = np.sqrt(abs(counts @ self.along) / total)
-        if not sigma > 0:
-            return np.zeros((len(self.value), len(at)))
+        sigma = float(np.sqrt(abs(counts @ self.along) / total)) or 1.0
         raw = ((self.value - middle) / sigma)[:, None]
         x, t = np.clip(raw, -FARTHEST, FARTHEST), np.clip((at - middle) / sigma, -FARTHEST, FARTHEST)
-        g = np.sqrt(2 * np.pi) * np.exp(0.5 * x**2 + log_ndtr(np.minimum(x, t)) + log_ndtr(-np.maximum(x, t)))
-        slope = np.where(x == raw, x * g + (self.value[:, None] <= at) - ndtr(t), 0.0)
-        return (slope * (self.along / sigma)[:, None] + g * self.control[:, None]) * (counts > 0)[:, None]
+        return x, t, x == raw, sigma
+
+    def _control(
+        self, counts: Float[np.ndarray, " m"], g: np.ndarray, slope: np.ndarray, sigma: float
+    ) -> Float[np.ndarray, "m t"]:
+        found = slope * (self.along / sigma)[:, None] + g * self.control[:, None]
+        return found * (counts > 0)[:, None]
 
 
 class Quantity(NamedTuple):
@@ -77,12 +119,11 @@ class Quantity(NamedTuple):
     slopes: Float[np.ndarray, "n r"]
     explained: float
 
-    def gradient(self, problem: Problem) -> Float[np.ndarray, "m d"]:
-        """Return ∇h in the coordinates of a problem."""
+    def directions(self, problem: Problem) -> Float[np.ndarray, "r d"]:
+        """Return the gradients of its coordinates in those of a problem: of h it is slopes·directions."""
         # x = shift + L z, and slopes are by x/|row of L|: the chain rule.
         lower = problem.lower[self.places]
-        slopes = self.slopes @ (lower / np.linalg.norm(lower, axis=1)[:, None])
-        return np.broadcast_to(slopes, (len(self.value), slopes.shape[1]))
+        return lower / np.linalg.norm(lower, axis=1)[:, None]
 
 
 TELLING_STATES = 500
@@ -112,7 +153,14 @@ def coordinate_of(problem: Problem) -> Int[np.ndarray, " p"]:
 
 def coordinate(problem: Problem, j: int) -> Quantity:
     """Return a coordinate of the trace, in units of its scale; `problem` is in the trace's own coordinates."""
-    return Quantity(np.asarray(problem.draws[:, j]), np.array([j]), np.ones((1, 1)), 1.0)
+    return Quantity(_columns(problem, [j])[:, 0], np.array([j]), np.ones((1, 1)), 1.0)
+
+
+def _columns(problem: Problem, places: Sequence[int]) -> Float[np.ndarray, "m r"]:
+    """Return some coordinates at all states, in memory."""
+    if isinstance(problem.draws, np.ndarray):
+        return problem.draws[:, places]
+    return (problem.draws @ np.eye(problem.draws.shape[1])[:, places])[:]
 
 
 MOST_PLACES = 8
@@ -166,7 +214,7 @@ def surrogate(problem: Problem, column: int) -> Quantity | None:
             break
         places.append(int(others[largest.argmax()]))
     real = problem.counts > 0
-    z, f = np.asarray(problem.draws)[:, places], problem.values[:, column]
+    z, f = _columns(problem, places), problem.values[:, column]
     degree = max((k for k in (1, 2, 3) if DRAWS_PER_TERM * len(_monomials(len(places), k)) <= m), default=1)
     terms = _monomials(len(places), degree)
     basis, root = _powers(z, terms), np.sqrt(problem.counts)

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 
 from mcmcpost.control.features.polynomial_basis import Features, basis_with_features, by_fold, exponents_of_degree
 from mcmcpost.control.folds import pad_rows
-from mcmcpost.control.kernel_choice import REML, GridREML, OwnGridREML, Setting, tune
-from mcmcpost.control.kernel_systems import (
+from mcmcpost.control.kernels.choice import REML, GridREML, OwnGridREML, Setting, tune
+from mcmcpost.control.kernels.systems import (
     FoldRules,
     KernelData,
     KernelFit,
@@ -25,7 +25,7 @@ from mcmcpost.control.linear import DRAWS_PER_FEATURE
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
-    ControlFit,
+    FoldFit,
     Refits,
     mean_of_residuals,
     merge_fits,
@@ -97,7 +97,7 @@ class ControlFunctional(AbstractControlVariate):
     def label(self) -> str:
         return "ControlFunctional()"
 
-    def crossfit(self, problem: Problem) -> ControlFit:
+    def crossfit(self, problem: Problem) -> FoldFit:
         degree = max((b for b in (1, 2) if has_enough(b, problem.draws.shape[1], problem.folds.num_train)), default=0)
         if degree and is_compared(problem, self):
             return crossfit_both(problem, SemiExact(degree, **self.__dict__))[1]
@@ -133,7 +133,7 @@ class SemiExact(AbstractControlVariate):
     def label(self) -> str:
         return f"SemiExact(degree={self.degree})"
 
-    def crossfit(self, problem: Problem) -> ControlFit:
+    def crossfit(self, problem: Problem) -> FoldFit:
         enough = has_enough(self.degree, problem.draws.shape[1], problem.folds.num_train)
         if enough and is_compared(problem, self):
             return crossfit_both(problem, self)[0]
@@ -152,7 +152,7 @@ def is_compared(problem: Problem, choice: ControlFunctional | SemiExact) -> bool
     return compared and tuned and not problem.weighted and choice.budget is None
 
 
-def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[ControlFit, ControlFit]:
+def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[FoldFit, FoldFit]:
     """Return the semi-exact fit and that of the kernel alone, each with what the other does not explain as its doubt.
 
     Where the draws have not visited a tail, both can pass through every value and give the same estimate on all parts
@@ -170,14 +170,14 @@ def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[ControlFit, Cont
     return semi, alone
 
 
-def _apart(problem: Problem, fit: ControlFit, other: ControlFit) -> Float[np.ndarray, " p"]:
+def _apart(problem: Problem, fit: FoldFit, other: FoldFit) -> Float[np.ndarray, " p"]:
     """Return by how much two estimates differ beyond twice the error of the other, its doubt not counted."""
     inexact = residual_variance(problem, fit.control) > ROUNDING**2
     return np.where(inexact, _beyond(problem, other, fit.mean, AGREEMENT), 0.0)
 
 
 def _beyond(
-    problem: Problem, fit: ControlFit, mean: Float[np.ndarray, " p"], errors: float = 1.0
+    problem: Problem, fit: FoldFit, mean: Float[np.ndarray, " p"], errors: float = 1.0
 ) -> Float[np.ndarray, " p"]:
     """Return how far another estimate is from that of a fit beyond some of its errors, its doubt not counted."""
     sure = fit._replace(doubt=np.zeros_like(fit.doubt))
@@ -202,7 +202,7 @@ def _check(choice: ControlFunctional | SemiExact) -> None:
         raise InputError(where, "no `max_states` with ConjugateGradients", choice.max_states, "Use Cholesky().")
 
 
-def crossfit_kernel(problem: Problem, choice: ControlFunctional | SemiExact, degree: int) -> ControlFit:
+def crossfit_kernel(problem: Problem, choice: ControlFunctional | SemiExact, degree: int) -> FoldFit:
     """Return the fit with polynomials of a degree, 0 for the kernel alone, compared with no other."""
     tuning = choice.tuning or (GridREML() if choice.kernel is None else None)
     whole = problem
@@ -223,7 +223,7 @@ def crossfit_kernel(problem: Problem, choice: ControlFunctional | SemiExact, deg
 
     def fit_with(
         settings: Sequence[Setting], basis: Float[np.ndarray, "m b"] = basis, features: Features = features
-    ) -> ControlFit:
+    ) -> FoldFit:
         if some:
             return _fit_some(problem, part, basis, features, settings, choice)
         return _fit(problem, basis, settings, solver, choice)
@@ -240,7 +240,7 @@ def crossfit_kernel(problem: Problem, choice: ControlFunctional | SemiExact, deg
     return fit._replace(info=facts | fit.info)
 
 
-def _of_few(problem: Problem, settings: Sequence[Setting], fit: ControlFit) -> list[Setting]:
+def _of_few(problem: Problem, settings: Sequence[Setting], fit: FoldFit) -> list[Setting]:
     """Return the settings whose kernel varies in few coordinates, of integrands that a tail can matter to.
 
     Such a fit is as good as one in few coordinates, and knows as little of the tails that no draw has visited. Their
@@ -262,7 +262,7 @@ def _fit(
     settings: Sequence[Setting],
     solver: Cholesky | ConjugateGradients,
     choice: ControlFunctional | SemiExact,
-) -> ControlFit:
+) -> FoldFit:
     """Return the fit of the integrands that have a setting, on all states; NaN for others."""
     p = problem.values.shape[1]
     mean, moved, control = np.full(p, np.nan), np.full(p, np.nan), zeros(problem.values.shape)
@@ -288,7 +288,7 @@ def _fit(
         for j in columns:
             status[j] = _status(choice, reached, bool(fit.converged))
         facts.append(setting.describe() | {"nugget_used": reached, "num_products": int(fit.num_steps)})
-    made = ControlFit(mean, control, refits, np.zeros(p), tuple(status), (choice.label,) * p, {"fits": facts})
+    made = FoldFit(mean, control, refits, np.zeros(p), tuple(status), (choice.label,) * p, {"fits": facts})
     return made._replace(doubt=_beyond(problem, made, moved)) if tuned else made
 
 
@@ -316,7 +316,7 @@ def _fit_some(
     features: Features,
     settings: Sequence[Setting],
     choice: ControlFunctional | SemiExact,
-) -> ControlFit:
+) -> FoldFit:
     """Return the fit of the integrands that have a setting, on the states of `part` alone; NaN for others.
 
     The fits without each fold are evaluated at all states of the problem, of stored draws chunk by chunk, and the
@@ -348,7 +348,7 @@ def _fit_some(
     doubt = np.zeros(p)
     if not own.weighted:
         doubt[asked] = _unseen_error(own, columns_of(control, asked), resolved)
-    return ControlFit(mean, control, refits, doubt, tuple(status), (choice.label,) * p, {"fits": facts})
+    return FoldFit(mean, control, refits, doubt, tuple(status), (choice.label,) * p, {"fits": facts})
 
 
 def _unseen_error(
@@ -396,8 +396,8 @@ def _at_states(
 
 
 def _or_with_ridge(
-    problem: Problem, settings: Sequence[Setting], fit: ControlFit, fit_with: Callable[[Sequence[Setting]], ControlFit]
-) -> ControlFit:
+    problem: Problem, settings: Sequence[Setting], fit: FoldFit, fit_with: Callable[[Sequence[Setting]], FoldFit]
+) -> FoldFit:
     """Return the fit with a ridge of `REAL_RIDGE` for integrands whose error gains nothing, if that has a smaller one.
 
     The likelihood of a step or a corner is highest for a kernel that passes through it at a short lengthscale. Where

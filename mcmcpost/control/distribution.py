@@ -1,0 +1,647 @@
+"""The marginal distributions of quantities: probabilities, quantiles, intervals and densities.
+
+Every number is a controlled expectation, or follows from some: a probability is one, a quantile is where a
+distribution function that is made of them has a level, and a density is that of c 1{h > t}, c the control of the
+quantity's mean.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import scipy.stats
+from jaxtyping import Bool, Float, Int
+from scipy.optimize import isotonic_regression
+
+from mcmcpost.control.auto import Auto
+from mcmcpost.control.estimate import Estimate, assemble, covariance_of, rescaled, spread
+from mcmcpost.control.functions import Marginal, OwnColumns, crossfit_functions, crossfit_own, marginals
+from mcmcpost.control.method import AbstractControlVariate, PlainMean, mean_of_residuals, replace_columns
+from mcmcpost.control.order_statistics import (
+    EXPONENTIAL,
+    QuantileFunction,
+    middle_places,
+    order_quantiles,
+    tail_shape,
+)
+from mcmcpost.control.problem import Options, Problem, Sample, with_values
+from mcmcpost.control.standard_errors import plain_variance
+from mcmcpost.core.errors import TRUSTED, InputError, Status
+from mcmcpost.core.mcse import Weights, mcse_mean
+from mcmcpost.core.precision import in_float64
+from mcmcpost.scores import effective_size
+
+if TYPE_CHECKING:
+    import pandas
+
+RULE_OF_THREE = 3.0
+"""Over n draws, an upper bound of 95 % for the probability of an event that none of them saw."""
+
+
+class Curve(NamedTuple):
+    """A distribution function or a density of p quantities at t points each.
+
+    at : (p, t) the points, in units of the quantities.
+    mean, mcse : (p, t) the estimate and its Monte Carlo standard error.
+    mean_plain, mcse_plain : (p, t) without control variates. gain : (p, t) (mcse_plain/mcse)².
+    status : p·t statuses, point by point.
+    """
+
+    names: tuple[str, ...]
+    at: Float[np.ndarray, "p t"]
+    mean: Float[np.ndarray, "p t"]
+    mcse: Float[np.ndarray, "p t"]
+    mean_plain: Float[np.ndarray, "p t"]
+    mcse_plain: Float[np.ndarray, "p t"]
+    gain: Float[np.ndarray, "p t"]
+    status: tuple[Status, ...]
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return a row for each quantity and point; columns are those of `Estimate.to_dataframe`."""
+        import pandas
+
+        names = np.repeat(np.array(self.names, dtype=object), self.at.shape[1])
+        columns = {"mean": self.mean_plain, "mcse": self.mcse_plain, "mean_cv": self.mean, "mcse_cv": self.mcse}
+        columns |= {"gain": self.gain}
+        return pandas.DataFrame(
+            {name: values.reshape(-1) for name, values in columns.items()} | {"status": list(map(str, self.status))},
+            index=pandas.MultiIndex.from_arrays([names, self.at.reshape(-1)], names=["quantity", "at"]),
+        )
+
+
+class Distribution(NamedTuple):
+    """The marginal distributions of some quantities, of which everything can be asked.
+
+    sample : the quantities that differ. names : of all, and place : (p,) which of the sample each of them is.
+    problem : of those that vary, `columns` of the sample; None where nothing does.
+    marginals : of these, what is known of their functions.
+    """
+
+    sample: Sample
+    names: tuple[str, ...]
+    place: Int[np.ndarray, " p"]
+    method: AbstractControlVariate
+    options: Options
+    problem: Problem | None
+    marginals: tuple[Marginal | None, ...]
+
+    @classmethod
+    def of(cls, sample: Sample, method: AbstractControlVariate, options: Options) -> "Distribution":
+        """Return the distributions of the integrands of a sample; `standardize` and `fallback` are not used."""
+        options = options._replace(standardize=None, fallback=True)
+        options.check(sample.trace)
+        distinct, place = sample.without_repeats()
+        problem = distinct.problem(options)
+        known: tuple[Marginal | None, ...] = ()
+        if problem is not None:
+            known = tuple(marginals(problem, method))
+        return cls(distinct, sample.names, place, method, options, problem, known)
+
+    @in_float64
+    def cdf(self, thresholds: "float | np.ndarray") -> Curve:
+        """Return P(h ≤ t) of every quantity, which does not decrease in t.
+
+        thresholds : t points for all quantities, or (p, t) for each its own.
+        """
+        at, names = self._points("cdf", thresholds), self.names
+        parts = [self._below(np.array([j]), row[None]) for j, row in zip(self.place, at, strict=True)]
+        rows = [_row(row, part) for part, row in zip(parts, at, strict=True)]
+        curve = _side_by_side(rows, names)
+        order = np.argsort(at, axis=1, kind="stable")
+        mean = curve.mean.copy()
+        for own, by in zip(mean, order, strict=True):
+            known = by[np.isfinite(own[by])]
+            if len(known):
+                own[known] = isotonic_regression(own[known]).x
+        return curve._replace(mean=np.clip(mean, 0.0, 1.0))
+
+    @in_float64
+    def probability(self, lower: float = -np.inf, upper: float = np.inf) -> Estimate:
+        """Return P(lower ≤ h ≤ upper) of every quantity."""
+        if not lower < upper or np.isinf([lower, upper]).all():
+            cure = "Pass lower=0.0, upper=1.0, or both."
+            raise InputError("probability", "`lower` below `upper`, one of them finite", (lower, upper), cure)
+        finite = [bound for bound in (lower, upper) if np.isfinite(bound)]
+        values = self.sample.values
+        with np.errstate(invalid="ignore"):
+            inside = np.where(np.isfinite(values), (values >= lower) & (values <= upper), np.nan)
+        p = len(self.sample.names)
+        found, _ = self._events(np.arange(p), inside, np.tile(finite, (p, 1)), shared=True)
+        inequality = [f"{lower:g} <= " if np.isfinite(lower) else "", f" <= {upper:g}" if np.isfinite(upper) else ""]
+        labels = tuple(f"P({inequality[0]}{name}{inequality[1]})" for name in self.names)
+        return spread(_clipped(found), labels, self.place)
+
+    @in_float64
+    def quantile(self, probabilities: "float | np.ndarray") -> Estimate:
+        """Return the quantiles at some levels in (0, 1), those of one quantity after those of another."""
+        levels = np.atleast_1d(np.asarray(probabilities, float))
+        first = (self.place[:, None] * len(levels) + np.arange(len(levels))).reshape(-1)
+        return spread(_quantiles(self, levels), quantile_labels(self.names, levels), first)
+
+    @in_float64
+    def interval(self, prob: float = 0.89, kind: str = "eti") -> Estimate:
+        """Return the lower and the upper bound of an interval of every quantity, named as in ``az.summary``.
+
+        kind : ``"eti"`` with equal tails, or ``"hdi"``, the shortest.
+        """
+        if kind not in ("eti", "hdi") or not 0 < prob < 1:
+            cure = 'Pass prob=0.89, kind="eti".'
+            raise InputError("interval", '`prob` in (0, 1) and `kind` "eti" or "hdi"', (prob, kind), cure)
+        tails = np.array([(1 - prob) / 2, (1 + prob) / 2])
+        found = _quantiles(self, tails) if kind == "eti" else _shortest(self, prob)
+        title = f"{kind}{int(prob * 100)}"  # as ArviZ rounds it
+        labels = tuple(f"{name} [{title}_{end}]" for name in self.names for end in ("lb", "ub"))
+        return spread(found, labels, (2 * self.place[:, None] + np.arange(2)).reshape(-1))
+
+    @in_float64
+    def pdf(self, points: "float | np.ndarray") -> Curve:
+        """Return the density of every quantity, without a bandwidth where its mean is controlled.
+
+        With the field v that controls the mean of h, E[c 1{h > t}] = −p(t) E[v·∇h | h = t]: an ordinary expectation,
+        which is controlled as a probability is, over a regression on h. Elsewhere it is a kernel estimate, ``plain``,
+        whose error leaves out its bias.
+
+        points : t points for all quantities, or (p, t) for each its own.
+        """
+        at = self._points("pdf", points)
+        return _side_by_side([_densities(self, int(j), row) for j, row in zip(self.place, at, strict=True)], self.names)
+
+    def _points(self, where: str, points: "float | np.ndarray") -> Float[np.ndarray, "p t"]:
+        at = np.atleast_1d(np.asarray(points, float))
+        if at.ndim > 2 or not np.isfinite(at).all() or (at.ndim == 2 and len(at) != len(self.names)):
+            expected = f"finite points (t,), or ({len(self.names)}, t) for each quantity its own"
+            raise InputError(where, expected, f"shape {at.shape}", "Pass numpy.linspace(0, 1, 41).")
+        return np.broadcast_to(at, (len(self.names), at.shape[-1]))
+
+    def marginal(self, j: int) -> Marginal | None:
+        """Return what is known of a quantity of the sample."""
+        place = np.flatnonzero(self.sample.columns == j)
+        return self.marginals[place[0]] if len(place) else None
+
+    def standard(self, j: int, thresholds: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
+        """Return thresholds of a quantity of the sample, in its own units, in those of the problem."""
+        place = int(np.flatnonzero(self.sample.columns == j)[0])
+        assert self.problem is not None
+        return (thresholds / self.sample.units[j] - self.problem.location[place]) / self.problem.scale[place]
+
+    def _below(self, places: Int[np.ndarray, " k"], thresholds: Float[np.ndarray, "k t"]) -> Estimate:
+        """Return P(h ≤ t) of some quantities of the sample, each at t thresholds of its own."""
+        values = self.sample.values[..., places, None]
+        with np.errstate(invalid="ignore"):
+            below = np.where(np.isfinite(values), values <= thresholds, np.nan)
+        below = below.reshape(*values.shape[:2], -1)
+        return self._events(places, below, thresholds, shared=False)[0]
+
+    def _events(
+        self,
+        places: Int[np.ndarray, " k"],
+        values: Float[np.ndarray, "c n q"],
+        thresholds: Float[np.ndarray, "k t"],
+        *,
+        shared: bool,
+    ) -> tuple[Estimate, Float[np.ndarray, "f q"]]:
+        """Return the probabilities of events of some quantities of the sample, and those without each fold.
+
+        shared : an event of each quantity has all of its thresholds as steps; otherwise there are t events of each.
+        """
+        sample, each = self.sample, 1 if shared else thresholds.shape[1]
+        of = np.repeat(np.arange(len(places)), each)
+        labels = tuple(sample.names[places[k]] for k in of)
+        unknown = (sample.varying | sample.events)[places[of]]
+        events = Sample.of(sample.trace, labels, values, unknown, sample.states)
+        if self.problem is None or (problem := events.problem_on(self.problem)) is None:
+            found = assemble(events, self.options)
+            return found, found.mean[None]
+        best, plain = PlainMean().crossfit(problem), plain_variance(problem)
+        direct: list[int] = []
+        for k, j in enumerate(places):
+            own = np.flatnonzero(of[events.columns] == k)
+            marginal = self.marginal(int(j))
+            if marginal is None or not marginal.fields:
+                direct += own.tolist()
+            elif len(own):
+                steps = marginal.at(self.standard(int(j), thresholds[k]))
+                ends = {"shared_steps": steps} if shared else {"steps": steps[events.columns[own] - k * each]}
+                fit = crossfit_functions(problem.select(own), marginal.fields, plain[own], **ends)
+                best = replace_columns(best, fit, own, np.arange(len(own)))
+        if direct:
+            # A kernel for each of hundreds of indicators gains little and takes seconds.
+            method = dataclasses.replace(self.method, kernel=False) if isinstance(self.method, Auto) else self.method
+            rest = np.array(direct)
+            best = replace_columns(best, method.crossfit(problem.select(rest)), rest, np.arange(len(rest)))
+        found = assemble(events, self.options, problem, best)
+        without = np.repeat(found.mean[None], problem.folds.num_folds, axis=0)
+        moved = np.asarray(best.refits.without_fold)
+        used = found.mean[events.columns] != found.mean_plain[events.columns]
+        controlled = problem.location + problem.scale * moved
+        without[:, events.columns] = np.where(used & np.isfinite(moved), controlled, _without_folds(problem))
+        return found, without
+
+
+def _without_folds(problem: Problem) -> Float[np.ndarray, "k p"]:
+    """Return the plain means without each fold."""
+    nothing = np.zeros_like(problem.values)
+    return problem.location + problem.scale * np.asarray(mean_of_residuals(problem, nothing)[1].without_fold)
+
+
+def _clipped(estimate: Estimate) -> Estimate:
+    return estimate._replace(mean=np.clip(estimate.mean, 0.0, 1.0))
+
+
+def _row(at: Float[np.ndarray, " t"], found: Estimate) -> Curve:
+    """Return the estimates of one quantity at t points as a curve without its name."""
+    numbers = (found.mean, found.mcse, found.mean_plain, found.mcse_plain, found.gain)
+    mean, mcse, mean_plain, mcse_plain, gain = (part[None] for part in numbers)
+    return Curve((), at[None], mean, mcse, mean_plain, mcse_plain, gain, found.status)
+
+
+def _side_by_side(rows: Sequence[Curve], names: tuple[str, ...]) -> Curve:
+    """Return the curves of several quantities as one."""
+    *numbers, status = list(zip(*rows, strict=True))[1:]
+    at, mean, mcse, mean_plain, mcse_plain, gain = map(np.concatenate, numbers)
+    return Curve(names, at, mean, mcse, mean_plain, mcse_plain, gain, tuple(itertools.chain(*status)))
+
+
+def _densities(dist: Distribution, j: int, at: Float[np.ndarray, " t"]) -> Curve:
+    """Return the density of a quantity of the sample."""
+    sample, problem, marginal, each = dist.sample, dist.problem, dist.marginal(j), at[None]
+    if not sample.varying[j] or problem is None:
+        nothing = np.full(each.shape, np.nan)
+        same = (Status.CONSTANT if sample.finite[j] else Status.UNDEFINED,) * len(at)
+        return Curve((), each, nothing, nothing, nothing, nothing, nothing, same)
+    series = sample.values[..., j]
+    seen = (at >= series.min()) & (at <= series.max())
+    ess = _size_of(sample, j)
+    kernel, kernel_error = _kernel_density(sample, j, at, ess)
+    plain = np.where(seen, kernel, 0.0)
+    plain_error = np.where(seen, kernel_error, 1 / (ess + 2) / series.std())  # beyond the draws there is little
+    mean, error, gain = plain.copy(), plain_error.copy(), np.ones(len(at))
+    status = np.where(seen, Status.PLAIN, Status.UNSEEN).astype(object)
+    place = int(np.flatnonzero(sample.columns == j)[0])
+    lowest = np.full(len(at), np.inf)
+    if marginal is None or not seen.any():
+        return Curve((), each, mean[None], error[None], plain[None], plain_error[None], gain[None], tuple(status))
+    standard = dist.standard(j, at)
+    for field in marginal.fields.values():
+        h, stretch = marginal.at(standard), marginal.stretch(standard) / (problem.scale[place] * sample.units[j])
+        slope, slope_error = field.conditional(problem.counts, h, ess)
+        of_draws = (part[problem.inverse].reshape(*series.shape, 1) for part in (field.value, field.control))
+        value, control = of_draws
+        products = Sample.of(
+            sample.trace, tuple(map(str, at)), -control * (value > h), np.zeros(len(at), bool), sample.states
+        )
+        own = products.problem_on(problem)
+        columns = products.columns
+        if own is None:
+            continue
+        regressed = OwnColumns(field.splines(own.counts), field.ramps(own.counts, h[columns]))
+        found = assemble(products, dist.options, own, crossfit_own(own, regressed, PlainMean().label))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            unit = stretch / slope
+            density, raw = found.mean * unit, found.mcse_plain * np.abs(unit)
+            spread_ = np.hypot(found.mcse * unit, density * slope_error / slope)
+        better = seen & np.isin(np.arange(len(at)), columns) & np.isfinite(spread_) & (spread_ < lowest)
+        better &= density > -MOST_NEGATIVE * spread_
+        lowest = np.where(better, spread_, lowest)
+        mean, error = np.where(better, np.maximum(density, 0.0), mean), np.where(better, spread_, error)
+        plain, plain_error = np.where(better, found.mean_plain * unit, plain), np.where(better, raw, plain_error)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gain = np.where(better, (raw / spread_) ** 2, gain)
+        status = np.where(better, np.array(found.status, dtype=object), status)
+    return Curve((), each, mean[None], error[None], plain[None], plain_error[None], gain[None], tuple(status))
+
+
+MOST_NEGATIVE = 3.0
+"""Standard errors below zero from which a density is not believed."""
+
+
+def _size_of(sample: Sample, j: int) -> float:
+    """Return the effective sample size of a quantity."""
+    if sample.trace.weights is not None:
+        return sample.trace.weights.ess
+    series = sample.values[..., j : j + 1]
+    return float(effective_size(series, series.std(axis=(0, 1)))[0])
+
+
+def _kernel_density(
+    sample: Sample, j: int, at: Float[np.ndarray, " t"], ess: float
+) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
+    """Return a Gaussian kernel estimate, and its standard error without its bias (Silverman 1986, section 3.3)."""
+    weights = sample.trace.weights
+    shares = None if weights is None else weights.values.reshape(-1)
+    density = scipy.stats.gaussian_kde(sample.values[..., j].reshape(-1), weights=shares)
+    mean, width = density(at), float(np.sqrt(density.covariance[0, 0]))
+    return mean, np.sqrt(mean / (2 * np.sqrt(np.pi) * width * ess))
+
+
+ROUNDED = 1e-13
+"""Error of a quantile that is exact, relative to its size."""
+
+MOST_STEPS = 6
+"""Passes in which a quantile is found: two, and more where Newton's method is still further away than the error."""
+
+SMALL_PART = 0.1
+"""Part of the error that is left of that distance."""
+
+MOST_DOUBT = 1 / 3
+"""Error of a density, relative to it, up to which a quantile is found by it."""
+
+
+def _density_at(
+    dist: Distribution, at: Float[np.ndarray, "p t"], wanted: Bool[np.ndarray, "p t"]
+) -> tuple[Float[np.ndarray, "p t"], Float[np.ndarray, "p t"]]:
+    """Return the controlled densities that are wanted and their errors; zero and infinite for those not known."""
+    mean, error = np.zeros(at.shape), np.full(at.shape, np.inf)
+    for j, own in enumerate(wanted):
+        if own.any() and dist.marginal(j) is not None:
+            found = _densities(dist, j, at[j, own])
+            known = found.gain[0] > 1
+            mean[j, own] = np.where(known, found.mean[0], 0.0)
+            error[j, own] = np.where(known, found.mcse[0], np.inf)
+    return mean, error
+
+
+NEARBY = 21
+"""Points near either end of the shortest interval at which the distribution function is estimated."""
+
+
+def _shortest(dist: Distribution, prob: float) -> Estimate:
+    """Return the ends of the shortest intervals of all quantities, and their errors from leaving out folds."""
+    sample, whole, p = dist.sample, dist.problem, len(dist.sample.names)
+    shape = sample.values.shape[:2]
+    numbers = np.full((4, p, 2), np.nan)  # mean, mcse, and both without control variates
+    residuals, status, methods = np.zeros((*shape, 2 * p)), list[Status](), list[str]()
+    for j in range(p):
+        if not sample.varying[j] or whole is None:
+            value = np.median(sample.values[..., j])
+            numbers[:, j] = np.array([value, 0.0, value, 0.0])[:, None] if sample.finite[j] else np.nan
+            residuals[..., 2 * j : 2 * j + 2] = sample.values[..., j, None]
+            status += [Status.CONSTANT if sample.finite[j] else Status.UNDEFINED] * 2
+            methods += [PlainMean().label] * 2
+            continue
+        series = sample.values[..., j]
+        ends, reach = _shortest_of_draws(series, prob)
+
+        def below(grid: np.ndarray, series: np.ndarray = series) -> Float[np.ndarray, "c n t"]:
+            return (series[..., None] <= grid.reshape(-1)).astype(float)
+
+        def controlled(grid: np.ndarray, j: int = j, below: Callable = below) -> tuple[np.ndarray, ...]:
+            found, without = dist._events(np.array([j]), below(grid), grid.reshape(1, -1), shared=False)
+            return found.mean, without, found.mcse
+
+        def plain(grid: np.ndarray, below: Callable = below) -> tuple[np.ndarray, ...]:
+            problem = with_values(whole, below(grid), sample.states, sample.trace.weights)
+            return problem.location, _without_folds(problem), mcse_mean(below(grid), sample.trace.weights)
+
+        numbers[:2, j] = _converged_ends(controlled, ends, reach, series, prob)
+        numbers[2:, j] = _converged_ends(plain, ends, reach, series, prob)
+        found, _ = dist._events(np.array([j]), below(numbers[0, j]), numbers[:1, j], shared=False)
+        residuals[..., 2 * j : 2 * j + 2] = found.residuals
+        better = numbers[1, j] < numbers[3, j]
+        numbers[:2, j] = np.where(better, numbers[:2, j], numbers[2:, j])
+        status += [found.status[k] if own else Status.PLAIN for k, own in zip((0, 1), better, strict=True)]
+        methods += [found.method[k] if own else PlainMean().label for k, own in zip((0, 1), better, strict=True)]
+    mean, mcse, mean_plain, mcse_plain = numbers.reshape(4, -1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gain = np.where(mcse > 0, (mcse_plain / mcse) ** 2, 1.0)
+    return Estimate(
+        names=tuple(np.repeat(sample.names, 2).tolist()),
+        mean=mean,
+        mcse=mcse,
+        gain=gain,
+        variance_ratio=gain,
+        status=tuple(status),
+        method=tuple(methods),
+        sd=np.repeat(sample.values.std(axis=(0, 1), ddof=1), 2),
+        mean_plain=mean_plain,
+        mcse_plain=mcse_plain,
+        mean_crossfit=mean,
+        residuals=residuals,
+        covariance=covariance_of(residuals, mcse, sample.trace.weights),
+        info={"note": "residuals are those of an indicator near each end"},
+    )
+
+
+def _shortest_of_draws(series: Float[np.ndarray, "c n"], prob: float) -> tuple[Float[np.ndarray, " two"], float]:
+    """Return the shortest interval that holds so many of the draws, and how far its ends may be from the true ones."""
+    ordered = np.sort(series, axis=None)
+    held = max(1, min(int(np.ceil(prob * len(ordered))), len(ordered) - 1))
+    first = int(np.argmin(ordered[held:] - ordered[:-held]))
+    ess = float(effective_size(series[..., None], series.std()[None])[0])
+    # The ends of a shortest interval converge as n^(-1/3) (Grübel 1988), not as quantiles do.
+    return ordered[[first, first + held]], 2 * float(ordered.std()) * ess ** (-1 / 3)
+
+
+FINE = 1_001
+"""Points between which the ends are looked for."""
+
+QUARTIC = 4
+"""Degree of the polynomial that a distribution function is near an end."""
+
+CLOSER = 10.0
+"""Errors of an end to which the points about it reach."""
+
+SMALLEST_REACH = 0.1
+"""Part to which that distance is made smaller at once."""
+
+PASSES = 8
+"""How often the points at which the distribution function is known are moved to where the ends were found."""
+
+
+def _converged_ends(
+    evaluate: Callable[[np.ndarray], tuple[np.ndarray, ...]],
+    ends: Float[np.ndarray, " two"],
+    reach: float,
+    series: Float[np.ndarray, "c n"],
+    prob: float,
+) -> tuple[Float[np.ndarray, " two"], Float[np.ndarray, " two"]]:
+    """Return the ends of the shortest interval and their standard errors, by the jackknife over folds.
+
+    evaluate : from points (two, t) to the distribution function there, that without each fold, and its errors.
+    """
+    low, high = series.min(), series.max()
+    for _ in range(PASSES):
+        grid = np.stack([np.linspace(max(end - reach, low), min(end + reach, high), NEARBY) for end in ends])
+        whole, without, known = evaluate(grid)
+        found = _ends(grid, whole, prob)
+        moved = np.array([_ends(grid, part, prob) for part in without])
+        k = len(moved)
+        error = _jackknife(moved)
+        # What is known of the errors of the function, beyond how it moves without a fold, is so of the ends.
+        shown = _jackknife(without)
+        error *= max(1.0, float(np.median(known[shown > 0] / shown[shown > 0]))) if shown.any() else 1.0
+        error = np.hypot(error, (k - 1) * (moved.mean(axis=0) - found))  # and by its bias, since it is not linear
+        # What a polynomial of that degree cannot follow, at most, is how far that of a lower degree is from it.
+        error = np.hypot(error, found - _ends(grid, whole, prob, QUARTIC - 1))
+        edge = np.minimum(np.abs(found - grid[:, 0]), np.abs(found - grid[:, -1])) <= np.ptp(grid, axis=1) / FINE
+        error = np.where(edge, np.hypot(error, reach), error)  # it is not there, or beyond the draws
+        settled = (np.abs(found - ends) < reach / 2).all()
+        ends = found
+        # The better the function is known, the closer the points, so that the polynomial follows it.
+        wanted = max(CLOSER * float(error.max()), SMALLEST_REACH * reach)
+        if settled and wanted > reach / 2:
+            break
+        if settled:
+            reach = wanted
+    return ends, error
+
+
+def _jackknife(without: Float[np.ndarray, "k q"]) -> Float[np.ndarray, " q"]:
+    """Return the standard errors of numbers from their values without each of k folds."""
+    k = len(without)
+    return np.sqrt((k - 1) / k * ((without - without.mean(axis=0)) ** 2).sum(axis=0))
+
+
+def _ends(
+    grid: Float[np.ndarray, "two t"], probabilities: Float[np.ndarray, " 2t"], prob: float, degree: int = QUARTIC
+) -> Float[np.ndarray, " two"]:
+    """Return the ends, one near each row of points, between which there is so much probability, least far apart.
+
+    There the densities are the same. Near either end the distribution function is taken for a polynomial, so that its
+    slope is smooth; where the densities are never the same, the interval begins or ends with the draws.
+    """
+    (low, low_slope), (high, high_slope) = (
+        _smooth(points, values, degree) for points, values in zip(grid, np.split(probabilities, 2), strict=True)
+    )
+    lower, upper = (np.linspace(points[0], points[-1], FINE) for points in grid)
+    end = np.interp(low(lower) + prob, np.maximum.accumulate(high(upper)), upper)
+    excess = low_slope(lower) - high_slope(end)
+    crossing = np.flatnonzero((excess[:-1] < 0) & (excess[1:] >= 0))
+    if not len(crossing):
+        first = 0 if excess[0] >= 0 else -1
+        return np.array([lower[first], end[first]])
+    k = crossing[np.argmin(np.abs(crossing - FINE // 2))]
+    part = -excess[k] / (excess[k + 1] - excess[k])
+    return np.array([lower[k] + part * (lower[k + 1] - lower[k]), end[k] + part * (end[k + 1] - end[k])])
+
+
+def _smooth(
+    points: Float[np.ndarray, " t"], values: Float[np.ndarray, " t"], degree: int
+) -> tuple[np.polynomial.Polynomial, np.polynomial.Polynomial]:
+    fitted = np.polynomial.Polynomial.fit(points, values, degree)
+    return fitted, fitted.deriv()
+
+
+def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Estimate:
+    """Return quantiles of the quantities of the sample, one result per (quantity, probability).
+
+    The empirical distribution function F̂, moved by the control variate's correction at the quantile itself, is
+    inverted: q solves F̂(q) = π − (F_cv(q₀) − F̂(q₀)) with q₀ the quantile of the previous pass. Where the density is
+    known to a third it is q₀ − (F_cv(q₀) − π)/p(q₀), by Newton's method, since order statistics are 1/(n p) apart,
+    which may be more than the error; and that is mcse/p, with what the method leaves.
+
+    The error of a plain quantile is the root mean square distance from those at the levels where it may stand, which
+    are distributed as those of an order statistic of S independent draws, S the effective sample size of F̂: a jump
+    that two errors of F̂ reach counts, and so does what lies beyond the draws (`QuantileFunction`). That of a
+    controlled one is smaller by as much as F_cv has a smaller mcse than F̂, since the few draws between its own levels
+    say little about the density, and at least that of its own levels.
+
+    A quantile with fewer than three effective draws beyond it is ``unseen``. That of an event that was not seen is in
+    doubt, with an error of one, where its probability may be as large as the quantile's tail.
+    """
+    sample = dist.sample
+    values = sample.scaled
+    p, a = values.shape[-1], len(probabilities)
+    varying = np.repeat(sample.varying, a)
+    flat = np.repeat(values.reshape(-1, p), a, axis=1)
+    levels = np.tile(probabilities, p)
+    finite = np.isfinite(flat).all(axis=0)
+    safe = np.where(finite, flat, 0.0)
+    safe[:, ~varying] = np.median(safe[:, ~varying], axis=0)
+    order = np.argsort(safe, axis=0, kind="stable")
+    ordered, weights = np.take_along_axis(safe, order, axis=0), sample.trace.weights
+    places = None if weights is None else middle_places(weights.values.reshape(-1)[order])
+    invert = partial(order_quantiles, ordered, places)
+    plain = invert(levels)
+    quantile = plain
+    each = np.repeat(sample.units, a)
+    scale = np.where(varying, _sd(safe, weights), 1.0)
+    for turn in range(MOST_STEPS):
+        at = quantile
+        below = np.where(finite, safe <= at, np.nan).reshape(*values.shape[:2], -1)
+        thresholds = (at * each).reshape(p, a)
+        estimate, _ = dist._events(np.arange(p), below, thresholds, shared=False)
+        used = estimate.mcse < estimate.mcse_plain
+        density, doubt = (part.reshape(-1) * each for part in _density_at(dist, thresholds, used.reshape(p, a)))
+        newton = used & (doubt < MOST_DOUBT * density)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            step = np.where(newton, (levels - estimate.mean) / density, 0.0)
+            # A step of Newton's method leaves its square, over the scale on which the density changes, and as much of
+            # it as the density is wrong.
+            remainder = np.where(newton, step**2 / scale + np.abs(step) * doubt / density, 0.0)
+            known = np.where(newton, estimate.mcse / (density - doubt) + ROUNDED * (np.abs(at) + scale), 0.0)
+        quantile = np.where(newton, at + step, invert(levels - (estimate.mean - estimate.mean_plain)))
+        if turn and not (remainder > SMALL_PART * known).any():
+            break
+    nan = np.where(finite, 0.0, np.nan)
+    series = safe.reshape(below.shape)
+    size = _effective_size(estimate, series)
+    counted = np.isfinite(size)
+    size = np.where(counted, size, 1.0)
+    khat = tail_shape(series, levels, size) if weights is None else np.full(len(size), EXPONENTIAL)
+    function = QuantileFunction.of(ordered, places, size, khat)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gain = np.where(used, (estimate.mcse_plain / estimate.mcse) ** 2, 1.0)
+    plain_error = np.where(counted, function.error(levels, size), np.nan)
+    moved = np.clip(
+        levels - (estimate.mean - estimate.mean_plain), np.fmin(levels, 1 / size), np.fmax(levels, 1 - 1 / size)
+    )
+    own = function.error(moved, size * gain)
+    error = np.where(used, np.fmax(plain_error / np.sqrt(gain), own), plain_error)
+    error = np.where(newton, np.hypot(known, remainder), error)
+    constant = ordered[0] == ordered[-1]
+    tail = np.where(ordered[0] > 0, levels, 1 - levels)
+    never = np.repeat(sample.events, a) & constant & np.isin(ordered[0], (0.0, 1.0))
+    doubted = never & (tail < RULE_OF_THREE * estimate.mcse)
+    error, plain_error = np.where(doubted, 1.0, error), np.where(doubted, 1.0, plain_error)
+    few = ~constant & (size * np.minimum(levels, 1 - levels) < RULE_OF_THREE)
+    status = [Status.UNSEEN if rare and s in TRUSTED else s for rare, s in zip(few, estimate.status, strict=True)]
+    largest = ~constant & ~few  # every draw is at most the largest value, which many have: no event is unseen
+    status = [Status.PLAIN if top and s is Status.UNSEEN else s for top, s in zip(largest, status, strict=True)]
+    crossfit = invert(levels - (estimate.mean_crossfit - estimate.mean_plain))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        correlation = estimate.covariance / estimate.mcse[:, None] / estimate.mcse[None, :]
+    found = estimate._replace(
+        mean=quantile + nan,
+        mcse=error + nan,
+        mean_plain=plain + nan,
+        mcse_plain=plain_error + nan,
+        mean_crossfit=crossfit + nan,
+        gain=np.where(used & (error > 0), (plain_error / np.where(error > 0, error, 1.0)) ** 2, 1.0) + nan,
+        status=tuple(status),
+        sd=_sd(safe, weights) + nan,
+        covariance=correlation * error[:, None] * error[None, :],
+        info=estimate.info | {"note": "residuals are those of the indicator of each quantile"},
+    )
+    return rescaled(found, np.repeat(sample.units, a))._replace(residuals=estimate.residuals)
+
+
+def quantile_labels(names: tuple[str, ...], probabilities: Float[np.ndarray, " a"]) -> tuple[str, ...]:
+    """Return the names of the quantiles of each integrand."""
+    levels = level_texts(probabilities)
+    return tuple(f"{name} [{level}]" for name in names for level in levels)
+
+
+def level_texts(probabilities: Float[np.ndarray, " a"]) -> list[str]:
+    """Return the probabilities as text: six digits, and all where two would look the same."""
+    short = [f"{level:g}" for level in probabilities]
+    return short if len(set(short)) == len(short) else [repr(float(level)) for level in probabilities]
+
+
+def _sd(values: Float[np.ndarray, "m q"], weights: Weights | None) -> Float[np.ndarray, " q"]:
+    if weights is None:
+        return values.std(axis=0, ddof=1) if len(values) > 1 else np.full(values.shape[1], np.nan)
+    return np.sqrt(weights.variance(values.reshape(*weights.values.shape, -1)))
+
+
+def _effective_size(estimate: Estimate, values: Float[np.ndarray, "c n q"]) -> Float[np.ndarray, " q"]:
+    """Return the effective sample size of the indicator of each quantile; where it is constant, that of the values."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = (estimate.sd / estimate.mcse_plain) ** 2
+    same = np.flatnonzero((estimate.sd == 0) & np.isfinite(estimate.mcse_plain))
+    if len(same):
+        found[same] = effective_size(values[..., same], values[..., same].std(axis=(0, 1)))
+    return found.clip(1.0, 100.0 * np.prod(values.shape[:2]))

@@ -1,0 +1,1 @@
+"""Families of controls: of draws and scores, of named dimensions, of one quantity."""

@@ -1,0 +1,1 @@
+"""Kernel control variates: their choice, their systems and their fits."""

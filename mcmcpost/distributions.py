@@ -1,0 +1,85 @@
+"""Public functions of marginal distributions: probabilities, quantiles, intervals, densities."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from mcmcpost.control import AbstractControlVariate, Distribution, Estimate, Options
+from mcmcpost.core.arguments import as_real
+from mcmcpost.core.errors import InputError
+from mcmcpost.core.precision import in_float64
+from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
+
+if TYPE_CHECKING:
+    import xarray
+
+
+def distribution(
+    tree: "xarray.DataTree",
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+) -> Distribution:
+    """Return the marginal distribution of each quantity, of which everything can be asked, with its error.
+
+    ``dist = mp.distribution(trace, ["mu", "tau"])`` has ``dist.cdf(t)``, ``dist.pdf(t)``, ``dist.quantile(0.05)``,
+    ``dist.interval(0.89, kind="hdi")`` and ``dist.probability(lower=0.0)``. Whatever controls the mean of a quantity
+    controls all functions of it, in any dimension (docs/mathematics.md section 2), so that these gain about as much as
+    the mean does. What limits them: a tail in which there are few draws, and a quantity whose mean is not controlled.
+
+    Arguments and errors are those of `expectation`. `method` is what controls the means of the quantities; a kernel
+    method is fitted to every event by itself.
+
+    Returns
+    -------
+    Distribution : of quantities whose values are a coordinate of the trace, a monotone function of one, or nearly a
+        cubic of a few; events of others are regressed on the scores as any integrand is.
+    """
+    options = Options(folds=folds, allow_bad_scores=allow_bad_scores)
+    question = pose(tree, integrands, method, options, weighted=True)
+    return answer_distribution(question)
+
+
+def answer_distribution(question: Question) -> Distribution:
+    """Return the distributions of a question's integrands."""
+    return in_float64(Distribution.of)(question.sample, question.method, question.options)
+
+
+def quantile(
+    tree: "xarray.DataTree",
+    probabilities: float | Sequence[float],
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    folds: int | None = None,
+    allow_bad_scores: bool = False,
+) -> Estimate:
+    """Estimate posterior quantiles by inverting a controlled distribution function; see `distribution`.
+
+    Other arguments and errors are those of `expectation`. One result per integrand and probability, named
+    ``name [probability]``; `mcse` is in the integrand's units. A quantile with fewer than three effective draws beyond
+    it is ``unseen``. The error of the plain one is that of Maritz and Jarrett (1978,
+    doi:10.1080/01621459.1978.10480027).
+
+    Raises
+    ------
+    ValueError : a probability outside (0, 1).
+    """
+    levels = check_probabilities(probabilities)
+    options = Options(folds=folds, allow_bad_scores=allow_bad_scores)
+    question = pose(tree, integrands, method, options, weighted=True)
+    found = answer_distribution(question).quantile(levels)
+    warn_of_contradiction(contradicted(found, known=question.options.bad_scores))
+    return found
+
+
+def check_probabilities(probabilities: float | Sequence[float]) -> Float[np.ndarray, " a"]:
+    """Return the distinct probabilities in the order given; refuse an empty list, and any outside (0, 1)."""
+    levels = np.atleast_1d(as_real("quantile", "probabilities", probabilities)).astype(float)
+    if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels < 1)).all():
+        raise InputError("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, not 5.")
+    return np.array(list(dict.fromkeys(levels.tolist())))  # results are named by their probability
