@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import scipy.stats
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
+from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
 from mcmcpost.control.auto import Auto
@@ -187,6 +188,15 @@ class Distribution(NamedTuple):
         assert self.problem is not None
         return (thresholds / self.sample.units[j] - self.problem.location[place]) / self.problem.scale[place]
 
+    def mapped(
+        self, j: int, marginal: Marginal, points: Float[np.ndarray, " t"]
+    ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
+        """Return the marginal's h at some points of a quantity of the sample, and dh by the quantity there."""
+        place = int(np.flatnonzero(self.sample.columns == j)[0])
+        assert self.problem is not None
+        standard, unit = self.standard(j, points), self.problem.scale[place] * self.sample.units[j]
+        return marginal.at(standard), marginal.stretch(standard) / unit
+
     def _below(self, places: Int[np.ndarray, " k"], thresholds: Float[np.ndarray, "k t"]) -> Estimate:
         """Return P(h ≤ t) of some quantities of the sample, each at t thresholds of its own."""
         values = self.sample.values[..., places, None]
@@ -213,7 +223,7 @@ class Distribution(NamedTuple):
         unknown = (sample.varying | sample.events)[places[of]]
         events = Sample.of(sample.trace, labels, values, unknown, sample.states)
         if self.problem is None or (problem := events.problem_on(self.problem)) is None:
-            found = assemble(events, self.options)
+            found = assemble(events, self.options, rare=True)
             return found, found.mean[None]
         best, plain = PlainMean().crossfit(problem), plain_variance(problem)
         direct: list[int] = []
@@ -232,7 +242,7 @@ class Distribution(NamedTuple):
             method = dataclasses.replace(self.method, kernel=False) if isinstance(self.method, Auto) else self.method
             rest = np.array(direct)
             best = replace_columns(best, method.crossfit(problem.select(rest)), rest, np.arange(len(rest)))
-        found = assemble(events, self.options, problem, best)
+        found = assemble(events, self.options, problem, best, rare=True)
         without = np.repeat(found.mean[None], problem.folds.num_folds, axis=0)
         moved = np.asarray(best.refits.without_fold)
         used = found.mean[events.columns] != found.mean_plain[events.columns]
@@ -272,21 +282,21 @@ def _densities(dist: Distribution, j: int, at: Float[np.ndarray, " t"]) -> Curve
         nothing = np.full(each.shape, np.nan)
         same = (Status.CONSTANT if sample.finite[j] else Status.UNDEFINED,) * len(at)
         return Curve((), each, nothing, nothing, nothing, nothing, nothing, same)
-    series = sample.values[..., j]
-    seen = (at >= series.min()) & (at <= series.max())
+    series, own_unit = sample.scaled[..., j], sample.units[j]
+    scaled = at / own_unit
+    seen = (scaled >= series.min()) & (scaled <= series.max())
     ess = _size_of(sample, j)
-    kernel, kernel_error = _kernel_density(sample, j, at, ess)
-    plain = np.where(seen, kernel, 0.0)
-    plain_error = np.where(seen, kernel_error, 1 / (ess + 2) / series.std())  # beyond the draws there is little
+    kernel, kernel_error = _kernel_density(series, sample.trace.weights, scaled, ess)
+    plain = np.where(seen, kernel, 0.0) / own_unit
+    # Beyond the draws there is little.
+    plain_error = np.where(seen, kernel_error, 1 / (ess + 2) / series.std()) / own_unit
     mean, error, gain = plain.copy(), plain_error.copy(), np.ones(len(at))
     status = np.where(seen, Status.PLAIN, Status.UNSEEN).astype(object)
-    place = int(np.flatnonzero(sample.columns == j)[0])
     lowest = np.full(len(at), np.inf)
     if marginal is None or not seen.any():
         return Curve((), each, mean[None], error[None], plain[None], plain_error[None], gain[None], tuple(status))
-    standard = dist.standard(j, at)
+    h, stretch = dist.mapped(j, marginal, at)
     for field in marginal.fields.values():
-        h, stretch = marginal.at(standard), marginal.stretch(standard) / (problem.scale[place] * sample.units[j])
         slope, slope_error = field.conditional(problem.counts, h, ess)
         of_draws = (part[problem.inverse].reshape(*series.shape, 1) for part in (field.value, field.control))
         value, control = of_draws
@@ -322,17 +332,16 @@ def _size_of(sample: Sample, j: int) -> float:
     """Return the effective sample size of a quantity."""
     if sample.trace.weights is not None:
         return sample.trace.weights.ess
-    series = sample.values[..., j : j + 1]
+    series = sample.scaled[..., j : j + 1]
     return float(effective_size(series, series.std(axis=(0, 1)))[0])
 
 
 def _kernel_density(
-    sample: Sample, j: int, at: Float[np.ndarray, " t"], ess: float
+    series: Float[np.ndarray, "c n"], weights: Weights | None, at: Float[np.ndarray, " t"], ess: float
 ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
     """Return a Gaussian kernel estimate, and its standard error without its bias (Silverman 1986, section 3.3)."""
-    weights = sample.trace.weights
     shares = None if weights is None else weights.values.reshape(-1)
-    density = scipy.stats.gaussian_kde(sample.values[..., j].reshape(-1), weights=shares)
+    density = scipy.stats.gaussian_kde(series.reshape(-1), weights=shares)
     mean, width = density(at), float(np.sqrt(density.covariance[0, 0]))
     return mean, np.sqrt(mean / (2 * np.sqrt(np.pi) * width * ess))
 
@@ -341,27 +350,50 @@ ROUNDED = 1e-13
 """Error of a quantile that is exact, relative to its size."""
 
 MOST_STEPS = 6
-"""Passes in which a quantile is found: two, and more where Newton's method is still further away than the error."""
+"""Passes in which a quantile is found: more than two where Newton's method is still further away than its error."""
 
-SMALL_PART = 0.1
+SMALL_PART = 0.3
 """Part of the error that is left of that distance."""
 
-MOST_DOUBT = 1 / 3
-"""Error of a density, relative to it, up to which a quantile is found by it."""
+WRONG = 0.1
+"""Relative error of a density from a distribution function at three points."""
+
+STRAIGHT = 0.1
+"""Relative error of a tail's probability up to which the error of its quantile is that of the probability over p."""
+
+APART = 1.5
+"""Plain standard errors between the levels at which a quantile is looked for."""
 
 
-def _density_at(
-    dist: Distribution, at: Float[np.ndarray, "p t"], wanted: Bool[np.ndarray, "p t"]
-) -> tuple[Float[np.ndarray, "p t"], Float[np.ndarray, "p t"]]:
-    """Return the controlled densities that are wanted and their errors; zero and infinite for those not known."""
-    mean, error = np.zeros(at.shape), np.full(at.shape, np.inf)
-    for j, own in enumerate(wanted):
-        if own.any() and dist.marginal(j) is not None:
-            found = _densities(dist, j, at[j, own])
-            known = found.gain[0] > 1
-            mean[j, own] = np.where(known, found.mean[0], 0.0)
-            error[j, own] = np.where(known, found.mcse[0], np.inf)
-    return mean, error
+def _bracketed(
+    dist: Distribution,
+    plain: Float[np.ndarray, " q"],
+    levels: Float[np.ndarray, " q"],
+    invert: Callable[[np.ndarray], np.ndarray],
+) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, " q"]]:
+    """Return where a controlled distribution function at three points has a level, and its slope there.
+
+    Quantities of which nothing is known have their plain quantiles and the slope zero. All are in scaled units.
+    """
+    sample, each = dist.sample, len(levels) // len(dist.sample.names)
+    found, slope = plain.copy(), np.zeros(len(levels))
+    ess = np.array([_size_of(sample, j) if dist.marginal(j) else np.nan for j in range(len(sample.names))])
+    with np.errstate(invalid="ignore"):
+        width = APART * np.sqrt(levels * (1 - levels) / np.repeat(ess, each))
+    wanted = np.nan_to_num(width, nan=0.0)
+    points = np.stack([invert(np.clip(levels - wanted, 0, 1)), plain, invert(np.clip(levels + wanted, 0, 1))], axis=1)
+    for j in np.flatnonzero(np.isfinite(ess)):
+        own = slice(j * each, (j + 1) * each)
+        thresholds = points[own].reshape(1, -1) * sample.units[j]
+        values = dist._below(np.array([j]), thresholds).mean.reshape(each, 3)
+        for k in range(each):
+            at, level = points[own][k], levels[own][k]
+            function = isotonic_regression(values[k]).x
+            if (np.diff(at) > 0).all() and (np.diff(function) > 0).all():
+                curve = PchipInterpolator(function, at)
+                inside = np.clip(level, function[0], function[-1])
+                found[own.start + k], slope[own.start + k] = curve(inside), 1 / curve(inside, 1)
+    return found, np.where(np.isfinite(slope), slope, 0.0)
 
 
 NEARBY = 21
@@ -382,14 +414,16 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
             status += [Status.CONSTANT if sample.finite[j] else Status.UNDEFINED] * 2
             methods += [PlainMean().label] * 2
             continue
-        series = sample.values[..., j]
+        series, unit = sample.scaled[..., j], sample.units[j]
         ends, reach = _shortest_of_draws(series, prob)
 
         def below(grid: np.ndarray, series: np.ndarray = series) -> Float[np.ndarray, "c n t"]:
             return (series[..., None] <= grid.reshape(-1)).astype(float)
 
-        def controlled(grid: np.ndarray, j: int = j, below: Callable = below) -> tuple[np.ndarray, ...]:
-            found, without = dist._events(np.array([j]), below(grid), grid.reshape(1, -1), shared=False)
+        def controlled(
+            grid: np.ndarray, j: int = j, unit: float = unit, below: Callable = below
+        ) -> tuple[np.ndarray, ...]:
+            found, without = dist._events(np.array([j]), below(grid), unit * grid.reshape(1, -1), shared=False)
             return found.mean, without, found.mcse
 
         def plain(grid: np.ndarray, below: Callable = below) -> tuple[np.ndarray, ...]:
@@ -398,8 +432,9 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
 
         numbers[:2, j] = _converged_ends(controlled, ends, reach, series, prob)
         numbers[2:, j] = _converged_ends(plain, ends, reach, series, prob)
-        found, _ = dist._events(np.array([j]), below(numbers[0, j]), numbers[:1, j], shared=False)
+        found, _ = dist._events(np.array([j]), below(numbers[0, j]), unit * numbers[:1, j], shared=False)
         residuals[..., 2 * j : 2 * j + 2] = found.residuals
+        numbers[:, j] *= unit
         better = numbers[1, j] < numbers[3, j]
         numbers[:2, j] = np.where(better, numbers[:2, j], numbers[2:, j])
         status += [found.status[k] if own else Status.PLAIN for k, own in zip((0, 1), better, strict=True)]
@@ -415,7 +450,7 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
         variance_ratio=gain,
         status=tuple(status),
         method=tuple(methods),
-        sd=np.repeat(sample.values.std(axis=(0, 1), ddof=1), 2),
+        sd=np.repeat(_sd(sample.scaled.reshape(-1, p), sample.trace.weights) * sample.units, 2),
         mean_plain=mean_plain,
         mcse_plain=mcse_plain,
         mean_crossfit=mean,
@@ -530,7 +565,7 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
 
     The empirical distribution function F̂, moved by the control variate's correction at the quantile itself, is
     inverted: q solves F̂(q) = π − (F_cv(q₀) − F̂(q₀)) with q₀ the quantile of the previous pass. Where the density is
-    known to a third it is q₀ − (F_cv(q₀) − π)/p(q₀), by Newton's method, since order statistics are 1/(n p) apart,
+    known to a fifth it is q₀ − (F_cv(q₀) − π)/p(q₀), by Newton's method, since order statistics are 1/(n p) apart,
     which may be more than the error; and that is mcse/p, with what the method leaves.
 
     The error of a plain quantile is the root mean square distance from those at the levels where it may stand, which
@@ -556,25 +591,30 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     places = None if weights is None else middle_places(weights.values.reshape(-1)[order])
     invert = partial(order_quantiles, ordered, places)
     plain = invert(levels)
-    quantile = plain
     each = np.repeat(sample.units, a)
     scale = np.where(varying, _sd(safe, weights), 1.0)
+    quantile, slope = _bracketed(dist, plain, levels, invert)
+    before = None
     for turn in range(MOST_STEPS):
         at = quantile
         below = np.where(finite, safe <= at, np.nan).reshape(*values.shape[:2], -1)
-        thresholds = (at * each).reshape(p, a)
-        estimate, _ = dist._events(np.arange(p), below, thresholds, shared=False)
+        estimate, _ = dist._events(np.arange(p), below, (at * each).reshape(p, a), shared=False)
         used = estimate.mcse < estimate.mcse_plain
-        density, doubt = (part.reshape(-1) * each for part in _density_at(dist, thresholds, used.reshape(p, a)))
-        newton = used & (doubt < MOST_DOUBT * density)
+        if before is not None:
+            # The secant: between two points that are close the function is known better than at three far apart.
+            with np.errstate(invalid="ignore", divide="ignore"):
+                secant = (estimate.mean - before[1]) / (at - before[0])
+            slope = np.where((secant > slope / 2) & (secant < 2 * slope), secant, slope)
+        before = at, estimate.mean
+        newton = used & (slope > 0)
         with np.errstate(invalid="ignore", divide="ignore"):
-            step = np.where(newton, (levels - estimate.mean) / density, 0.0)
+            step = np.where(newton, (levels - estimate.mean) / slope, 0.0)
             # A step of Newton's method leaves its square, over the scale on which the density changes, and as much of
             # it as the density is wrong.
-            remainder = np.where(newton, step**2 / scale + np.abs(step) * doubt / density, 0.0)
-            known = np.where(newton, estimate.mcse / (density - doubt) + ROUNDED * (np.abs(at) + scale), 0.0)
+            remainder = np.where(newton, step**2 / scale + WRONG * np.abs(step), 0.0)
+            known = np.where(newton, estimate.mcse / slope + ROUNDED * (np.abs(at) + scale), 0.0)
         quantile = np.where(newton, at + step, invert(levels - (estimate.mean - estimate.mean_plain)))
-        if turn and not (remainder > SMALL_PART * known).any():
+        if (turn or newton.all()) and not (remainder > SMALL_PART * known).any():
             break
     nan = np.where(finite, 0.0, np.nan)
     series = safe.reshape(below.shape)
@@ -591,7 +631,10 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     )
     own = function.error(moved, size * gain)
     error = np.where(used, np.fmax(plain_error / np.sqrt(gain), own), plain_error)
-    error = np.where(newton, np.hypot(known, remainder), error)
+    # In a tail that is known to a tenth at best the distribution function is no straight line within its error.
+    straight = estimate.mcse < STRAIGHT * np.minimum(levels, 1 - levels)
+    by_density = np.hypot(known, remainder)
+    error = np.where(newton, np.where(straight, by_density, np.fmax(by_density, error)), error)
     constant = ordered[0] == ordered[-1]
     tail = np.where(ordered[0] > 0, levels, 1 - levels)
     never = np.repeat(sample.events, a) & constant & np.isin(ordered[0], (0.0, 1.0))

@@ -257,12 +257,21 @@ def rescaled(estimate: Estimate, units: Float[np.ndarray, " p"]) -> Estimate:
         return estimate._replace(**scaled, covariance=estimate.covariance * units[:, None] * units)
 
 
-def assemble(sample: Sample, options: Options, problem: Problem | None = None, fit: FoldFit | None = None) -> Estimate:
+def assemble(
+    sample: Sample,
+    options: Options,
+    problem: Problem | None = None,
+    fit: FoldFit | None = None,
+    *,
+    rare: bool = False,
+) -> Estimate:
     """Return the estimate: the control variate where one was fitted and is believed, and the plain mean elsewhere.
 
     problem, fit : the `problem` of the sample and its control variate; None where no integrand could be fitted.
+    rare : as in `plain_means`.
     """
-    plain, values, columns, weights = plain_means(sample), sample.scaled, sample.columns, sample.trace.weights
+    plain = plain_means(sample, rare=rare)
+    values, columns, weights = sample.scaled, sample.columns, sample.trace.weights
     parts, residuals = [plain], copy_of(values)
     source = np.arange(len(plain.mean))
     info: dict[str, Any] = {}

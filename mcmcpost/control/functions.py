@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.interpolate import PchipInterpolator
 
-from mcmcpost.control.features.families import AbstractFamily, along_fields
+from mcmcpost.control.features.families import AbstractFamily
 from mcmcpost.control.features.quantity import Field, Quantity, coordinate, coordinate_of, surrogate
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.linear import NEED, LinearFits
@@ -69,7 +69,8 @@ def _along(
     """Return v·∇h at some states, with the coefficients that have not seen them; zero on padding."""
     found = np.zeros(len(labels))
     for some in in_blocks(len(labels), coefficients.shape[1]):
-        of_controls = along_fields(families, draws[some], slopes[some] @ directions)
+        gradient = slopes[some] @ directions
+        of_controls = np.concatenate([family.along(draws[some], gradient) for family in families], axis=1)
         for fold in np.unique(labels[some]):
             own = np.flatnonzero(labels[some] == fold)
             found[some.start + own] = of_controls[own] @ coefficients[fold] if fold >= 0 else 0.0
@@ -236,7 +237,9 @@ def crossfit_of_coordinates(
     """
     left = np.flatnonzero(lowest > ROUNDING**2)
     own = problem.unrotated()
-    places = coordinate_of(own.select(left)) if len(left) else left
+    places = coordinate_of(own.select(left), lowest[left] / WORTH) if len(left) else left
+    # A coordinate itself is what the linear families are for; there may be hundreds.
+    places = np.where(_is_itself(own, left, places), -1, places)
     quantities = {int(j): coordinate(own, int(j)) for j in np.unique(places) if j >= 0}
     for (j, quantity), fields in zip(
         quantities.items(), fields_by_method(problem, list(quantities.values()), fits), strict=True
@@ -262,6 +265,23 @@ def crossfit_of_coordinates(
     return best, lowest
 
 
+WORTH = 2.0
+"""Factor by which a function of a coordinate must be able to lower the error variance to be tried."""
+
+
+def _is_itself(
+    problem: Problem, columns: Int[np.ndarray, " k"], places: Int[np.ndarray, " k"]
+) -> Bool[np.ndarray, " k"]:
+    """Return which integrands are the coordinate at the same place, to a factor and a shift."""
+    found = np.zeros(len(columns), bool)
+    for j in np.unique(places[places >= 0]):
+        own = np.flatnonzero(places == j)
+        value, counts = coordinate(problem, int(j)).value, problem.counts
+        along = (counts * value) @ problem.values[:, columns[own]]
+        found[own] = along**2 >= (1 - SAME) * (counts @ value**2) * (counts @ problem.values[:, columns[own]] ** 2)
+    return found
+
+
 NEAR = 10
 """Draws on either side of a step that tell how dense they are there."""
 
@@ -285,7 +305,7 @@ def marginals(problem: Problem, method: AbstractControlVariate) -> list[Marginal
     """Return the integrands as quantities whose functions are controlled; None for one that is not known as such."""
     own = problem.unrotated()
     found: list[tuple[Quantity, Float[np.ndarray, " k"], Float[np.ndarray, " k"]] | None] = []
-    for column, j in enumerate(coordinate_of(own)):
+    for column, j in enumerate(coordinate_of(own, np.full(problem.values.shape[1], np.inf))):
         image = None if j < 0 else _monotone(own, column, int(j))
         if image is not None:
             found.append(image)

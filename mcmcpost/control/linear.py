@@ -411,7 +411,7 @@ def choose_families(
     system: LinearSystem,
     labels: Sequence[str],
     plain: Float[np.ndarray, " p"],
-    most: Int[np.ndarray, " p"] | None = None,
+    most: int | None = None,
 ) -> LinearFits:
     """Return for each quantity the fit of that family, and with that ridge, which has the smallest error.
 
@@ -422,21 +422,22 @@ def choose_families(
     ----------
     system : of the problem. labels : of its families, for the record.
     plain : (p,) the error variance of the plain means, to be improved upon.
-    most : (p,) families that each quantity may have; by default all.
+    most : families that may be chosen, where the fits are wanted for their fields alone: refits on halves, which tell
+        the error of a mean, are then not made. By default all, and they are.
     """
-    families = system.families
+    families, for_means = system.families[:most], most is None
     p, total = problem.values.shape[1], problem.counts.sum()
     everything, lowest = np.arange(p), plain.copy()
     choice = np.full((p, 2), -1.0)  # which family, and its ridge
     doubt, below = np.zeros(p), dict[float, list[np.ndarray]]()
-    for place, size in enumerate(system.sizes):
+    for place, size in enumerate(system.sizes[:most]):
         if place and size == system.sizes[place - 1]:
             continue  # combinations of the controls before
         # Which ridge is best within the family, by the error that would be reported; smallest family first.
         solver = Solver(system, size, everything)
         of_family, ridge_of_family, doubt_of_family = np.full(p, np.inf), np.zeros(p), np.zeros(p)
         for ridge in ridges(problem.num_train, size, square=system.mix is not None):
-            fit = solver.fit(ridge, halves=size <= CHEAP_SIZE)
+            fit = solver.fit(ridge, halves=for_means and size <= CHEAP_SIZE)
             crossfit, variance = solver.held_out(fit)
             smaller_means = below.setdefault(ridge, [])  # of the families before, with the same ridge
             # Means at another ridge would put a high degree in doubt that is right (AR(.9), 200 draws).
@@ -451,7 +452,7 @@ def choose_families(
             of_family, ridge_of_family = np.where(smaller, error, of_family), np.where(smaller, ridge, ridge_of_family)
             doubt_of_family = np.where(smaller, apart, doubt_of_family)
         # Below rounding nothing is better: which of two exact fits has the smaller residual is chance.
-        better = (of_family * NEED < lowest) & (lowest > ROUNDING**2) & (True if most is None else place < most)
+        better = (of_family * NEED < lowest) & (lowest > ROUNDING**2)
         choice[better] = np.stack([np.full(p, place), ridge_of_family], axis=1)[better]
         doubt[better] = doubt_of_family[better]
         lowest = np.where(better, of_family, lowest)
@@ -459,7 +460,7 @@ def choose_families(
     fits, status, method = [], [Status.PLAIN] * p, ["PlainMean()"] * p
     for place, ridge in np.unique(choice[choice[:, 0] >= 0], axis=0):
         columns = np.flatnonzero((choice == [place, ridge]).all(axis=1))
-        fits.append((columns, Solver(system, system.sizes[int(place)], columns).fit(float(ridge), halves=True)))
+        fits.append((columns, Solver(system, system.sizes[int(place)], columns).fit(float(ridge), halves=for_means)))
         for j in columns:
             status[j], method[j] = Status.REGULARISED if ridge else Status.CONTROLLED, labels[int(place)]
     none = np.flatnonzero(choice[:, 0] < 0)
@@ -476,7 +477,7 @@ def nested_fits(system: LinearSystem, labels: Sequence[str], most: int, problem:
     """
     plain, own = plain_variance(problem), system.on(problem)
     limits = [1] if min(most, len(system.families)) == 1 else [1, most]
-    return [choose_families(problem, own, labels, plain, np.full(len(plain), limit)) for limit in limits]
+    return [choose_families(problem, own, labels, plain, limit) for limit in limits]
 
 
 def _constant(system: LinearSystem, columns: Int[np.ndarray, " p"]) -> LinearFit:

@@ -60,6 +60,7 @@ class Problem(NamedTuple):
     shift, lower : (d,), (d, d) the μ and L of the standard coordinates.
     participants : (p,) the draws that make up the variance of each integrand or, if they are fewer, of a coordinate, by
         the function of that name.
+    fewest : the smallest number of draws that make up the variance of a coordinate.
     weighted : whether the draws have weights; `counts` are then the weights of the states, whose sum is Kish's
         effective sample size.
     """
@@ -79,6 +80,7 @@ class Problem(NamedTuple):
     shift: Float[np.ndarray, " d"]
     lower: Float[np.ndarray, "d d"]
     participants: Float[np.ndarray, " p"]
+    fewest: float
     weighted: bool = False
 
     @property
@@ -186,6 +188,7 @@ def make_problem(
         shift=shift,
         lower=lower,
         participants=nothing,
+        fewest=_fewest_participants(z, counts, weights),
         weighted=weights is not None,
     )
     return with_values(problem, values, states, weights)
@@ -195,7 +198,7 @@ def with_values(
     problem: Problem, values: Float[np.ndarray, "c n p"], states: States, weights: Weights | None
 ) -> Problem:
     """Return the problem of other integrands on the same states and folds; arguments as in `make_problem`."""
-    m, counts, z = problem.num_states, problem.counts, problem.draws
+    m, counts = problem.num_states, problem.counts
     means = flat = values.reshape(-1, values.shape[-1])
     if m < len(flat):
         means = zeros((m, flat.shape[1]))
@@ -207,13 +210,14 @@ def with_values(
     f = zeros((len(counts), flat.shape[1]))
     for rows in in_blocks(m, flat.shape[1]):
         f[rows] = (means[rows] - location) / scale
-    if weights is None:
-        involved = np.minimum(participants(f[:m], counts[:m]), _fewest_participants(z, counts))
-    else:
-        copies = counts[:m]
-        u, x = (copies[:, None] * (part[:m] - copies @ part[:m] / copies.sum()) for part in (f, z))
-        involved = np.minimum(participants(u), participants(x).min())
+    own = participants(f[:m], counts[:m]) if weights is None else participants(_influence(f[:m], counts[:m]))
+    involved = np.minimum(own, problem.fewest)
     return problem._replace(values=f, location=location, scale=scale, participants=involved)
+
+
+def _influence(columns: Float[np.ndarray, "m p"], counts: Float[np.ndarray, " m"]) -> Float[np.ndarray, "m p"]:
+    """Return what each weighted state adds to the mean of each column."""
+    return counts[:, None] * (columns - counts @ columns / counts.sum())
 
 
 def _standardised(
@@ -427,8 +431,11 @@ def participants(
         return np.where(size > 0, squares**2 / fourths, total / 3)
 
 
-def _fewest_participants(draws: Float[Rows, "m d"], counts: Float[np.ndarray, " m"]) -> float:
+def _fewest_participants(draws: Float[Rows, "m d"], counts: Float[np.ndarray, " m"], weights: Weights | None) -> float:
     """Return the smallest of the `participants` of the coordinates of states."""
+    if weights is not None:
+        real = counts > 0
+        return float(participants(_influence(np.asarray(draws)[real], counts[real])).min())
     if isinstance(draws, np.ndarray):
         return float(participants(draws, counts).min())
     centre = (draws.stored.mean - draws.shift) @ draws.matrix

@@ -194,12 +194,16 @@ class Columns(NamedTuple):
     used: Bool[np.ndarray, " k"]
 
 
-def plain_means(sample: Sample) -> Columns:
+def plain_means(sample: Sample, *, rare: bool = False) -> Columns:
     """Return plain means, scaled; a constant is its median and has no error, and what is ``unseen`` has 1/(ESS + 2).
 
     An indicator that holds at ESS independent draws fails with probability 1/(ESS + 2) ± 1/(ESS + 2), if nothing was
     known of it before (Laplace's rule of succession). All is NaN for an integrand that is not finite, and the error is
     NaN where there are too few states.
+
+    rare : the integrands are indicators. The error of one is then that of a probability with two more draws of either
+        kind (Agresti and Coull 1998, *The American Statistician* 52): where few draws are of one kind, the usual error
+        is the smaller the fewer they are by chance.
     """
     values, finite, varying, weights = sample.scaled, sample.finite, sample.varying, sample.trace.weights
     chains, draws, p = values.shape
@@ -214,9 +218,15 @@ def plain_means(sample: Sample) -> Columns:
     for some in in_blocks(len(constant), chains * draws):
         mean[constant[some]] = np.median(safe[..., constant[some]], axis=(0, 1))
     unvarying = np.where(sample.unseen, 1 / (sample.ess + 2), 0.0)
+    error = mcse_mean(safe, weights)
+    if rare:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            size = mean * (1 - mean) / error**2
+            more = (size * mean + 2) / (size + 4)
+            error = np.where(size > 0, np.sqrt(more * (1 - more) / size), error)
     return Columns(
         mean=mean + nan,
-        mcse=np.where(varying, mcse_mean(safe, weights), unvarying) + (np.nan if sample.too_few else nan),
+        mcse=np.where(varying, error, unvarying) + (np.nan if sample.too_few else nan),
         sd=np.where(varying, sd, 0.0) + nan,
         gain=1 + nan,
         variance_ratio=1 + nan,

@@ -30,6 +30,14 @@ class AbstractFamily(eqx.Module):
     def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
         """Return the controls at some states."""
 
+    def along(self, draws: Float[np.ndarray, "b d"], gradient: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        """Return the derivatives v·∇h of a function with this gradient along the vector field v of each control.
+
+        Every control ∇·v + v·s is affine in the score s: with the gradient in its place, less what it is at zero, it
+        is v·∇h. No family has to know more than its controls.
+        """
+        return self.controls(draws, gradient) - self.controls(draws, np.zeros_like(draws))
+
 
 class Monomials(AbstractFamily):
     """The Stein features Δφ + ∇φ·s of monomials φ (Mira, Solgi and Imparato 2013, doi:10.1007/s11222-012-9344-6).
@@ -65,6 +73,9 @@ class FirstOrder(AbstractFamily):
         del draws  # the features of z are the scores alone
         return np.asarray(scores)
 
+    def along(self, draws: Float[np.ndarray, "b d"], gradient: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        return self.controls(draws, gradient)
+
 
 def polynomials(d: int, degree: int, max_interaction: int | None = None) -> list[AbstractFamily]:
     """Return a family for each total degree up to `degree`: those before it span the polynomials of lower degree."""
@@ -82,16 +93,3 @@ def controls_of(
     """Return the constant one and the controls of all families, side by side."""
     parts = [family.controls(draws, scores) for family in families]
     return np.concatenate([np.ones((len(draws), 1)), *parts], axis=1)
-
-
-def along_fields(
-    families: Sequence[AbstractFamily], draws: Float[np.ndarray, "b d"], gradient: Float[np.ndarray, "b d"]
-) -> Float[np.ndarray, "b q"]:
-    """Return the derivatives v·∇h of a function with this gradient along the vector field v of each control.
-
-    Every control ∇·v + v·s is affine in the score s: with the gradient in its place, less what it is at zero, it is
-    v·∇h. No family has to know more than its controls.
-    """
-    zero = np.zeros((1, 1)) * gradient
-    parts = [family.controls(draws, gradient) - family.controls(draws, zero) for family in families]
-    return np.concatenate(parts, axis=1)

@@ -7,6 +7,7 @@ densities are then controlled as well as the mean is, whatever the dimension (do
 
 import itertools
 from collections.abc import Sequence
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -132,14 +133,17 @@ TELLING_STATES = 500
 ROUGH = 0.2
 """Mean square step between neighbours, relative to twice the variance, above which it is no function of it."""
 
+SMOOTH = 1e-3
+"""The same below which it may be one, since steps are no smaller between so few states."""
 
-def coordinate_of(problem: Problem) -> Int[np.ndarray, " p"]:
+
+def coordinate_of(problem: Problem, lowest: Float[np.ndarray, " p"]) -> Int[np.ndarray, " p"]:
     """Return the coordinate of which each integrand seems to be a function, −1 where it is one of none.
 
-    In the order of that coordinate an integrand moves in small steps, or in few (von Neumann 1941, the ratio of the
-    mean square successive difference to the variance).
+    In the order of that coordinate an integrand moves in small steps, or in few. Half the mean square step is the
+    variance that no function of the coordinate explains (von Neumann 1941, *Annals of Mathematical Statistics* 12).
 
-    problem : in the trace's own coordinates.
+    problem : in the trace's own coordinates. lowest : (p,) the variance that may be left.
     """
     rows = np.linspace(0, problem.num_states - 1, min(problem.num_states, TELLING_STATES)).astype(int)
     draws, values = np.asarray(problem.draws[rows]), problem.values[rows]
@@ -148,7 +152,8 @@ def coordinate_of(problem: Problem) -> Int[np.ndarray, " p"]:
     for j, order in enumerate(np.argsort(draws, axis=0).T):
         steps = (np.diff(values[order], axis=0) ** 2).sum(axis=0)
         ratio[j] = np.where(size > 0, steps / np.where(size > 0, size, 1.0), np.inf)
-    return np.where(ratio.min(axis=0) < ROUGH, ratio.argmin(axis=0), -1)
+    most = np.clip(lowest, SMOOTH, ROUGH)
+    return np.where(ratio.min(axis=0) < most, ratio.argmin(axis=0), -1)
 
 
 def coordinate(problem: Problem, j: int) -> Quantity:
@@ -215,7 +220,7 @@ def surrogate(problem: Problem, column: int) -> Quantity | None:
         places.append(int(others[largest.argmax()]))
     real = problem.counts > 0
     z, f = _columns(problem, places), problem.values[:, column]
-    degree = max((k for k in (1, 2, 3) if DRAWS_PER_TERM * len(_monomials(len(places), k)) <= m), default=1)
+    degree = max((k for k in (1, 2, 3) if DRAWS_PER_TERM * comb(len(places) + k, k) <= m), default=1)
     terms = _monomials(len(places), degree)
     basis, root = _powers(z, terms), np.sqrt(problem.counts)
     found = np.linalg.lstsq(basis * root[:, None], f * root, rcond=None)[0]
@@ -223,11 +228,18 @@ def surrogate(problem: Problem, column: int) -> Quantity | None:
     unexplained = problem.counts @ (f - value) ** 2 / problem.counts.sum()
     if not unexplained < 1 - EXPLAINED:
         return None
-    slopes = np.stack([_slope(z, terms, k) @ found for k in range(len(places))], axis=1)
+    place = {tuple(term): k for k, term in enumerate(terms)}
+    slopes = np.zeros((len(z), len(places)))
+    for k in range(len(places)):
+        # The derivative of a monomial is another, to a factor.
+        of = np.flatnonzero(terms[:, k])
+        lower = terms[of] - np.eye(len(places), dtype=int)[k]
+        slopes[:, k] = basis[:, [place[tuple(term)] for term in lower]] @ (terms[of, k] * found[of])
     return Quantity(value, np.array(places), slopes, 1 - unexplained)
 
 
 def _monomials(number: int, degree: int) -> Int[np.ndarray, "q r"]:
+    """Return the exponents of all monomials up to a degree, those of lower degree first, the constant included."""
     every = [np.zeros(number, int)]
     for total in range(1, degree + 1):
         for chosen in itertools.combinations_with_replacement(range(number), total):
@@ -236,14 +248,13 @@ def _monomials(number: int, degree: int) -> Int[np.ndarray, "q r"]:
 
 
 def _powers(z: Float[np.ndarray, "m r"], terms: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "m q"]:
-    found = np.ones((len(z), len(terms)))
-    for k in range(z.shape[1]):
-        powers = z[:, k : k + 1] ** np.arange(terms[:, k].max() + 1)
-        found *= powers[:, terms[:, k]]
+    """Return the monomials of `_monomials`, each made of one of lower degree by one product."""
+    found = np.ones((len(z), len(terms)), order="F")
+    place = {tuple(term): k for k, term in enumerate(terms)}
+    for k, term in enumerate(terms):
+        if term.any():
+            last = int(np.flatnonzero(term)[-1])
+            below = term.copy()
+            below[last] -= 1
+            np.multiply(found[:, place[tuple(below)]], z[:, last], out=found[:, k])
     return found
-
-
-def _slope(z: Float[np.ndarray, "m r"], terms: Int[np.ndarray, "q r"], k: int) -> Float[np.ndarray, "m q"]:
-    lower = terms.copy()
-    lower[:, k] = np.maximum(lower[:, k] - 1, 0)
-    return terms[:, k] * _powers(z, lower)

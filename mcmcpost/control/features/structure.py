@@ -6,6 +6,7 @@ all pairs of coordinates, over which that signal is spread, each too small to be
 section 2).
 """
 
+import abc
 import itertools
 import re
 from collections.abc import Sequence
@@ -87,15 +88,33 @@ class _OnBlocks(AbstractFamily):
         number = range(len(self.blocks))
         return [(a, b) for a in number for b in number if len(self.blocks[a]) == len(self.blocks[b])]
 
-    def _sums(
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        return self._affine(draws, scores, 1.0)
+
+    def along(self, draws: Float[np.ndarray, "b d"], gradient: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        return self._affine(draws, gradient, 0.0)
+
+    @abc.abstractmethod
+    def _affine(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"], divergence: float
+    ) -> Float[np.ndarray, "b q"]:
+        """Return ∇·v times `divergence` and v·s of every control."""
+
+    def _raw(
         self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
-    ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-        """Return raw coordinates and scores of every block, and z_a·s_b + m[a=b] and z_a·z_b of every pair."""
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return raw coordinates and scores of every block."""
         x = [self.shift[block] + self.scale[block] * draws[:, block] for block in self.blocks]
-        s = [scores[:, block] / self.scale[block] for block in self.blocks]
-        along = [np.einsum("bm,bm->b", x[a], s[b]) + len(self.blocks[a]) * (a == b) for a, b in self.pairs]
-        squares = [np.einsum("bm,bm->b", x[a], x[b]) for a, b in self.pairs if a <= b]
-        return x, s, along, squares
+        return x, [scores[:, block] / self.scale[block] for block in self.blocks]
+
+    def _along(self, x: list[np.ndarray], s: list[np.ndarray], divergence: float) -> list[np.ndarray]:
+        """Return z_a·s_b + m[a=b] of every pair of blocks."""
+        # A gradient is zero but for a few coordinates.
+        moving = [np.flatnonzero(part.any(axis=0)) for part in s]
+        return [
+            np.einsum("bm,bm->b", x[a][:, moving[b]], s[b][:, moving[b]]) + divergence * x[a].shape[1] * (a == b)
+            for a, b in self.pairs
+        ]
 
 
 class Sums(_OnBlocks):
@@ -106,15 +125,18 @@ class Sums(_OnBlocks):
         g, b = len(self.globals), len(self.blocks)
         return g * (g + 1) // 2 + 2 * len(self.pairs) + b * g
 
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+    def _affine(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"], divergence: float
+    ) -> Float[np.ndarray, "b q"]:
         u, t = draws[:, self.globals], scores[:, self.globals]
         one, two = np.triu_indices(len(self.globals))
-        parts = [u[:, one] * t[:, two] + u[:, two] * t[:, one] + 2.0 * (one == two)]
-        x, s, along, _ = self._sums(draws, scores)
-        for (a, b), sums in zip(self.pairs, along, strict=True):
-            shared = x[a].sum(axis=1) * s[b].sum(axis=1) / len(self.blocks[a]) + (a == b)
+        parts = [u[:, one] * t[:, two] + u[:, two] * t[:, one] + divergence * 2.0 * (one == two)]
+        x, s = self._raw(draws, scores)
+        total, of_scores = [part.sum(axis=1) for part in x], [part.sum(axis=1) for part in s]
+        for (a, b), sums in zip(self.pairs, self._along(x, s, divergence), strict=True):
+            shared = total[a] * of_scores[b] / x[a].shape[1] + divergence * (a == b)
             parts.append(np.stack([sums, shared], axis=1))
-        parts += [part.sum(axis=1)[:, None] / np.sqrt(part.shape[1]) * t for part in x]
+        parts += [own[:, None] / np.sqrt(part.shape[1]) * t for own, part in zip(total, x, strict=True)]
         return np.concatenate(parts, axis=1)
 
 
@@ -125,12 +147,17 @@ class SumsByGlobals(_OnBlocks):
     def size(self) -> int:
         return len(self.globals) * (len(self.pairs) + sum(a <= b for a, b in self.pairs))
 
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+    def _affine(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"], divergence: float
+    ) -> Float[np.ndarray, "b q"]:
         u, t = draws[:, self.globals], scores[:, self.globals]
-        _, _, along, squares = self._sums(draws, scores)
-        parts = [sums[:, None] * u for sums in along]
-        for total, (a, _) in zip(squares, [pair for pair in self.pairs if pair[0] <= pair[1]], strict=True):
-            parts.append((total[:, None] / len(self.blocks[a]) - 1.0) * t)
+        x, s = self._raw(draws, scores)
+        parts = [sums[:, None] * u for sums in self._along(x, s, divergence)]
+        nothing = not t.any()  # as of the gradient of one group's effect
+        for a, b in self.pairs:
+            if a <= b:
+                products = t if nothing else np.einsum("bm,bm->b", x[a], x[b])[:, None] / x[a].shape[1] - 1.0
+                parts.append(products * t)
         return np.concatenate(parts, axis=1)
 
 
@@ -141,15 +168,16 @@ class Neighbours(_OnBlocks):
     def size(self) -> int:
         return len(self.blocks) * (2 + 3 * len(self.globals))
 
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+    def _affine(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"], divergence: float
+    ) -> Float[np.ndarray, "b q"]:
+        del divergence  # a coordinate stands with the score of its neighbour
         u, t = draws[:, self.globals], scores[:, self.globals]
         parts = []
-        for block in self.blocks:
-            x = self.shift[block] + self.scale[block] * draws[:, block]
-            s = scores[:, block] / self.scale[block]
+        for x, s in zip(*self._raw(draws, scores), strict=True):
             ahead = np.einsum("bm,bm->b", x[:, :-1], s[:, 1:])[:, None]
             back = np.einsum("bm,bm->b", x[:, 1:], s[:, :-1])[:, None]
-            product = np.einsum("bm,bm->b", x[:, :-1], x[:, 1:])[:, None] / len(block)
+            product = np.einsum("bm,bm->b", x[:, :-1], x[:, 1:])[:, None] / x.shape[1]
             parts += [ahead, back, ahead * u, back * u, product * t]
         return np.concatenate(parts, axis=1)
 
@@ -169,6 +197,9 @@ class Pairs(AbstractFamily):
 
     def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
         return draws[:, self.first] * scores[:, self.second] + draws[:, self.second] * scores[:, self.first]
+
+    def along(self, draws: Float[np.ndarray, "b d"], gradient: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        return self.controls(draws, gradient)  # which have no divergence
 
 
 class Diagonal(AbstractFamily):
