@@ -3,12 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from jaxtyping import Float
-
 from mcmcpost.control import AbstractControlVariate, Distribution, Estimate, Options
-from mcmcpost.core.arguments import as_real
-from mcmcpost.core.errors import InputError
+from mcmcpost.core.arguments import check_probabilities
 from mcmcpost.core.precision import in_float64
 from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
 
@@ -75,11 +71,3 @@ def quantile(
     found = answer_distribution(question).quantile(levels)
     warn_of_contradiction(contradicted(found, known=question.options.bad_scores))
     return found
-
-
-def check_probabilities(probabilities: float | Sequence[float]) -> Float[np.ndarray, " a"]:
-    """Return the distinct probabilities in the order given; refuse an empty list, and any outside (0, 1)."""
-    levels = np.atleast_1d(as_real("quantile", "probabilities", probabilities)).astype(float)
-    if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels < 1)).all():
-        raise InputError("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, not 5.")
-    return np.array(list(dict.fromkeys(levels.tolist())))  # results are named by their probability

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -19,7 +19,15 @@ from scipy.optimize import isotonic_regression
 
 from mcmcpost.control.auto import Auto
 from mcmcpost.control.estimate import Estimate, assemble, covariance_of, rescaled, spread
-from mcmcpost.control.functions import Marginal, OwnColumns, crossfit_functions, crossfit_own, marginals
+from mcmcpost.control.functions import (
+    SAME,
+    Marginal,
+    OwnColumns,
+    crossfit_functions,
+    crossfit_own,
+    doubt_of_steps,
+    marginals,
+)
 from mcmcpost.control.method import AbstractControlVariate, PlainMean, mean_of_residuals, replace_columns
 from mcmcpost.control.order_statistics import (
     EXPONENTIAL,
@@ -30,6 +38,7 @@ from mcmcpost.control.order_statistics import (
 )
 from mcmcpost.control.problem import Options, Problem, Sample, with_values
 from mcmcpost.control.standard_errors import plain_variance
+from mcmcpost.core.arguments import as_real, check_number, check_probabilities
 from mcmcpost.core.errors import TRUSTED, InputError, Status
 from mcmcpost.core.mcse import Weights, mcse_mean
 from mcmcpost.core.precision import in_float64
@@ -102,7 +111,7 @@ class Distribution(NamedTuple):
         return cls(distinct, sample.names, place, method, options, problem, known)
 
     @in_float64
-    def cdf(self, thresholds: "float | np.ndarray") -> Curve:
+    def cdf(self, thresholds: "float | Sequence[Any] | np.ndarray") -> Curve:
         """Return P(h ≤ t) of every quantity, which does not decrease in t.
 
         thresholds : t points for all quantities, or (p, t) for each its own.
@@ -122,10 +131,13 @@ class Distribution(NamedTuple):
     @in_float64
     def probability(self, lower: float = -np.inf, upper: float = np.inf) -> Estimate:
         """Return P(lower ≤ h ≤ upper) of every quantity."""
+        cure = "Pass lower=0.0, upper=1.0, or both."
+        for name, bound in (("lower", lower), ("upper", upper)):
+            check_number("probability", name, bound, cure, inside="[-inf, inf]")
         if not lower < upper or np.isinf([lower, upper]).all():
-            cure = "Pass lower=0.0, upper=1.0, or both."
             raise InputError("probability", "`lower` below `upper`, one of them finite", (lower, upper), cure)
-        finite = [bound for bound in (lower, upper) if np.isfinite(bound)]
+        # A draw at the lower bound is inside: the step is below it.
+        finite = [bound for bound in (np.nextafter(lower, -np.inf), upper) if np.isfinite(bound)]
         values = self.sample.values
         with np.errstate(invalid="ignore"):
             inside = np.where(np.isfinite(values), (values >= lower) & (values <= upper), np.nan)
@@ -136,9 +148,9 @@ class Distribution(NamedTuple):
         return spread(_clipped(found), labels, self.place)
 
     @in_float64
-    def quantile(self, probabilities: "float | np.ndarray") -> Estimate:
+    def quantile(self, probabilities: "float | Sequence[float] | np.ndarray") -> Estimate:
         """Return the quantiles at some levels in (0, 1), those of one quantity after those of another."""
-        levels = np.atleast_1d(np.asarray(probabilities, float))
+        levels = check_probabilities(probabilities)
         first = (self.place[:, None] * len(levels) + np.arange(len(levels))).reshape(-1)
         return spread(_quantiles(self, levels), quantile_labels(self.names, levels), first)
 
@@ -148,9 +160,9 @@ class Distribution(NamedTuple):
 
         kind : ``"eti"`` with equal tails, or ``"hdi"``, the shortest.
         """
-        if kind not in ("eti", "hdi") or not 0 < prob < 1:
-            cure = 'Pass prob=0.89, kind="eti".'
-            raise InputError("interval", '`prob` in (0, 1) and `kind` "eti" or "hdi"', (prob, kind), cure)
+        check_number("interval", "prob", prob, "Pass prob=0.89.", inside="(0, 1)")
+        if kind not in ("eti", "hdi"):
+            raise InputError("interval", '`kind` to be "eti" or "hdi"', repr(kind), 'Pass kind="hdi".')
         tails = np.array([(1 - prob) / 2, (1 + prob) / 2])
         found = _quantiles(self, tails) if kind == "eti" else _shortest(self, prob)
         title = f"{kind}{int(prob * 100)}"  # as ArviZ rounds it
@@ -158,7 +170,7 @@ class Distribution(NamedTuple):
         return spread(found, labels, (2 * self.place[:, None] + np.arange(2)).reshape(-1))
 
     @in_float64
-    def pdf(self, points: "float | np.ndarray") -> Curve:
+    def pdf(self, points: "float | Sequence[Any] | np.ndarray") -> Curve:
         """Return the density of every quantity, without a bandwidth where its mean is controlled.
 
         With the field v that controls the mean of h, E[c 1{h > t}] = −p(t) E[v·∇h | h = t]: an ordinary expectation,
@@ -170,9 +182,10 @@ class Distribution(NamedTuple):
         at = self._points("pdf", points)
         return _side_by_side([_densities(self, int(j), row) for j, row in zip(self.place, at, strict=True)], self.names)
 
-    def _points(self, where: str, points: "float | np.ndarray") -> Float[np.ndarray, "p t"]:
-        at = np.atleast_1d(np.asarray(points, float))
-        if at.ndim > 2 or not np.isfinite(at).all() or (at.ndim == 2 and len(at) != len(self.names)):
+    def _points(self, where: str, points: "float | Sequence[Any] | np.ndarray") -> Float[np.ndarray, "p t"]:
+        at = np.atleast_1d(as_real(where, "points", points)).astype(float)
+        wrong = at.ndim > 2 or not at.size or not np.isfinite(at).all()
+        if wrong or (at.ndim == 2 and len(at) != len(self.names)):
             expected = f"finite points (t,), or ({len(self.names)}, t) for each quantity its own"
             raise InputError(where, expected, f"shape {at.shape}", "Pass numpy.linspace(0, 1, 41).")
         return np.broadcast_to(at, (len(self.names), at.shape[-1]))
@@ -197,6 +210,23 @@ class Distribution(NamedTuple):
         standard, unit = self.standard(j, points), self.problem.scale[place] * self.sample.units[j]
         return marginal.at(standard), marginal.stretch(standard) / unit
 
+    def _steps(self, j: int, marginal: Marginal, thresholds: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
+        """Return h at thresholds of a quantity, between the same draws as these where rounding decides.
+
+        A draw that is equal to a threshold could be on the other side of it, and nothing would be exact.
+        """
+        assert self.problem is not None
+        steps = marginal.at(self.standard(j, thresholds))
+        series = self.sample.values[..., j].reshape(-1)
+        order = np.argsort(series, kind="stable")
+        h = next(iter(marginal.fields.values())).value[self.problem.inverse][order]
+        number = np.searchsorted(series[order], thresholds, side="right")
+        low = np.concatenate([[-np.inf], np.maximum.accumulate(h)])[number]
+        high = np.concatenate([np.minimum.accumulate(h[::-1])[::-1], [np.inf]])[number]
+        between = np.where(low < high, np.clip(steps, low, np.nextafter(high, low)), steps)
+        # Of what is no coordinate, a step may be anywhere between two draws: only its error tells.
+        return np.where(np.abs(between - steps) <= SAME * np.ptp(h), between, steps)
+
     def _below(self, places: Int[np.ndarray, " k"], thresholds: Float[np.ndarray, "k t"]) -> Estimate:
         """Return P(h ≤ t) of some quantities of the sample, each at t thresholds of its own."""
         values = self.sample.values[..., places, None]
@@ -220,7 +250,7 @@ class Distribution(NamedTuple):
         sample, each = self.sample, 1 if shared else thresholds.shape[1]
         of = np.repeat(np.arange(len(places)), each)
         labels = tuple(sample.names[places[k]] for k in of)
-        unknown = (sample.varying | sample.events)[places[of]]
+        unknown = (sample.varying | sample.unseen)[places[of]]
         events = Sample.of(sample.trace, labels, values, unknown, sample.states)
         if self.problem is None or (problem := events.problem_on(self.problem)) is None:
             found = assemble(events, self.options, rare=True)
@@ -233,9 +263,16 @@ class Distribution(NamedTuple):
             if marginal is None or not marginal.fields:
                 direct += own.tolist()
             elif len(own):
-                steps = marginal.at(self.standard(int(j), thresholds[k]))
-                ends = {"shared_steps": steps} if shared else {"steps": steps[events.columns[own] - k * each]}
+                steps = self._steps(int(j), marginal, thresholds[k])
+                columns = events.columns[own] - k * each
+                ends = {"shared_steps": steps} if shared else {"steps": steps[columns]}
                 fit = crossfit_functions(problem.select(own), marginal.fields, plain[own], **ends)
+                if not marginal.certain:  # where no draw is on the wrong side of a step, residuals show nothing
+                    value = next(iter(marginal.fields.values())).value
+                    doubt = doubt_of_steps(value, problem.num_states, steps)
+                    doubt = np.full(len(own), np.linalg.norm(doubt)) if shared else doubt[columns]
+                    controlled = np.array([status is not Status.PLAIN for status in fit.status])
+                    fit = fit._replace(doubt=np.hypot(fit.doubt, np.where(controlled, doubt / problem.scale[own], 0.0)))
                 best = replace_columns(best, fit, own, np.arange(len(own)))
         if direct:
             # A kernel for each of hundreds of indicators gains little and takes seconds.
@@ -282,14 +319,13 @@ def _densities(dist: Distribution, j: int, at: Float[np.ndarray, " t"]) -> Curve
         nothing = np.full(each.shape, np.nan)
         same = (Status.CONSTANT if sample.finite[j] else Status.UNDEFINED,) * len(at)
         return Curve((), each, nothing, nothing, nothing, nothing, nothing, same)
-    series, own_unit = sample.scaled[..., j], sample.units[j]
-    scaled = at / own_unit
-    seen = (scaled >= series.min()) & (scaled <= series.max())
+    series, scale = sample.scaled[..., j], sample.units[j]
+    seen = (at / scale >= series.min()) & (at / scale <= series.max())
     ess = _size_of(sample, j)
-    kernel, kernel_error = _kernel_density(series, sample.trace.weights, scaled, ess)
-    plain = np.where(seen, kernel, 0.0) / own_unit
+    kernel, kernel_error = _kernel_density(sample, j, at / scale, ess)
+    plain = np.where(seen, kernel, 0.0) / scale
     # Beyond the draws there is little.
-    plain_error = np.where(seen, kernel_error, 1 / (ess + 2) / series.std()) / own_unit
+    plain_error = np.where(seen, kernel_error, 1 / (ess + 2) / series.std()) / scale
     mean, error, gain = plain.copy(), plain_error.copy(), np.ones(len(at))
     status = np.where(seen, Status.PLAIN, Status.UNSEEN).astype(object)
     lowest = np.full(len(at), np.inf)
@@ -337,11 +373,15 @@ def _size_of(sample: Sample, j: int) -> float:
 
 
 def _kernel_density(
-    series: Float[np.ndarray, "c n"], weights: Weights | None, at: Float[np.ndarray, " t"], ess: float
+    sample: Sample, j: int, at: Float[np.ndarray, " t"], ess: float
 ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
-    """Return a Gaussian kernel estimate, and its standard error without its bias (Silverman 1986, section 3.3)."""
+    """Return a Gaussian kernel estimate, and its standard error without its bias (Silverman 1986, section 3.3).
+
+    at : points in the sample's units, as the estimates are.
+    """
+    weights = sample.trace.weights
     shares = None if weights is None else weights.values.reshape(-1)
-    density = scipy.stats.gaussian_kde(series.reshape(-1), weights=shares)
+    density = scipy.stats.gaussian_kde(sample.scaled[..., j].reshape(-1), weights=shares)
     mean, width = density(at), float(np.sqrt(density.covariance[0, 0]))
     return mean, np.sqrt(mean / (2 * np.sqrt(np.pi) * width * ess))
 
@@ -363,6 +403,9 @@ STRAIGHT = 0.1
 
 APART = 1.5
 """Plain standard errors between the levels at which a quantile is looked for."""
+
+MOST_GAIN = 1e8
+"""Gain that the levels of an order statistic are computed for: of what is exact they would take a second a quantile."""
 
 
 def _bracketed(
@@ -403,27 +446,27 @@ NEARBY = 21
 def _shortest(dist: Distribution, prob: float) -> Estimate:
     """Return the ends of the shortest intervals of all quantities, and their errors from leaving out folds."""
     sample, whole, p = dist.sample, dist.problem, len(dist.sample.names)
-    shape = sample.values.shape[:2]
+    values, shape = sample.scaled, sample.values.shape[:2]
     numbers = np.full((4, p, 2), np.nan)  # mean, mcse, and both without control variates
     residuals, status, methods = np.zeros((*shape, 2 * p)), list[Status](), list[str]()
     for j in range(p):
         if not sample.varying[j] or whole is None:
-            value = np.median(sample.values[..., j])
+            value = np.median(values[..., j])
             numbers[:, j] = np.array([value, 0.0, value, 0.0])[:, None] if sample.finite[j] else np.nan
-            residuals[..., 2 * j : 2 * j + 2] = sample.values[..., j, None]
+            residuals[..., 2 * j : 2 * j + 2] = values[..., j, None]
             status += [Status.CONSTANT if sample.finite[j] else Status.UNDEFINED] * 2
             methods += [PlainMean().label] * 2
             continue
-        series, unit = sample.scaled[..., j], sample.units[j]
+        series, scale = values[..., j], sample.units[j]
         ends, reach = _shortest_of_draws(series, prob)
 
         def below(grid: np.ndarray, series: np.ndarray = series) -> Float[np.ndarray, "c n t"]:
             return (series[..., None] <= grid.reshape(-1)).astype(float)
 
         def controlled(
-            grid: np.ndarray, j: int = j, unit: float = unit, below: Callable = below
+            grid: np.ndarray, j: int = j, below: Callable = below, scale: float = scale
         ) -> tuple[np.ndarray, ...]:
-            found, without = dist._events(np.array([j]), below(grid), unit * grid.reshape(1, -1), shared=False)
+            found, without = dist._events(np.array([j]), below(grid), grid.reshape(1, -1) * scale, shared=False)
             return found.mean, without, found.mcse
 
         def plain(grid: np.ndarray, below: Callable = below) -> tuple[np.ndarray, ...]:
@@ -432,17 +475,17 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
 
         numbers[:2, j] = _converged_ends(controlled, ends, reach, series, prob)
         numbers[2:, j] = _converged_ends(plain, ends, reach, series, prob)
-        found, _ = dist._events(np.array([j]), below(numbers[0, j]), unit * numbers[:1, j], shared=False)
+        found, _ = dist._events(np.array([j]), below(numbers[0, j]), numbers[:1, j] * scale, shared=False)
         residuals[..., 2 * j : 2 * j + 2] = found.residuals
-        numbers[:, j] *= unit
-        better = numbers[1, j] < numbers[3, j]
-        numbers[:2, j] = np.where(better, numbers[:2, j], numbers[2:, j])
-        status += [found.status[k] if own else Status.PLAIN for k, own in zip((0, 1), better, strict=True)]
-        methods += [found.method[k] if own else PlainMean().label for k, own in zip((0, 1), better, strict=True)]
+        # Both ends are of one interval: one of either would hold another probability, and neither error would be right.
+        better = np.linalg.norm(numbers[1, j]) < np.linalg.norm(numbers[3, j])
+        numbers[:2, j] = numbers[:2, j] if better else numbers[2:, j]
+        status += list(found.status) if better else [Status.PLAIN] * 2
+        methods += list(found.method) if better else [PlainMean().label] * 2
     mean, mcse, mean_plain, mcse_plain = numbers.reshape(4, -1)
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(mcse > 0, (mcse_plain / mcse) ** 2, 1.0)
-    return Estimate(
+    found = Estimate(
         names=tuple(np.repeat(sample.names, 2).tolist()),
         mean=mean,
         mcse=mcse,
@@ -450,7 +493,7 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
         variance_ratio=gain,
         status=tuple(status),
         method=tuple(methods),
-        sd=np.repeat(_sd(sample.scaled.reshape(-1, p), sample.trace.weights) * sample.units, 2),
+        sd=np.repeat(_sd(values.reshape(-1, p), sample.trace.weights), 2),
         mean_plain=mean_plain,
         mcse_plain=mcse_plain,
         mean_crossfit=mean,
@@ -458,6 +501,7 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
         covariance=covariance_of(residuals, mcse, sample.trace.weights),
         info={"note": "residuals are those of an indicator near each end"},
     )
+    return rescaled(found, np.repeat(sample.units, 2))._replace(residuals=residuals)
 
 
 def _shortest_of_draws(series: Float[np.ndarray, "c n"], prob: float) -> tuple[Float[np.ndarray, " two"], float]:
@@ -482,6 +526,9 @@ CLOSER = 10.0
 SMALLEST_REACH = 0.1
 """Part to which that distance is made smaller at once."""
 
+CLOSEST = 1e-3
+"""Part of the first distance below which slopes are rounding, and the ends with them."""
+
 PASSES = 8
 """How often the points at which the distribution function is known are moved to where the ends were found."""
 
@@ -497,7 +544,8 @@ def _converged_ends(
 
     evaluate : from points (two, t) to the distribution function there, that without each fold, and its errors.
     """
-    low, high = series.min(), series.max()
+    low, high, closest = series.min(), series.max(), CLOSEST * reach
+    rounding = ROUNDED * (reach + np.abs(ends)) / CLOSEST
     for _ in range(PASSES):
         grid = np.stack([np.linspace(max(end - reach, low), min(end + reach, high), NEARBY) for end in ends])
         whole, without, known = evaluate(grid)
@@ -512,11 +560,12 @@ def _converged_ends(
         # What a polynomial of that degree cannot follow, at most, is how far that of a lower degree is from it.
         error = np.hypot(error, found - _ends(grid, whole, prob, QUARTIC - 1))
         edge = np.minimum(np.abs(found - grid[:, 0]), np.abs(found - grid[:, -1])) <= np.ptp(grid, axis=1) / FINE
-        error = np.where(edge, np.hypot(error, reach), error)  # it is not there, or beyond the draws
+        # Where it is at an edge, it is not there, or beyond the draws.
+        error = np.hypot(error, np.where(edge, reach, rounding))
         settled = (np.abs(found - ends) < reach / 2).all()
         ends = found
         # The better the function is known, the closer the points, so that the polynomial follows it.
-        wanted = max(CLOSER * float(error.max()), SMALLEST_REACH * reach)
+        wanted = max(CLOSER * float(error.max()), SMALLEST_REACH * reach, closest)
         if settled and wanted > reach / 2:
             break
         if settled:
@@ -531,7 +580,7 @@ def _jackknife(without: Float[np.ndarray, "k q"]) -> Float[np.ndarray, " q"]:
 
 
 def _ends(
-    grid: Float[np.ndarray, "two t"], probabilities: Float[np.ndarray, " 2t"], prob: float, degree: int = QUARTIC
+    grid: Float[np.ndarray, "two t"], probabilities: Float[np.ndarray, " 2*t"], prob: float, degree: int = QUARTIC
 ) -> Float[np.ndarray, " two"]:
     """Return the ends, one near each row of points, between which there is so much probability, least far apart.
 
@@ -629,7 +678,7 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     moved = np.clip(
         levels - (estimate.mean - estimate.mean_plain), np.fmin(levels, 1 / size), np.fmax(levels, 1 - 1 / size)
     )
-    own = function.error(moved, size * gain)
+    own = function.error(moved, size * np.minimum(gain, MOST_GAIN))
     error = np.where(used, np.fmax(plain_error / np.sqrt(gain), own), plain_error)
     # In a tail that is known to a tenth at best the distribution function is no straight line within its error.
     straight = estimate.mcse < STRAIGHT * np.minimum(levels, 1 - levels)

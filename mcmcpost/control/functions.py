@@ -170,11 +170,13 @@ class Marginal(NamedTuple):
 
     known, image : (k,) increasing values f of an integrand, standardised, and those of h at the same draws; f and h are
         the same, to a factor and a shift, where there are two.
+    certain : whether h tells where f has a value, and not only nearly, as a polynomial that stands for f does.
     """
 
     fields: Mapping[str, Field]
     known: Float[np.ndarray, " k"]
     image: Float[np.ndarray, " k"]
+    certain: bool = True
 
     def at(self, thresholds: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
         """Return h where the integrand has these values."""
@@ -295,10 +297,27 @@ def _steps_of(problem: Problem, value: Float[np.ndarray, " m"]) -> tuple[Float[n
     order = np.argsort(value[:n], kind="stable")
     h, f = value[:n][order], problem.values[:n, 0][order]
     after = np.flatnonzero(np.diff(f)) + 1
-    low, high = np.maximum(after - NEAR, 0), np.minimum(after + NEAR - 1, n - 1)
-    density = (high - low) / n / np.maximum(h[high] - h[low], np.finfo(float).tiny)
-    chance = density * (h[after] - h[after - 1]) / np.sqrt(12)
+    chance = _spread_between(h, after)
     return (h[after] + h[after - 1]) / 2, float(np.ptp(f) * np.sqrt((chance**2).sum()))
+
+
+def _spread_between(ordered: Float[np.ndarray, " n"], after: Int[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
+    """Return the standard deviation of a level that is uniform between two neighbours, the second at `after`."""
+    n = len(ordered)
+    low, high = np.maximum(after - NEAR, 0), np.minimum(after + NEAR - 1, n - 1)
+    density = (high - low) / n / np.maximum(ordered[high] - ordered[low], np.finfo(float).tiny)
+    return density * (ordered[after] - ordered[after - 1]) / np.sqrt(12)
+
+
+def doubt_of_steps(
+    value: Float[np.ndarray, " m"], num_states: int, steps: Float[np.ndarray, " s"]
+) -> Float[np.ndarray, " s"]:
+    """Return the errors of probabilities of not knowing where steps are between two draws.
+
+    value : (m,) the quantity at the states, whose first are no padding.
+    """
+    ordered = np.sort(value[:num_states])
+    return _spread_between(ordered, np.searchsorted(ordered, steps).clip(1, num_states - 1))
 
 
 def marginals(problem: Problem, method: AbstractControlVariate) -> list[Marginal | None]:
@@ -315,7 +334,11 @@ def marginals(problem: Problem, method: AbstractControlVariate) -> list[Marginal
             found.append(None)
     known = [one for one in found if one is not None]
     fields = iter(fields_by_method(problem, [quantity for quantity, _, _ in known], method.fields))
-    return [None if one is None else Marginal(next(fields), *one[1:]) for one in found]
+    certain = [one is not None and 1 - one[0].explained <= SAME**2 for one in found]
+    return [
+        None if one is None else Marginal(next(fields), *one[1:], certain=sure)
+        for one, sure in zip(found, certain, strict=True)
+    ]
 
 
 def fields_by_method(

@@ -52,6 +52,14 @@ def as_real(where: str, name: str, values: Any) -> np.ndarray:
     return array
 
 
+def check_probabilities(probabilities: Any) -> np.ndarray:
+    """Return the distinct probabilities in the order given; refuse an empty list, and any outside (0, 1)."""
+    levels = np.atleast_1d(as_real("quantile", "probabilities", probabilities)).astype(float)
+    if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels < 1)).all():
+        raise InputError("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, not 5.")
+    return np.array(list(dict.fromkeys(levels.tolist())))  # results are named by their probability
+
+
 HUGE = 1e75
 """Numbers of this size and larger, and of its inverse and smaller, have fourth powers that are infinite or zero."""
 

@@ -232,6 +232,7 @@ def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     ordered = np.sort(series.reshape(size, -1), axis=0)
     for side, varies in (("left", ordered[0] < ordered[tail - 1]), ("right", ordered[-tail] < ordered[-1])):
         for j in np.flatnonzero(varies):
-            own = array_stats.pareto_khat(series[..., j], chain_axis=0, draw_axis=1, r_eff=1.0, tail=side)
+            with np.errstate(invalid="ignore", divide="ignore"):  # of the few values of an event
+                own = array_stats.pareto_khat(series[..., j], chain_axis=0, draw_axis=1, r_eff=1.0, tail=side)
             found[j] = np.fmax(found[j], own)
     return found
