@@ -1,6 +1,9 @@
 """Problems and methods that several test modules share."""
 
+from collections.abc import Callable, Iterator
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mcmcpost.control import (
@@ -18,6 +21,7 @@ from mcmcpost.control import (
     ZeroVariance,
     estimate_expectations,
 )
+from mcmcpost.control.features.structure import Blocks
 from mcmcpost.solve import ConjugateGradients
 from mcmcpost.stein import SquaredExponential
 from mcmcpost.tasks import PolynomialFamily, Stochastic, TrainedVectorValued, VectorValued
@@ -79,3 +83,47 @@ def quantiles(
     """Estimate quantiles with names made up."""
     names = tuple(f"f{j}" for j in range(values.shape[-1]))
     return Distribution.of(Sample.of(trace, names, values, events), method, Options()).quantile(np.array(levels))
+
+
+def structure_fields(
+    blocks: Blocks, shift: np.ndarray, scale: np.ndarray, d: int
+) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
+    """Yield the vector fields of the families of named dimensions, in their order, as functions of raw coordinates."""
+    unit = np.eye(d)
+    k, m = blocks.globals, len(blocks.blocks[0])
+    pairs = [(a, b) for a in range(len(blocks.blocks)) for b in range(len(blocks.blocks))]
+    part = [jnp.asarray(unit[block]) for block in blocks.blocks]  # (m, d)
+
+    def standard(x):
+        return (x - shift) / scale
+
+    own = np.diag(scale)  # from scores of standardised coordinates to raw fields
+    for i in range(len(k)):
+        for j in range(i, len(k)):
+            yield lambda x, i=i, j=j: standard(x)[k[i]] * own[k[j]] + standard(x)[k[j]] * own[k[i]]
+    for a, b in pairs:
+        yield lambda x, a=a, b=b: (part[a] @ x) @ part[b]
+        yield lambda x, a=a, b=b: jnp.sum(part[a] @ x) * part[b].sum(0) / m
+    for a in range(len(part)):
+        for i in k:
+            yield lambda x, a=a, i=i: jnp.sum(part[a] @ x) / np.sqrt(m) * own[i]
+    for a, b in pairs:
+        for i in k:
+            yield lambda x, a=a, b=b, i=i: ((part[a] @ x) @ part[b]) * standard(x)[i]
+    for a, b in [pair for pair in pairs if pair[0] <= pair[1]]:
+        for i in k:
+            yield lambda x, a=a, b=b, i=i: (jnp.dot(part[a] @ x, part[b] @ x) / m - 1) * own[i]
+    for a in range(len(part)):
+        ahead = lambda x, a=a: (part[a] @ x)[:-1] @ part[a][1:]  # noqa: E731
+        back = lambda x, a=a: (part[a] @ x)[1:] @ part[a][:-1]  # noqa: E731
+        yield ahead
+        yield back
+        for field in (ahead, back):
+            for i in k:
+                yield lambda x, field=field, i=i: field(x) * standard(x)[i]
+        for i in k:
+            yield lambda x, a=a, i=i: jnp.dot((part[a] @ x)[:-1], (part[a] @ x)[1:]) / m * own[i]
+    for i in range(d):
+        yield lambda x, i=i: standard(x)[i] * own[i]
+    for i in blocks.blocks[1]:
+        yield lambda x, i=i: standard(x)[k[0]] * own[i] + standard(x)[i] * own[k[0]]

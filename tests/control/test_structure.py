@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from control_cases import estimate
+from control_cases import estimate, structure_fields
 
 from mcmcpost.control import Auto, Structured, ZeroVariance
 from mcmcpost.control.features.structure import (
@@ -51,48 +51,6 @@ def test_names_that_say_nothing_have_no_block():
     assert Blocks.of([f"theta{i}" for i in "abcdefgh"]).blocks == ()
 
 
-def _fields(blocks, shift, scale, d):
-    """Yield the vector fields of the families one by one, as functions of raw coordinates, in the families' order."""
-    unit = np.eye(d)
-    k, m = blocks.globals, len(blocks.blocks[0])
-    pairs = [(a, b) for a in range(len(blocks.blocks)) for b in range(len(blocks.blocks))]
-    part = [jnp.asarray(unit[block]) for block in blocks.blocks]  # (m, d)
-
-    def standard(x):
-        return (x - shift) / scale
-
-    own = np.diag(scale)  # from scores of standardised coordinates to raw fields
-    for i in range(len(k)):
-        for j in range(i, len(k)):
-            yield lambda x, i=i, j=j: standard(x)[k[i]] * own[k[j]] + standard(x)[k[j]] * own[k[i]]
-    for a, b in pairs:
-        yield lambda x, a=a, b=b: (part[a] @ x) @ part[b]
-        yield lambda x, a=a, b=b: jnp.sum(part[a] @ x) * part[b].sum(0) / m
-    for a in range(len(part)):
-        for i in k:
-            yield lambda x, a=a, i=i: jnp.sum(part[a] @ x) / np.sqrt(m) * own[i]
-    for a, b in pairs:
-        for i in k:
-            yield lambda x, a=a, b=b, i=i: ((part[a] @ x) @ part[b]) * standard(x)[i]
-    for a, b in [pair for pair in pairs if pair[0] <= pair[1]]:
-        for i in k:
-            yield lambda x, a=a, b=b, i=i: (jnp.dot(part[a] @ x, part[b] @ x) / m - 1) * own[i]
-    for a in range(len(part)):
-        ahead = lambda x, a=a: (part[a] @ x)[:-1] @ part[a][1:]  # noqa: E731
-        back = lambda x, a=a: (part[a] @ x)[1:] @ part[a][:-1]  # noqa: E731
-        yield ahead
-        yield back
-        for field in (ahead, back):
-            for i in k:
-                yield lambda x, field=field, i=i: field(x) * standard(x)[i]
-        for i in k:
-            yield lambda x, a=a, i=i: jnp.dot((part[a] @ x)[:-1], (part[a] @ x)[1:]) / m * own[i]
-    for i in range(d):
-        yield lambda x, i=i: standard(x)[i] * own[i]
-    for i in blocks.blocks[1]:
-        yield lambda x, i=i: standard(x)[k[0]] * own[i] + standard(x)[i] * own[k[0]]
-
-
 def test_controls_are_the_stein_operator_of_their_fields(rng):
     """∇·v + v·s by automatic differentiation: their mean is zero under any density, whatever the coordinates' scale."""
     names = ["mu", *(f"z[{i}, {j}]" for i in range(7) for j in range(2)), "log_sd"]
@@ -104,7 +62,7 @@ def test_controls_are_the_stein_operator_of_their_fields(rng):
     pairs = Pairs(np.repeat(blocks.globals[:1], 7), blocks.blocks[1])
     families = [Sums(*given), SumsByGlobals(*given), Neighbours(*given), Diagonal(d), pairs]
     found = np.concatenate([family.controls((x - shift) / scale, s * scale) for family in families], axis=1)
-    fields = list(_fields(blocks, shift, scale, d))
+    fields = list(structure_fields(blocks, shift, scale, d))
     assert found.shape[1] == len(fields) == sum(family.size for family in families)
     for column, field in zip(found.T, fields, strict=True):
         expected = [jnp.trace(jax.jacfwd(field)(row)) + field(row) @ score for row, score in zip(x, s, strict=True)]

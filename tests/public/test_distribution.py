@@ -1,0 +1,500 @@
+"""Marginal distributions: exact where the mean is, right on average where it is not, and honest about what is neither.
+
+Thirty groups of four chains of 100 draws, with seeds of their own, say whether errors hold.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import scipy.stats
+import xarray
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+import mcmcpost as mp
+
+LEVELS = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
+
+EXACT = (mp.Status.EXACT, mp.Status.ON_TRUST)
+
+
+def tree_of(x, scores, beside=None, names=("h", "other"), **options):
+    """Return a trace of a coordinate and one beside it that is normal."""
+    draws, slopes = [x], [scores]
+    if beside is not None:
+        draws.append(beside)
+        slopes.append(-beside)
+    return mp.from_arrays(np.stack(draws, -1), np.stack(slopes, -1), names=names[: len(draws)], **options)
+
+
+class Target(NamedTuple):
+    """A distribution that is drawn from exactly, and its score."""
+
+    draw: object
+    score: object
+    cdf: object
+    pdf: object
+
+
+def _mixture(x):
+    return 0.4 * norm.pdf(x + 1.5), 0.6 * norm.pdf(x - 1)
+
+
+TARGETS = {
+    "log-gamma": Target(
+        lambda rng, shape: np.log(rng.gamma(3.0, size=shape)),
+        lambda x: 3.0 - np.exp(x),
+        scipy.stats.loggamma(3.0).cdf,
+        scipy.stats.loggamma(3.0).pdf,
+    ),
+    "Student": Target(
+        lambda rng, shape: rng.standard_t(5, size=shape),
+        lambda x: -6 * x / (5 + x**2),
+        scipy.stats.t(5).cdf,
+        scipy.stats.t(5).pdf,
+    ),
+    "two normals": Target(
+        lambda rng, shape: np.where(rng.random(shape) < 0.4, -1.5, 1.0) + rng.normal(size=shape),
+        lambda x: -(_mixture(x)[0] * (x + 1.5) + _mixture(x)[1] * (x - 1)) / sum(_mixture(x)),
+        lambda x: 0.4 * norm.cdf(x + 1.5) + 0.6 * norm.cdf(x - 1),
+        lambda x: sum(_mixture(x)),
+    ),
+}
+
+
+def quantiles_of(target, levels):
+    return np.array([brentq(lambda x, level=level: target.cdf(x) - level, -40.0, 40.0, xtol=1e-13) for level in levels])
+
+
+def shortest_of(target, prob):
+    """Return the interval at whose ends the densities are the same."""
+
+    def ends(below):
+        return quantiles_of(target, [below, below + prob])
+
+    below = brentq(lambda level: np.subtract(*target.pdf(ends(level))), 1e-6, 1 - prob - 1e-6, xtol=1e-13)
+    return ends(below)
+
+
+@pytest.fixture(scope="module")
+def normal():
+    x = np.random.default_rng(11).normal(size=(4, 100, 2))
+    return x, mp.from_arrays(x, -x, names=("a", "b"))
+
+
+# ---- a normal posterior, where everything is known but for rounding
+
+
+def test_all_of_a_normal_distribution_is_exact(normal):
+    x, tree = normal
+    dist = mp.distribution(tree, ["a"], "zv2")
+    # Some thresholds are draws, which rounding must not put on the other side of the step.
+    at = np.concatenate([[-1.9, -0.3, 0.0, 0.7, 2.1], np.sort(x[..., 0].reshape(-1))[[5, 100, 300, 390]]])
+    curve = dist.cdf(at)
+    assert curve.names == ("a",)
+    assert curve.at.shape == curve.mean.shape == (1, len(at))
+    density = dist.pdf(at)
+    for found, expected in ((curve, norm.cdf(at)), (density, norm.pdf(at))):
+        assert set(found.status) <= set(EXACT)
+        assert (found.mcse < 1e-12).all()
+        assert (np.abs(found.mean[0] - expected) < 10 * found.mcse[0] + 1e-13).all()
+    assert set(dist.quantile(LEVELS).status) <= set(EXACT)
+    for estimate, expected, most in (
+        (dist.quantile(LEVELS), norm.ppf(LEVELS), 1e-11),
+        (dist.interval(0.89), norm.ppf([0.055, 0.945]), 1e-11),
+        (dist.interval(0.89, kind="hdi"), norm.ppf([0.055, 0.945]), 1e-8),
+        (dist.probability(lower=-1.0, upper=0.5), [norm.cdf(0.5) - norm.cdf(-1.0)], 1e-12),
+        (dist.probability(lower=0.0), [0.5], 1e-12),
+        (dist.probability(upper=-1.0), [norm.cdf(-1.0)], 1e-12),
+    ):
+        assert (estimate.mcse < most).all(), estimate.names
+        assert (np.abs(estimate.mean - expected) < 4 * estimate.mcse + 1e-13).all(), estimate.names
+        assert (np.abs(estimate.mean_plain - expected) < 5 * estimate.mcse_plain).all()
+        assert (estimate.gain > 1e12).all()
+
+
+def test_a_draw_at_a_bound_is_inside(normal):
+    """Also where that is what few draws decide: {lower ≤ h} and {h ≤ upper}."""
+    x, tree = normal
+    dist = mp.distribution(tree, ["a"], "zv2")
+    bound = np.sort(x[..., 0].reshape(-1))[200]
+    both = dist.probability(lower=bound).mean + dist.probability(upper=bound).mean
+    np.testing.assert_allclose(both, 1.0, atol=1e-12)
+    found = dist.probability(lower=bound)
+    assert found.mean_plain == (x[..., 0] >= bound).mean()
+    assert found.mcse < 1e-12
+    np.testing.assert_allclose(found.mean, norm.sf(bound), atol=1e-12)
+
+
+def test_names_say_what_was_asked(normal):
+    _, tree = normal
+    dist = mp.distribution(tree, method="plain")
+    assert dist.names == ("a", "b")
+    assert dist.probability(lower=0.0, upper=2.0).names == ("P(0 <= a <= 2)", "P(0 <= b <= 2)")
+    assert dist.probability(upper=2.0).names == ("P(a <= 2)", "P(b <= 2)")
+    assert dist.quantile([0.1, 0.5]).names == ("a [0.1]", "a [0.5]", "b [0.1]", "b [0.5]")
+    assert dist.interval(0.9, "hdi").names == ("a [hdi90_lb]", "a [hdi90_ub]", "b [hdi90_lb]", "b [hdi90_ub]")
+    table = dist.cdf([[0.0, 1.0], [-1.0, 2.0]]).to_dataframe()
+    assert table.index.tolist() == [("a", 0.0), ("a", 1.0), ("b", -1.0), ("b", 2.0)]
+    assert table.columns.tolist() == ["mean", "mcse", "mean_cv", "mcse_cv", "gain", "status"]
+    assert set(table["status"]) == {"plain"}
+
+
+# ---- draws of known distributions, where errors and gains are those that were stated
+
+
+STATED = {  # half of the median gains of these seeds
+    "log-gamma": {"cdf": [4, 900, 1_000, 600, 12], "quantile": [3, 900, 1_500, 600, 10], "pdf": [25, 700, 400, 300, 8]},
+    "Student": {"cdf": [1.3, 40, 50, 50, 1.3], "quantile": [1.3, 40, 50, 50, 1.1], "pdf": [30, 90, 25, 50, 0.6]},
+    "two normals": {
+        "cdf": [40, 50, 80, 110, 20],
+        "quantile": [30, 50, 80, 110, 18],
+        "pdf": [300, 140, 60, 80, 11],
+    },
+}
+
+
+def replicates(name, number):
+    """Yield the distributions of a coordinate of four chains of 100 exact draws, beside a normal one."""
+    target = TARGETS[name]
+    for seed in range(number):
+        rng = np.random.default_rng([seed, 11])
+        x = target.draw(rng, (4, 100))
+        yield mp.distribution(tree_of(x, target.score(x), rng.normal(size=x.shape)), ["h"], "zv2")
+
+
+def squares_and_gains(results, truth):
+    """Return mean z² and the median gain of results of many replicates."""
+    parts = ((np.reshape(part, -1) for part in (r.mean, r.mcse, r.gain)) for r in results)
+    mean, mcse, gain = (np.array(column) for column in zip(*parts, strict=True))
+    return (((mean - truth) / mcse) ** 2).mean(axis=0), np.median(gain, axis=0)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["log-gamma", *(pytest.param(n, marks=pytest.mark.slow) for n in list(TARGETS)[1:])])
+def test_probabilities_and_densities_have_the_errors_and_the_gains_that_are_stated(name):
+    target = TARGETS[name]
+    at = quantiles_of(target, LEVELS)
+    curves = [(dist.cdf(at), dist.pdf(at)) for dist in replicates(name, 30)]
+    for k, (question, truth) in enumerate({"cdf": LEVELS, "pdf": target.pdf(at)}.items()):
+        squares, gains = squares_and_gains([pair[k] for pair in curves], truth)
+        assert (squares <= 2.0).all(), (question, squares)
+        assert (gains > STATED[name][question]).all(), (question, gains)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", TARGETS)
+def test_quantiles_and_intervals_have_the_errors_and_the_gains_that_are_stated(name):
+    target = TARGETS[name]
+    found = {"quantile": [], "eti": [], "hdi": []}
+    for dist in replicates(name, 30):
+        found["quantile"].append(dist.quantile(LEVELS))
+        found["eti"].append(dist.interval(0.89))
+        found["hdi"].append(dist.interval(0.89, "hdi"))
+    truth = {
+        "quantile": quantiles_of(target, LEVELS),
+        "eti": quantiles_of(target, [0.055, 0.945]),
+        "hdi": shortest_of(target, 0.89),
+    }
+    for question, results in found.items():
+        squares, gains = squares_and_gains(results, truth[question])
+        # Where the shortest interval is the plain one, its jackknife over eight folds is no better than the draws.
+        assert (squares <= (2.5 if question == "hdi" else 2.0)).all(), (question, squares)
+        assert (gains >= STATED[name].get(question, 1.0)).all(), (question, gains)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_errors_hold_for_chains_that_mix_slowly():
+    results = []
+    for seed in range(16):
+        rng = np.random.default_rng([seed, 5])
+        x, other = ar1(rng, (4, 1_000, 2), 0.9).transpose(2, 0, 1)
+        # A cube root is no polynomial: it is controlled, and not exact.
+        dist = mp.distribution(tree_of(x, -x, other), {"c": np.cbrt(x) + 0.3 * other}, "zv2")
+        results.append(dist.cdf([-1.0, 0.0, 0.8]))
+    truth = [cdf_of_root_and_normal(at) for at in (-1.0, 0.0, 0.8)]
+    squares, gains = squares_and_gains(results, truth)
+    assert (squares <= 2.0).all(), squares
+    assert (gains > 1.5).all(), gains
+
+
+def ar1(rng, shape, rho):
+    """Return stationary AR(1) chains with standard normal margins."""
+    noise = rng.normal(size=shape)
+    x = noise.copy()
+    for i in range(1, shape[1]):
+        x[:, i] = rho * x[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]
+    return x
+
+
+def cdf_of_root_and_normal(at):
+    """Return P(x^(1/3) + 0.3 y ≤ t) of two standard normals by a sum over y."""
+    y = np.linspace(-8, 8, 20_001)
+    return norm.pdf(y) @ norm.cdf((at - 0.3 * y) ** 3) * (y[1] - y[0])
+
+
+# ---- functions of a coordinate that are not itself
+
+
+@pytest.fixture(scope="module")
+def skew():
+    rng = np.random.default_rng(3)
+    x = TARGETS["log-gamma"].draw(rng, (4, 250))
+    return x, tree_of(x, TARGETS["log-gamma"].score(x), rng.normal(size=x.shape))
+
+
+def test_a_distribution_function_rises_from_zero_to_one(skew):
+    x, tree = skew
+    dist = mp.distribution(tree, ["h"], "zv2")
+    at = np.linspace(-6.0, 5.0, 101)
+    shuffled = np.random.default_rng(0).permutation(101)
+    for points, order in ((at, np.arange(101)), (at[shuffled], np.argsort(shuffled))):
+        curve = dist.cdf(points)
+        assert (np.diff(curve.mean[0, order]) >= 0).all()
+        assert curve.mean.min() >= 0.0
+        assert curve.mean.max() <= 1.0
+        inside = (points > x.min()) & (points < x.max())
+        truth = TARGETS["log-gamma"].cdf(points)
+        assert (np.abs(curve.mean[0] - truth)[inside] < 5 * curve.mcse[0][inside]).all()
+        assert (np.array(curve.status)[~inside] == mp.Status.UNSEEN).all()
+        assert (np.abs(curve.mean[0] - truth)[~inside] < 3 * curve.mcse[0][~inside]).all()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("increasing", [True, False], ids=["exp x", "exp −x"])
+def test_a_monotone_function_of_a_coordinate_has_the_probabilities_of_the_coordinate(skew, increasing):
+    x, tree = skew
+    sign = 1.0 if increasing else -1.0
+    dist = mp.distribution(tree, {"rate": np.exp(sign * x)}, "zv2")
+    own = mp.distribution(tree, {"h": sign * x}, "zv2")
+    at = np.array([0.0, 0.3, 1.0, 1.5]) * sign
+    found, expected = dist.cdf(np.exp(at)), own.cdf(at)
+    truth = TARGETS["log-gamma"].cdf(at) if increasing else 1 - TARGETS["log-gamma"].cdf(-at)
+    # The map is known between the draws alone: a step may be elsewhere between two of them.
+    assert (np.abs(found.mean - expected.mean) < 0.5 * expected.mcse + 1e-4).all()
+    assert (np.abs(found.mean[0] - truth) < 5 * found.mcse[0]).all()
+    assert (found.gain > 20).all()
+    levels = np.array([0.1, 0.5, 0.9])
+    for one, other in ((dist.quantile(levels), own.quantile(levels)), (dist.interval(0.8), own.interval(0.8))):
+        apart = np.abs(np.log(one.mean) - other.mean)
+        assert (apart < 0.5 * other.mcse + 1e-3).all()
+        np.testing.assert_allclose(one.mcse, other.mcse * one.mean, rtol=0.1, atol=1e-4)
+
+
+def test_the_density_of_a_parameter_with_a_bound_is_zero_beyond_it_and_integrates_to_one(skew):
+    x, tree = skew
+    dist = mp.distribution(tree, {"scale": np.exp(x)}, "zv2")
+    points = np.linspace(-1.0, 16.0, 341)
+    curve = dist.pdf(points)
+    assert not curve.mean[0, points < 0].any()
+    assert {curve.status[k] for k in np.flatnonzero(points < 0)} == {mp.Status.UNSEEN}
+    assert (curve.mean >= 0).all()
+    np.testing.assert_allclose(np.trapezoid(curve.mean[0], points), 1.0, atol=0.02)
+    inside = (points > np.exp(x).min()) & (points < np.exp(x).max())
+    truth = scipy.stats.gamma(3.0).pdf(points)
+    assert (np.abs(curve.mean[0] - truth)[inside] < 5 * curve.mcse[0][inside] + 1e-3).all()
+    assert np.median(curve.gain[0, inside]) > 20
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "method", ["plain", "cf", "zv2", *(pytest.param(m, marks=pytest.mark.slow) for m in ("zv1", "secf", "auto"))]
+)
+def test_every_method_answers_every_question(method):
+    rng = np.random.default_rng(8)
+    x = TARGETS["log-gamma"].draw(rng, (4, 50))
+    dist = mp.distribution(tree_of(x, TARGETS["log-gamma"].score(x)), ["h"], method)
+    at = quantiles_of(TARGETS["log-gamma"], LEVELS[1:4])
+    for found, truth in (
+        (dist.cdf(at), LEVELS[1:4]),
+        (dist.quantile(LEVELS[1:4]), at),
+        (dist.probability(lower=at[0], upper=at[2]), 0.5),
+        (dist.interval(0.5), at[[0, 2]]),
+        (dist.interval(0.5, "hdi"), shortest_of(TARGETS["log-gamma"], 0.5)),
+        (dist.pdf(at), TARGETS["log-gamma"].pdf(at)),
+    ):
+        assert (np.abs(found.mean - truth) < 5 * found.mcse).all()
+        assert (found.mcse < 1.0).all()
+        if method == "plain":
+            np.testing.assert_array_equal(found.mean, found.mean_plain)
+            assert (found.gain == 1.0).all()
+
+
+# ---- values that are not what a quantity usually is
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_constant_or_not_finite_or_asked_for_twice(normal):
+    x, tree = normal
+    broken = x[..., 0].copy()
+    broken[1, 7] = np.nan
+    values = {"a": x[..., 0], "same": 2.5 + 0.0 * x[..., 0], "broken": broken, "again": x[..., 0]}
+    dist = mp.distribution(tree, values, "zv2")
+    curve, density = dist.cdf([0.0, 2.5, 3.0]), dist.pdf([0.0, 2.5, 3.0])
+    np.testing.assert_array_equal(curve.mean[1], [0.0, 1.0, 1.0])
+    assert curve.status[3:6] == (mp.Status.CONSTANT,) * 3
+    assert np.isnan(curve.mean[2]).all()
+    assert curve.status[6:9] == (mp.Status.UNDEFINED,) * 3
+    assert np.isnan(density.mean[1:3]).all()
+    assert density.status[3:9] == (mp.Status.CONSTANT,) * 3 + (mp.Status.UNDEFINED,) * 3
+    np.testing.assert_array_equal(curve.mean[3], curve.mean[0])
+    for found in (dist.quantile([0.5]), dist.interval(0.9), dist.interval(0.9, "hdi"), dist.probability(upper=0.5)):
+        each = len(found.mean) // 4
+        same, bad = slice(each, 2 * each), slice(2 * each, 3 * each)
+        assert set(found.status[same]) == {mp.Status.CONSTANT}
+        assert (found.mcse[same] == 0).all()
+        assert set(found.status[bad]) == {mp.Status.UNDEFINED}
+        assert np.isnan(found.mean[bad]).all()
+        np.testing.assert_array_equal(found.mean[3 * each :], found.mean[:each])
+    np.testing.assert_array_equal(dist.quantile(0.5).mean[1], 2.5)
+
+
+def test_whole_numbers_have_the_probabilities_of_their_steps(normal):
+    x, tree = normal
+    dist = mp.distribution(tree, {"tenths": np.round(10 * x[..., 0]), "integers": np.round(2 * x[..., 0])}, "zv2")
+    curve = dist.cdf([-1.0, 0.0, 0.5, 1.0])
+    for row, unit in ((0, 10), (1, 2)):
+        truth = norm.cdf((np.array([-1.0, 0.0, 0.0, 1.0]) + 0.5) / unit)
+        assert (np.abs(curve.mean[row] - truth) < 4 * curve.mcse[row] + 1e-12).all()
+    # The same event, once with a threshold at values and once between them.
+    assert (np.abs(curve.mean[:, 1] - curve.mean[:, 2]) < 3 * curve.mcse[:, 1:3].max(axis=1)).all()
+    found = dist.quantile([0.25, 0.5, 0.75])
+    assert (np.abs(found.mean - [-7, 0, 7, -1, 0, 1]) < 5 * found.mcse + 0.5).all()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("scale", "shift"),
+    [
+        (1e-170, 0.0),
+        (1.0, 1e6),
+        pytest.param(1e60, 0.0, marks=pytest.mark.slow),
+        pytest.param(-3.0, 2.0, marks=pytest.mark.slow),
+    ],
+)
+def test_units_of_a_quantity_change_nothing_but_units(skew, scale, shift):
+    """1e6 ± 1 leaves ten digits, and 1e-170 has a variance of zero."""
+    x, tree = skew
+    own = mp.distribution(tree, {"h": np.sign(scale) * x}, "zv2")
+    moved = mp.distribution(tree, {"h": shift + scale * x}, "zv2")
+    at, digits = np.array([-0.5, 0.2, 1.0]), 1e-8 + 4e-13 * abs(shift)
+    size = abs(scale)
+    one, other = own.cdf(at), moved.cdf(shift + size * at)
+    np.testing.assert_allclose(other.mean, one.mean, atol=digits)
+    np.testing.assert_allclose(other.mcse, one.mcse, rtol=1e-4, atol=digits)
+    one, other = own.pdf(at), moved.pdf(shift + size * at)
+    np.testing.assert_allclose(other.mean * size, one.mean, atol=digits)
+    one, other = own.quantile(LEVELS), moved.quantile(LEVELS)
+    np.testing.assert_allclose((other.mean - shift) / size, one.mean, atol=digits)
+    np.testing.assert_allclose(other.mcse / size, one.mcse, rtol=1e-3, atol=digits)
+    one, other = own.interval(0.89, "hdi"), moved.interval(0.89, "hdi")
+    assert (np.abs((other.mean - shift) / size - one.mean) < 0.05 * one.mcse + 2e-4).all()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_weighted_draws_have_weighted_distributions():
+    """Draws of N(0, 1.3²) with the weights of N(0, 1) have its quantiles, and none of their own."""
+    rng = np.random.default_rng(12)
+    x, other = 1.3 * rng.normal(size=(2, 4, 300))
+    logs = sum(norm.logpdf(part) - norm.logpdf(part, scale=1.3) for part in (x, other))
+    tree = mp.from_arrays(np.stack([x, other], -1), -np.stack([x, other], -1), log_weights=logs, names=("a", "b"))
+    dist = mp.distribution(tree, {"a": x, "skew": np.exp(0.5 * x) + 0.2 * other}, "zv2")
+    curve = dist.cdf([-1.0, 0.0, 1.5])
+    assert (np.abs(curve.mean[0] - norm.cdf([-1.0, 0.0, 1.5])) < 5 * curve.mcse[0] + 1e-12).all()
+    assert (curve.mcse[0] < 1e-9).all()
+    y = np.linspace(-8, 8, 4_001)
+    inner = np.maximum(np.array([0.9, 1.6])[:, None] - 0.2 * y, 1e-300)
+    truth = norm.cdf(2 * np.log(inner)) @ norm.pdf(y) * (y[1] - y[0])
+    found = dist.cdf([[0.0, 0.1], [0.9, 1.6]])
+    assert (np.abs(found.mean[1] - truth) < 4 * found.mcse[1]).all()
+    assert (found.gain[1] > 2).all()
+    quantiles = dist.quantile([0.25, 0.75])
+    assert (np.abs(quantiles.mean[:2] - norm.ppf([0.25, 0.75])) < 5 * quantiles.mcse[:2] + 1e-12).all()
+    shortest = dist.interval(0.89, "hdi")
+    assert (np.abs(shortest.mean[:2] - norm.ppf([0.055, 0.945])) < 4 * shortest.mcse[:2]).all()
+    assert (np.abs(shortest.mean_plain[:2] - norm.ppf([0.055, 0.945])) < 5 * shortest.mcse_plain[:2]).all()
+    density = dist.pdf([0.0, 1.0])
+    assert (np.abs(density.mean[0] - norm.pdf([0.0, 1.0])) < 5 * density.mcse[0] + 1e-12).all()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_variables_with_shapes_have_rows_for_their_elements(normal):
+    x, _ = normal
+    rng = np.random.default_rng(4)
+    z = rng.normal(size=(4, 100, 3))
+    draws = np.concatenate([x[..., :1], z], -1)
+    posterior = {"mu": (("chain", "draw"), x[..., 0]), "z": (("chain", "draw", "group"), z)}
+    tree = mp.from_arrays(draws, -draws, names=("mu", "z[0]", "z[1]", "z[2]"))
+    tree["posterior"] = xarray.DataTree(xarray.Dataset(posterior, coords={"group": ["x", "y", "w"]}))
+    dist = mp.distribution(tree, ["mu", "z"], "zv1")
+    assert dist.names == ("mu", "z[x]", "z[y]", "z[w]")
+    curve = dist.cdf([[0.0], [0.1], [0.2], [0.3]])
+    np.testing.assert_allclose(curve.mean[:, 0], norm.cdf([0.0, 0.1, 0.2, 0.3]), atol=1e-12)
+    assert dist.quantile([0.3, 0.6]).mean.shape == (8,)
+    np.testing.assert_allclose(dist.interval(0.5).mean.reshape(4, 2), [norm.ppf([0.25, 0.75])] * 4, atol=1e-10)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_stored_trace_has_the_distributions_of_the_one_in_memory(skew, monkeypatch):
+    from mcmcpost.core import arrays
+
+    monkeypatch.setattr(arrays, "LARGE", 1_000)
+    monkeypatch.setattr(arrays, "ENTRIES", 2_000)
+    _, tree = skew
+    lazy = xarray.DataTree.from_dict(
+        {name: group.to_dataset().chunk({"draw": 90}) for name, group in tree.children.items()}
+    )
+    functions = ["h", "other"]
+    at = np.array([-0.5, 0.5, 1.5])
+    found, own = (mp.distribution(each, functions, "zv2") for each in (tree, lazy))
+    for ask in (lambda dist: dist.cdf(at), lambda dist: dist.pdf(at), lambda dist: dist.quantile([0.1, 0.5])):
+        one, other = ask(found), ask(own)
+        np.testing.assert_allclose(other.mean, one.mean, rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose(other.mcse, one.mcse, rtol=1e-4, atol=1e-9)
+
+
+# ---- what a user can get wrong
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda dist: dist.cdf([0.0, np.nan]), r"cdf.*finite points.*Pass numpy"),
+        (lambda dist: dist.cdf([]), r"cdf.*finite points.*got shape \(0,\)"),
+        (lambda dist: dist.cdf([[0.0], [1.0], [2.0]]), r"\(2, t\) for each quantity.*got shape \(3, 1\)"),
+        (lambda dist: dist.cdf(["a"]), r"cdf.*real numeric array"),
+        (lambda dist: dist.pdf([0.0, np.inf]), r"pdf.*finite points"),
+        (lambda dist: dist.pdf(np.zeros((1, 2, 3))), r"pdf.*finite points"),
+        (lambda dist: dist.quantile(5.0), r"probabilities inside \(0, 1\).*0.05, not 5"),
+        (lambda dist: dist.quantile([]), r"probabilities inside \(0, 1\)"),
+        (lambda dist: dist.quantile([0.5, np.nan]), r"probabilities inside \(0, 1\)"),
+        (lambda dist: dist.probability(), r"`lower` below `upper`, one of them finite.*Pass lower=0.0"),
+        (lambda dist: dist.probability(1.0, 1.0), r"`lower` below `upper`"),
+        (lambda dist: dist.probability(2.0, 1.0), r"`lower` below `upper`.*got \(2.0, 1.0\)"),
+        (lambda dist: dist.probability(lower=np.nan), r"`lower`, a number"),
+        (lambda dist: dist.interval(89.0), r"`prob`, a number in \(0, 1\).*got 89.0.*Pass prob=0.89"),
+        (lambda dist: dist.interval(0.9, "shortest"), r"`kind` to be \"eti\" or \"hdi\".*got 'shortest'"),
+    ],
+)
+def test_bad_questions_are_refused_with_what_to_do(normal, ask, words):
+    dist = mp.distribution(normal[1], method="plain")
+    with pytest.raises((mp.InputError, mp.InputTypeError), match=words):
+        ask(dist)
+
+
+def test_bad_arguments_of_a_distribution_are_those_of_an_expectation(normal):
+    _, tree = normal
+    for arguments, words in (
+        ({"method": "zv9"}, "one of auto, plain"),
+        ({"integrands": ["nope"]}, "a variable of the posterior group"),
+        ({"folds": 1}, "`folds` of at least 2"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            mp.distribution(tree, **arguments)
+    draws = normal[0]
+    wrong = mp.from_arrays(draws, draws, allow_bad_scores=True)
+    with pytest.raises(mp.ScoreError, match="wrong sign"):
+        mp.distribution(wrong)
