@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mcmcpost.control import AbstractControlVariate, Distribution, Estimate, Options
-from mcmcpost.core.arguments import check_probabilities
+from mcmcpost.core.arguments import check_number, check_probabilities
+from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_float64
 from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
 
@@ -71,3 +72,24 @@ def quantile(
     found = answer_distribution(question).quantile(levels)
     warn_of_contradiction(contradicted(found, known=question.options.bad_scores))
     return found
+
+
+INTERVALS = ("eti", "hdi")
+
+
+def resolve_interval(where: str, ci_prob: float | None, ci_kind: str | None) -> tuple[float, str] | None:
+    """Return the probability and the kind of the interval that is wanted, None where neither is given.
+
+    What is left out is that of ``arviz_base.rcParams``, so that the table has the interval of ``az.summary``.
+    """
+    if ci_prob is None and ci_kind is None:
+        return None
+    from arviz_base import rcParams
+
+    prob = rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
+    kind = rcParams["stats.ci_kind"] if ci_kind is None else ci_kind
+    check_number(where, "ci_prob", prob, "For example 0.89, not 89.", inside="(0, 1)")
+    if not isinstance(kind, str) or kind not in INTERVALS:
+        cure = '"eti" has equal tails, "hdi" is the shortest.'
+        raise InputError(where, f"`ci_kind` to be one of {', '.join(INTERVALS)}", repr(kind), cure)
+    return float(prob), kind

@@ -5,7 +5,7 @@ densities of the observations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +32,7 @@ from mcmcpost.core.arguments import as_names, check_flags, check_function, check
 from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status, warn
 from mcmcpost.core.mcse import tail_draws
 from mcmcpost.core.precision import in_float64
-from mcmcpost.distributions import answer_distribution, check_probabilities
+from mcmcpost.distributions import answer_distribution, resolve_interval
 from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
 from mcmcpost.trees import ConvergenceWarning, Integrands, named_values
 from mcmcpost.trees.convention import oriented
@@ -276,7 +276,10 @@ def summary(
     allow_bad_scores: bool = False,
     fallback: bool = True,
     sd: bool = False,
+    median: bool = False,
     quantiles: Sequence[float] = (),
+    ci_prob: float | None = None,
+    ci_kind: Literal["eti", "hdi"] | None = None,
 ) -> "pandas.DataFrame":
     """Return a table to join to ``az.summary``: mcse, mean_cv, mcse_cv, gain, method, status, digits.
 
@@ -287,28 +290,43 @@ def summary(
     ----------
     tree, integrands, method, standardize, folds, allow_bad_scores, fallback : as in `expectation`.
     sd : also `sd_cv` and `mcse_sd_cv`, the controlled standard deviation and its error; see `standard_deviation`.
+    median : also `median_cv` and `mcse_median_cv`.
     quantiles : probabilities π whose quantiles are wanted too, in columns ``q{π}_cv`` and ``mcse_q{π}_cv``; see
-        `quantile`, which takes no `standardize` and no `fallback`. The ends of ``az.summary``'s 89 % interval are those
-        of (0.055, 0.945).
+        `quantile`, which takes no `standardize` and no `fallback`, as do the median and the interval.
+    ci_prob, ci_kind : also the bounds of the interval of that probability, ``"eti"`` with equal tails or ``"hdi"``, the
+        shortest, in the columns of ``az.summary`` with ``_cv``, as `eti89_lb_cv` and `mcse_eti89_lb_cv`; see
+        `Distribution.interval`. Where one is given the other is that of ``arviz_base.rcParams``. By default there is
+        none, since it takes longer than the means.
 
     Returns
     -------
     DataFrame : a row for each quantity. `mcse` is the plain error and `gain` (mcse/mcse_cv)²; `digits` are the
         significant digits of `mean_cv` that its error supports.
     """
-    check_flags("summary", sd=sd)
+    check_flags("summary", sd=sd, median=median)
     levels = check_probabilities(quantiles) if np.size(quantiles) else np.empty(0)
+    interval = resolve_interval("summary", ci_prob, ci_kind)
     options = Options(standardize, folds, allow_bad_scores, fallback)
     question = pose(tree, integrands, method, options, weighted=True)
     table = answer(question).to_dataframe().drop(columns=["mean", "sd"])
     if sd:
         spread = answer_spread(question, "sd")
         table["sd_cv"], table["mcse_sd_cv"] = spread.mean, spread.mcse
+    if not (median or interval or len(levels)):
+        return table
+    dist = answer_distribution(question)
+    asked: list[tuple[Sequence[str], Estimate]] = []
+    if median:
+        asked.append((["median"], dist.quantile(0.5)))
+    if interval:
+        ends = dist.interval(*interval)
+        asked.append(([name.rpartition("[")[2].rstrip("]") for name in ends.names[:2]], ends))
     if len(levels):
-        found = answer_distribution(question).quantile(levels)
-        for place, level in enumerate(level_texts(levels)):
-            own = slice(place, None, len(levels))
-            table[f"q{level}_cv"], table[f"mcse_q{level}_cv"] = found.mean[own], found.mcse[own]
+        asked.append(([f"q{level}" for level in level_texts(levels)], dist.quantile(levels)))
+    for columns, found in asked:
+        for place, name in enumerate(columns):
+            own = slice(place, None, len(columns))  # those of one quantity follow each other
+            table[f"{name}_cv"], table[f"mcse_{name}_cv"] = found.mean[own], found.mcse[own]
     return table
 
 

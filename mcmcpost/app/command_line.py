@@ -108,6 +108,19 @@ Quantile = Annotated[
     list[float] | None, typer.Option(help="Add this quantile of every quantity, such as 0.05. Repeatable.")
 ]
 
+Ci = Annotated[
+    float | None,
+    typer.Option(
+        help="Add the bounds of the interval of this probability of every quantity, such as 0.89 [default: none; with"
+        " --ci-kind that of ArviZ]."
+    ),
+]
+
+CiKind = Annotated[
+    Literal["eti", "hdi"] | None,
+    typer.Option(help="Interval with equal tails (eti) or the shortest (hdi) [default: that of ArviZ]."),
+]
+
 Method = Annotated[MethodName, typer.Option(help="Control variate; auto chooses one for each quantity.")]
 
 AllowBadScores = Annotated[
@@ -215,6 +228,8 @@ def reduce(
     expect: Expect = None,
     method: Method = MethodName.AUTO,
     quantile: Quantile = None,
+    ci: Ci = None,
+    ci_kind: CiKind = None,
     model: ModelOf = None,
     as_json: AsJson = False,
     allow_bad_scores: AllowBadScores = False,
@@ -232,11 +247,12 @@ def reduce(
         from mcmcpost.app.expressions import parse_expressions
         from mcmcpost.app.quantities import Asked, named_scalars
         from mcmcpost.app.source import keeping, open_source
-        from mcmcpost.expectations import check_probabilities
+        from mcmcpost.distributions import check_probabilities, resolve_interval
         from mcmcpost.trees import posterior_variables
 
         asked = Asked(parse_expressions(expect or []), var_names, filter_vars)
         probabilities = check_probabilities(quantile) if quantile else None
+        interval = resolve_interval("--ci", ci, ci_kind)
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
 
@@ -245,14 +261,14 @@ def reduce(
 
         tree = open_source(sources, model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
         with keeping(sources[0], lambda: tree):
-            estimates = reduce_tree(tree, asked, probabilities, method.value, allow_bad_scores)
+            reduced = reduce_tree(tree, asked, probabilities, interval, method.value, allow_bad_scores)
             if output is not None:
                 with phase(f"writing {output}"):
-                    mcmcpost.save_tree(tree_with(tree, estimates), output)
+                    mcmcpost.save_tree(tree_with(tree, reduced), output)
         if as_json:
-            _print_json({"quantities": [q for e in estimates for q in e.to_json_dict()["quantities"]]})
+            _print_json({"quantities": [q for e in reduced.estimates for q in e.to_json_dict()["quantities"]]})
         else:
-            print(estimates_text(estimates))
+            print(estimates_text(reduced.estimates))
 
 
 @app.command()
@@ -351,6 +367,8 @@ def report(
     expect: Expect = None,
     method: Method = MethodName.AUTO,
     quantile: Quantile = None,
+    ci: Ci = None,
+    ci_kind: CiKind = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
     model: ModelOf = None,
     option: Options = None,
@@ -362,7 +380,7 @@ def report(
         from mcmcpost.app.commands import report_facts, report_line
         from mcmcpost.app.expressions import parse_expressions
         from mcmcpost.app.quantities import Asked
-        from mcmcpost.expectations import check_probabilities
+        from mcmcpost.distributions import check_probabilities, resolve_interval
 
         facts = report_facts(
             trace,
@@ -372,6 +390,7 @@ def report(
             model=model,
             options=option,
             probabilities=check_probabilities(quantile) if quantile else None,
+            interval=resolve_interval("--ci", ci, ci_kind),
             overwrite=force,
             allow_bad_scores=allow_bad_scores,
         )

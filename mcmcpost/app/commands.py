@@ -58,18 +58,32 @@ if TYPE_CHECKING:
     from mcmcpost.evidence import Evidence, EvidenceComparison
 
 
-QUANTILES = "control_variates_quantiles"
-"""The group of a tree that holds the quantiles."""
+QUANTILES, INTERVALS = "control_variates_quantiles", "control_variates_intervals"
+"""The groups of a tree that hold the quantiles and the bounds of the intervals."""
+
+
+class Reduced(NamedTuple):
+    """What a trace was reduced to: expectations, and where they were asked for quantiles and bounds of intervals."""
+
+    means: Estimate
+    quantiles: Estimate | None = None
+    intervals: Estimate | None = None
+
+    @property
+    def estimates(self) -> list[Estimate]:
+        """Those that there are, in this order."""
+        return [estimate for estimate in self if estimate is not None]
 
 
 def reduce_tree(
     tree: "xarray.DataTree",
     asked: Asked,
     probabilities: np.ndarray | None,
+    interval: tuple[float, str] | None,
     method: str,
     allow_bad_scores: bool,
-) -> list[Estimate]:
-    """Return the expectations of every quantity and, where `probabilities` are given, their quantiles."""
+) -> Reduced:
+    """Return the expectations of every quantity and, where they are asked for, quantiles and intervals."""
     variables = posterior_variables(tree)
     say_left_out(variables)
     with phase("score gate"):
@@ -79,12 +93,14 @@ def reduce_tree(
         say("note", question.convergence.note)
     since = stopwatch()
     with phase("control variates"):
-        estimates = [answer(question)]
-    say_worth(estimates[0], since())
-    if probabilities is not None:
-        with phase("quantiles"):
-            estimates.append(answer_distribution(question).quantile(probabilities))
-    return estimates
+        means = answer(question)
+    say_worth(means, since())
+    if probabilities is None and interval is None:
+        return Reduced(means)
+    with phase("quantiles"):
+        dist = answer_distribution(question)
+        quantiles = None if probabilities is None else dist.quantile(probabilities)
+        return Reduced(means, quantiles, None if interval is None else dist.interval(*interval))
 
 
 def say_worth(estimate: Estimate, seconds: float) -> None:
@@ -93,11 +109,12 @@ def say_worth(estimate: Estimate, seconds: float) -> None:
         say("note", f"{worth} This reduction took {duration(seconds)}.")
 
 
-def tree_with(tree: "xarray.DataTree", estimates: Sequence[Estimate]) -> "xarray.DataTree":
-    """Return a new tree with the expectations and the quantiles beside the draws; quantiles of before are not kept."""
-    result = estimates[0].to_datatree(tree.drop_nodes(QUANTILES, errors="ignore"))
-    for quantiles in estimates[1:]:
-        result[QUANTILES] = quantiles.to_datatree()["control_variates"]
+def tree_with(tree: "xarray.DataTree", reduced: Reduced) -> "xarray.DataTree":
+    """Return a new tree with the estimates beside the draws; quantiles and intervals of before are not kept."""
+    result = reduced.means.to_datatree(tree.drop_nodes([QUANTILES, INTERVALS], errors="ignore"))
+    for group, estimate in ((QUANTILES, reduced.quantiles), (INTERVALS, reduced.intervals)):
+        if estimate is not None:
+            result[group] = estimate.to_datatree()["control_variates"]
     return result
 
 
@@ -338,6 +355,7 @@ def report_facts(
     model: Path | None,
     options: list[str] | None,
     probabilities: np.ndarray | None,
+    interval: tuple[float, str] | None,
     overwrite: bool,
     allow_bad_scores: bool,
 ) -> dict[str, Any]:
@@ -364,6 +382,7 @@ def report_facts(
                 command=shlex.join(["mcmcpost", *sys.argv[1:]]),
                 options=Options(allow_bad_scores=allow_bad_scores),
                 levels=probabilities,
+                interval=interval,
             )
     took = since()
     for text in contents.notices:
@@ -373,8 +392,8 @@ def report_facts(
         write_html(text, place, overwrite)
     assert contents.posterior is not None  # a trace was given
     say_worth(contents.posterior.estimate, took)
-    check = contents.posterior.check
-    estimates = [part for part in (contents.posterior.estimate, contents.posterior.quantiles) if part is not None]
+    check, posterior = contents.posterior.check, contents.posterior
+    estimates = Reduced(posterior.estimate, posterior.quantiles, posterior.intervals).estimates
     facts = {
         "path": str(place),
         "bytes": len(text.encode()),

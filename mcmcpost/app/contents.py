@@ -28,8 +28,7 @@ class PosteriorPart(NamedTuple):
     """One trace: its estimate, the integrands (c, n, p) behind it, and what the score gate found.
 
     parameters : d labels of the unconstrained coordinates. divergences : transitions after warm-up, None where they
-    are not recorded. quantiles : of the
-    integrands, where they are asked for.
+    are not recorded. quantiles, intervals : of the integrands, where they are asked for.
     """
 
     estimate: Estimate
@@ -38,6 +37,7 @@ class PosteriorPart(NamedTuple):
     parameters: tuple[str, ...]
     divergences: int | None
     quantiles: Estimate | None = None
+    intervals: Estimate | None = None
 
     def listed(self) -> "PosteriorPart":
         """Return the part without constants and doubles, which a report names in a line; all where none is left."""
@@ -149,8 +149,11 @@ def request(contents: Contents) -> str:
     if contents.posterior is not None:
         chains, draws, p = contents.posterior.values.shape
         means = "the posterior mean" if p == 1 else "the posterior means"
-        quantiles = "" if contents.posterior.quantiles is None else " and the quantiles"
-        wanted.append(f"{means}{quantiles} of {number_of_quantities(p)}, from {number_of_draws(chains, draws)}")
+        asked = [means]
+        asked += ["the quantiles"] if contents.posterior.quantiles is not None else []
+        asked += ["the intervals"] if contents.posterior.intervals is not None else []
+        listed = " and ".join([", ".join(asked[:-1]), asked[-1]] if asked[1:] else asked)
+        wanted.append(f"{listed} of {number_of_quantities(p)}, from {number_of_draws(chains, draws)}")
     if contents.joint is not None:
         wanted.append(f"the expectations of {len(contents.joint)} related tasks")
     text = " and ".join(wanted)

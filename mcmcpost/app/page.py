@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -56,7 +56,7 @@ from mcmcpost.core.arrays import columns_of
 from mcmcpost.core.devices import is_first_process
 from mcmcpost.core.errors import InputError, fault
 from mcmcpost.core.runtime import digits_of, number_of_draws, significant, versions, written_beside
-from mcmcpost.distributions import answer_distribution, check_probabilities
+from mcmcpost.distributions import answer_distribution, check_probabilities, resolve_interval
 from mcmcpost.evidence import BridgeOverlap, Evidence, PathDiagnostics, disagreements
 from mcmcpost.evidences import evidence_of
 from mcmcpost.expectations import answer
@@ -289,6 +289,7 @@ def render(contents: Contents) -> str:
         "shortfalls": [],
         "quantities": [],
         "quantiles": [],
+        "intervals": [],
         "convergence": [],
         "tasks": [],
         "drawings": {},
@@ -298,14 +299,18 @@ def render(contents: Contents) -> str:
         known = known_lines(posterior.estimate)
         posterior = posterior.listed()
         estimates = groups_of(estimate_rows(posterior.estimate), estimates_note)
-        quantiles = [] if posterior.quantiles is None else groups_of(listed_rows(posterior.quantiles), estimates_note)
-        groups += [*estimates, *quantiles]
+        quantiles, intervals = (
+            [] if part is None else groups_of(listed_rows(part), estimates_note)
+            for part in (posterior.quantiles, posterior.intervals)
+        )
+        groups += [*estimates, *quantiles, *intervals]
         facts |= {
             "known": known,
             "worth": posterior.estimate.info.get("worth", ""),
             "shortfalls": shortfalls(posterior.estimate),
             "quantities": estimates,
             "quantiles": quantiles,
+            "intervals": intervals,
             "convergence": groups_of(convergence_rows(posterior.estimate.names, posterior.values), convergence_note),
             "drawings": posterior_drawings(posterior, [row["name"] for group in estimates for row in group.rows]),
         }
@@ -384,6 +389,8 @@ def html_report(
     folds: int | None = None,
     fallback: bool = True,
     quantiles: float | Sequence[float] = (),
+    ci_prob: float | None = None,
+    ci_kind: Literal["eti", "hdi"] | None = None,
 ) -> str:
     """Return one self-contained HTML file about a trace, and write it where a `path` is given.
 
@@ -400,6 +407,7 @@ def html_report(
     path : a new file ending in .html, checked before the work; `overwrite` allows it to exist.
     integrands, method, allow_bad_scores, standardize, folds, fallback : as in `expectation`.
     quantiles : probabilities whose quantiles of every integrand are wanted too; see `quantile`.
+    ci_prob, ci_kind : bounds of the interval of every integrand, as in `summary`; none by default.
     evidence : from `log_evidence`. joint : from `joint_expectation`.
     title : heading. asked : more lines about the request, from label to text. command : how the report was made.
 
@@ -423,6 +431,7 @@ def html_report(
     check_kind(where, "command", command, (str, None), "It is a line of text.")
     check_kind(where, "asked", asked, (Mapping, None), "Pass {label: text}.")
     levels = check_probabilities(quantiles) if np.size(quantiles) else None
+    interval = resolve_interval(where, ci_prob, ci_kind)
     as_names(where, "asked", [part for pair in (asked or {}).items() for part in pair])
     place = None if path is None else check_destination(path, overwrite)
     subject = None if tree is None else read_subject(tree, evidence, allow_bad_scores)
@@ -437,6 +446,7 @@ def html_report(
         command=command,
         options=Options(standardize, folds, allow_bad_scores, fallback),
         levels=levels,
+        interval=interval,
     )
     text = render(contents)
     if place is not None:
@@ -481,8 +491,9 @@ def gather(
     options: Options,
     joint: JointEstimate | None = None,
     levels: Float[np.ndarray, " a"] | None = None,
+    interval: tuple[float, str] | None = None,
 ) -> Contents:
-    """Compute what a report shows; arguments as in `html_report`, and `levels` the checked probabilities."""
+    """Compute what a report shows; arguments as in `html_report`, with `levels` and `interval` checked."""
     if subject is None and evidence is None and joint is None:
         raise InputError("html_report", "a trace, an evidence or a joint estimate", "none", "Pass one.")
     lines = dict(asked or {})
@@ -492,7 +503,11 @@ def gather(
         lines |= {} if subject.note is None else {"Trace": subject.note}
         question = pose(subject.tree, integrands, method, options)
         estimate = answer(question)
-        quantiles = None if levels is None else answer_distribution(question).quantile(levels)
+        quantiles = intervals = None
+        if levels is not None or interval is not None:
+            dist = answer_distribution(question)
+            quantiles = None if levels is None else dist.quantile(levels)
+            intervals = None if interval is None else dist.interval(*interval)
         trace, check = question.every, question.check
         chains, draws, d = trace.draws.shape
         lines |= {
@@ -505,7 +520,7 @@ def gather(
             convergence = convergence._replace(divergences=whole.divergences, transitions=whole.transitions)
         notices += [text for text in (convergence.complaint, convergence.note, check.message) if text]
         posterior = PosteriorPart(
-            estimate, question.sample.values, check, trace.names, convergence.recorded_divergences, quantiles
+            estimate, question.sample.values, check, trace.names, convergence.recorded_divergences, quantiles, intervals
         )
     if evidence is not None:
         if "score_gate" in evidence.info:

@@ -116,6 +116,23 @@ def test_expressions_quantiles_and_the_written_tree(run, trace):
     assert list(tree["control_variates"]["quantity"].values) == ["a", "b[0]", "p", "bad"]
 
 
+@pytest.mark.parametrize("kind", ["eti", "hdi"])
+def test_intervals_are_printed_and_saved_with_their_errors(run, trace, kind):
+    asked, title = ["--ci", "0.5", "--ci-kind", kind], f"{kind}50"
+    extra = ["--var-names", "a", "--method", "zv1", *asked]
+    done = run("reduce", trace, *extra, "--quantile", "0.5", "--json", "-o", "out.nc")
+    rows = {row["name"]: row for row in json.loads(done.out)["quantities"]}
+    assert list(rows) == ["a", "a [0.5]", f"a [{title}_lb]", f"a [{title}_ub]"]
+    for end, sign in (("lb", -1), ("ub", 1)):
+        assert abs(rows[f"a [{title}_{end}]"]["mean_cv"] - sign * 0.6744898) < 1e-6  # of N(0, 1), exact
+        assert rows[f"a [{title}_{end}]"]["mcse_cv"] < 1e-3 < rows[f"a [{title}_{end}]"]["mcse"]
+    kept = mcmcpost.load_tree("out.nc")
+    assert list(kept["control_variates_intervals"]["quantity"].values) == [f"a [{title}_lb]", f"a [{title}_ub]"]
+    assert run("reduce", "out.nc", *extra[:4], "-o", "new.nc").code == 0
+    assert not {"control_variates_quantiles", "control_variates_intervals"} & set(mcmcpost.load_tree("new.nc").children)
+    assert f"a [{title}_lb]  " in run("reduce", trace, *extra).out
+
+
 def test_reduce_says_what_the_reduction_is_worth(run, trace):
     tree = mcmcpost.load_tree(trace)
     tree.attrs["sampling_time"] = 40.0

@@ -62,6 +62,18 @@ def test_quantiles_and_chosen_variables_are_in_the_report(run, trace, tmp_path):
     assert refused(run("report", trace, "-o", "other.html", "--quantile", "5"), "inside (0, 1)")
 
 
+def test_intervals_are_in_the_report(run, trace, tmp_path):
+    options = ["--ci", "0.5", "--ci-kind", "hdi", "--var-names", "a", "--method", "zv1", "--json"]
+    rows = json.loads(run("report", trace, "-o", "report.html", *options).out)["quantities"]
+    assert [row["name"] for row in rows] == ["a", "a [hdi50_lb]", "a [hdi50_ub]"]
+    assert rows == json.loads(run("reduce", trace, *options).out)["quantities"]
+    reading = Reading((tmp_path / "cwd" / "report.html").read_text())
+    assert reading.problems == []
+    assert {"a", "a [hdi50_lb]", "a [hdi50_ub]"} <= set(reading.texts("th"))
+    assert any("the posterior mean and the intervals of 1 quantity" in text.lower() for text in reading.texts("p"))
+    assert refused(run("report", trace, "-o", "other.html", "--ci", "89"), "(0, 1)")
+
+
 def test_an_existing_report_is_kept_unless_forced(run, trace, tmp_path):
     taken = tmp_path / "taken.html"
     taken.write_text("precious")

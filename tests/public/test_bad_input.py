@@ -27,6 +27,7 @@ COUNT = (0, -1, 2.5, "3", True, NAN, [3], 10**400)
 OPTIONAL_COUNT = (*COUNT,)
 RATE = (0, -1.0, NAN, INF, "0.1", True, None, [0.1], 1j)
 FLAG = ("no", 1, 0.0, None, [])
+LEVEL = (0, 1, -0.5, 89, NAN, "0.89", True, [0.89])
 KIND = ("name", 3, object(), [])
 POSITIVE = (
     0.0,
@@ -470,6 +471,9 @@ ROWS = [
     ((["a"],), lambda g, v: mp.correlation(g.tree, v), "at least two"),
     (FLAG, lambda g, v: mp.summary(g.tree, method="plain", sd=v), "sd"),
     ((0.0, [1.5], [NAN], "a", [[0.5]]), lambda g, v: mp.summary(g.tree, method="plain", quantiles=v), "probabilities"),
+    (FLAG, lambda g, v: mp.summary(g.tree, method="plain", median=v), "median"),
+    (LEVEL, lambda g, v: mp.summary(g.tree, method="plain", ci_prob=v), "ci_prob"),
+    (("ETI", "", 3, ["eti"]), lambda g, v: mp.summary(g.tree, method="plain", ci_kind=v), "ci_kind"),
     (("a", None, 3, {}, {1: abs}, [abs]), lambda g, v: mp.delta_method(g.tree, v), "functions"),
     ((None, 3, "a", lambda: 1.0, lambda a, b: a), lambda g, v: mp.delta_method(g.tree, {"q": v}), "q` to be"),
     (
@@ -690,6 +694,8 @@ ROWS = [
     (("a", [1], {"a": 1}, {1: "a"}), lambda g, v: mp.html_report(g.tree, asked=v), "asked"),
     ((3, b"a"), lambda g, v: mp.html_report(g.tree, command=v), "command"),
     ((0, 1, 2.0, [0.5, 5], "a", None), lambda g, v: mp.html_report(g.tree, quantiles=v), "probabilities"),
+    (LEVEL, lambda g, v: mp.html_report(g.tree, ci_prob=v), "ci_prob"),
+    (("ETI", 3), lambda g, v: mp.html_report(g.tree, ci_kind=v), "ci_kind"),
     (FLAG, lambda g, v: mp.html_report(g.tree, overwrite=v), "overwrite"),
     ((3, "", b"a.html", "report.pdf", "report"), lambda g, v: mp.html_report(g.tree, v), "path|html"),
     (("nothing",), lambda g, v: mp.html_report(None), "html_report"),

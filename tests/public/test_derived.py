@@ -2,10 +2,12 @@
 
 import gc
 
+import arviz_base
 import arviz_stats
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 import xarray as xr
 
 import mcmcpost as mp
@@ -233,6 +235,46 @@ def test_the_summary_joins_that_of_arviz(rng):
     for k, end in enumerate(("eti89_lb", "eti89_ub")):
         assert (np.abs(joined[f"q{(0.055, 0.945)[k]}_cv"] - joined[end]) < 3 * own.mcse_plain[k::2]).all()
     np.testing.assert_array_equal(joined[["q0.055_cv", "q0.945_cv"]].to_numpy().ravel(), own.mean)
+
+
+@pytest.mark.parametrize(
+    ("asked", "prob", "kind"),
+    [
+        ({"ci_prob": 0.89}, 0.89, "eti"),
+        ({"ci_kind": "hdi"}, 0.5, "hdi"),
+        ({"ci_prob": 0.75, "ci_kind": "hdi"}, 0.75, "hdi"),
+    ],
+)
+def test_the_interval_of_the_summary_is_that_of_arviz(rng, asked, prob, kind):
+    """Of a normal posterior the bounds are known, and the columns are those of ArviZ."""
+    x = rng.normal(size=(4, 250, 2))
+    tree = mp.from_arrays(x, -x)
+    with arviz_base.rc_context({"stats.ci_prob": 0.5, "stats.ci_kind": "eti"}):
+        table = mp.summary(tree, method="zv1", median=True, **asked)
+        joined = arviz_stats.summary(tree, round_to="none", **asked).join(table)
+    title = f"{kind}{int(100 * prob)}"
+    assert not joined.isna().any(axis=None)
+    ends = scipy.stats.norm.interval(prob)
+    for column, truth in (("median", 0.0), (f"{title}_lb", ends[0]), (f"{title}_ub", ends[1])):
+        error = table[f"mcse_{column}_cv"]  # where it is zero, bounds are still looked for between points
+        assert (np.abs(table[f"{column}_cv"] - truth) < 4.5 * error + 1e-7).all()
+        assert (error < 0.005).all()  # of the plain ones, about 0.05
+        if column in joined:
+            assert (np.abs(joined[column] - joined[f"{column}_cv"]) < 0.4).all()
+    found = mp.distribution(tree, method="zv1").interval(prob, kind)
+    np.testing.assert_array_equal(table[[f"{title}_lb_cv", f"{title}_ub_cv"]].to_numpy().ravel(), found.mean)
+    np.testing.assert_array_equal(table[[f"mcse_{title}_lb_cv", f"mcse_{title}_ub_cv"]].to_numpy().ravel(), found.mcse)
+
+
+def test_the_summary_has_what_is_asked_of_the_distribution_and_no_more(tree):
+    plain = list(mp.summary(tree, method="zv1"))
+    assert not any("lb" in column or "median" in column for column in plain)
+    with arviz_base.rc_context({"stats.ci_prob": 0.5}):
+        table = mp.summary(tree, method="zv1", sd=True, median=True, quantiles=(0.25, 0.75), ci_kind="eti")
+    every = ["sd", "median", "eti50_lb", "eti50_ub", "q0.25", "q0.75"]
+    assert list(table) == plain + [column for name in every for column in (f"{name}_cv", f"mcse_{name}_cv")]
+    for bound, same in (("eti50_lb", "q0.25"), ("eti50_ub", "q0.75")):
+        np.testing.assert_allclose(table[f"{bound}_cv"], table[f"{same}_cv"], rtol=1e-9)
 
 
 def test_a_function_does_not_keep_the_question(rng):
