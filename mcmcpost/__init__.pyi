@@ -15,6 +15,7 @@ from . import (
 from .app import (
     html_report as html_report,
     plot_controlled_forest as plot_controlled_forest,
+    plot_distribution as plot_distribution,
     plot_evidence_path as plot_evidence_path,
     plot_gain as plot_gain,
     plot_residual_autocorrelation as plot_residual_autocorrelation,

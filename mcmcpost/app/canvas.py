@@ -309,9 +309,9 @@ MOST_LETTERS = 40
 
 
 class Series(NamedTuple):
-    """Colour and marker of one kind of points, and their label in the legend."""
+    """Colour and marker of one kind of points, and their label in the legend, None for no entry."""
 
-    label: str
+    label: str | None
     color: str
     marker: str
 
@@ -338,7 +338,7 @@ class Canvas(NamedTuple):
             )  # fmt: skip
         self.pen.scatter(
             x, y, self.target, color=series.color, marker=series.marker, size=self.dialect.size,
-            **self.dialect.artist(series.label, True, hover),
+            **self.dialect.artist(series.label, series.label is not None, hover),
         )  # fmt: skip
 
     def line(
@@ -350,6 +350,12 @@ class Canvas(NamedTuple):
             x, y, self.target, color=color, linestyle=style, width=width, alpha=alpha,
             **self.dialect.artist(label, label is not None, hover),
         )  # fmt: skip
+
+    def band(self, x: Any, low: Any, high: Any, color: str) -> None:
+        """Fill the area between two curves faintly."""
+        self.pen.fill_between_y(
+            x, low, high, self.target, color=color, alpha=0.25, **self.dialect.artist(None, False, None)
+        )
 
     def vertical_line(self, x: float, color: str) -> None:
         """Draw a vertical line across the plot, behind the data."""
@@ -403,6 +409,12 @@ class Canvas(NamedTuple):
         if limits is not None:
             self.pen.xlim(limits, self.target)
 
+    def name_x_axis(self, name: str, ticks: tuple[Sequence[float], Sequence[str]]) -> None:
+        """Label the horizontal axis by the name of a quantity, which may have markup or mathematics in it."""
+        self.pen.xticks(*ticks, self.target)
+        labels, plainly = self.dialect.plain([row_name(name)])
+        self.pen.xlabel(labels[0], self.target, **plainly)
+
     def y_axis(self, label: str) -> None:
         """Label the vertical axis."""
         self.pen.ylabel(label, self.target)
@@ -434,6 +446,32 @@ def canvas_for(where: str, ax: Any, backend: str | None, size: tuple[float, floa
     pen = import_module(f"arviz_plots.backend.{dialect.name}")
     target = pen.create_plotting_grid(1, **dialect.figure(size))[1] if ax is None else ax
     return Canvas(dialect, pen, target)
+
+
+PANEL = (3.4, 2.6)
+"""Width and height in inches of one of several plots in a grid."""
+
+MOST_COLUMNS = 3
+
+
+def canvases_for(where: str, ax: Any, backend: str | None, size: tuple[float, float], count: int) -> list[Canvas]:
+    """Return canvases on the targets `ax`, or on those of a new figure: one of that size, or several in a grid."""
+    if count == 1:
+        return [canvas_for(where, ax, backend, size)]
+    if ax is not None:
+        targets = list(ax.ravel()) if isinstance(ax, np.ndarray) else ax
+        if not isinstance(targets, list | tuple) or len(targets) != count:
+            cure = "Pass one target for each quantity, or no `ax`."
+            raise InputError(where, f"`ax` to be {count} targets", f"a {type(ax).__name__}", cure)
+        return [canvas_for(where, target, backend, size) for target in targets]
+    dialect = _dialect(where, None, backend)
+    require(where, *dialect.packages)
+    pen = import_module(f"arviz_plots.backend.{dialect.name}")
+    columns = min(count, MOST_COLUMNS)
+    rows = -(-count // columns)
+    figure = dialect.figure((columns * PANEL[0], rows * PANEL[1]))
+    targets = pen.create_plotting_grid(count, rows, columns, squeeze=False, **figure)[1]
+    return [Canvas(dialect, pen, target) for target in targets.ravel()[:count]]
 
 
 def rows_height(count: int) -> float:

@@ -1,10 +1,11 @@
-"""The figures: plain against controlled, autocorrelation, the score gate, the path of the evidence, task covariance."""
+"""The figures: plain against controlled, densities, autocorrelation, scores, path of the evidence, task covariance."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
+from scipy.stats import gaussian_kde
 
 from mcmcpost.app.canvas import (
     CIRCLE,
@@ -26,33 +27,42 @@ from mcmcpost.app.canvas import (
     asinh_scaled,
     asinh_ticks,
     canvas_for,
+    canvases_for,
     decade_ticks,
     even_ticks,
     rows_height,
     whole_ticks,
 )
-from mcmcpost.control import Estimate
-from mcmcpost.core.arguments import as_float64, as_labels, check_count, check_kind
+from mcmcpost.app.contents import variable_of
+from mcmcpost.control import Distribution, Estimate
+from mcmcpost.core.arguments import as_float64, as_labels, as_names, check_count, check_flags, check_kind
 from mcmcpost.core.errors import REPRODUCED, InputError, Status
-from mcmcpost.core.runtime import digits_of, significant
+from mcmcpost.core.runtime import did_you_mean, digits_of, significant
+from mcmcpost.distributions import distribution, resolve_interval
 from mcmcpost.evidence import PATH_POWER, REFERENCE_POWER, BridgeOverlap, Evidence, PathDiagnostics
 from mcmcpost.scores import ScoreCheck
 from mcmcpost.tasks import JointEstimate
+
+if TYPE_CHECKING:
+    import xarray
 
 ROOM = 1.4
 """Length of the axis of gains relative to the longest bar; text follows the bars."""
 
 
-def plot_controlled_forest(estimate: Estimate, ax: Any = None, *, backend: str | None = None) -> Any:
+def plot_controlled_forest(
+    estimate: Estimate, ax: Any = None, *, intervals: Estimate | None = None, backend: str | None = None
+) -> Any:
     """Plot plain and controlled means with ± two standard errors, one row per quantity.
 
     Values are differences from the controlled mean in posterior standard deviations, so that quantities of different
-    units share an axis. The intervals are those of the estimates; for intervals of the posterior see
-    ``arviz.plot_forest``.
+    units share an axis.
 
     Parameters
     ----------
     estimate : from `expectation`; a quantity that is not finite has an empty row.
+    intervals : from `Distribution.interval`, of the same quantities: intervals of the posterior, whose bounds have
+        errors too, are drawn as lines.
     ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
     backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
         ``arviz_base.rcParams["plot.backend"]``.
@@ -62,11 +72,29 @@ def plot_controlled_forest(estimate: Estimate, ax: Any = None, *, backend: str |
     The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
     """
     check_kind("plot_controlled_forest", "estimate", estimate, Estimate, "Pass what expectation returned.")
-    canvas = canvas_for("plot_controlled_forest", ax, backend, (7.0, rows_height(len(estimate.names))))
+    where = "plot_controlled_forest"
+    check_kind(where, "intervals", intervals, (Estimate, None), "Pass distribution(trace).interval(0.89).")
+    if intervals is not None and [name.rpartition(" [")[0] for name in intervals.names[::2]] != list(estimate.names):
+        cure = "Pass distribution(trace).interval(0.89) of the same integrands."
+        raise InputError(where, "`intervals` of the quantities of the estimate", ", ".join(intervals.names[:4]), cure)
+    canvas = canvas_for(where, ax, backend, (7.0, rows_height(len(estimate.names))))
     unit = np.where(estimate.sd > 0, estimate.sd, 1.0)
     rows = np.arange(len(estimate.names))
     canvas.vertical_line(0.0, FAINT)
     reach = [0.0]
+    if intervals is not None:
+        ends = (intervals.mean.reshape(-1, 2) - estimate.mean[:, None]) / unit[:, None]
+        errors = 2 * intervals.mcse.reshape(-1, 2) / unit[:, None]
+        along = np.append(ends, np.full((len(ends), 1), np.nan), axis=1).ravel()
+        title = intervals.names[0].rpartition(" [")[2].partition("_")[0]
+        canvas.line(along, np.repeat(rows, 3), FAINT, width=3.0)
+        hover = [
+            f"{name}: {digits_of(m, e)} ± {significant(e, 2)}"
+            for name, m, e in zip(intervals.names, intervals.mean, intervals.mcse, strict=True)
+        ]
+        canvas.points(ends.ravel(), np.repeat(rows, 2), Series(title, THIRD, DIAMOND), hover, x_error=errors.ravel())
+        edges = np.concatenate([(ends - errors).ravel(), (ends + errors).ravel()])
+        reach += edges[np.isfinite(edges)].tolist()
     for shift, mean, mcse, series in (
         (-0.16, estimate.mean_plain, estimate.mcse_plain, Series("plain mean", PLAIN, SQUARE)),
         (0.16, estimate.mean, estimate.mcse, Series("control variate", CONTROLLED, CIRCLE)),
@@ -124,6 +152,147 @@ def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None)
     canvas.rows(estimate.names)
     canvas.x_axis("gain: factor of draws saved", ticks=decade_ticks(*limits), limits=limits)
     return canvas.target
+
+
+NUM_POINTS = 101
+
+MOST_PLOTTED = (0.005, 0.995)
+"""Quantiles of the draws between which a density is drawn."""
+
+BELOW = 0.06
+"""How far below zero the interval is, relative to the largest density."""
+
+
+def plot_distribution(
+    source: "Distribution | xarray.DataTree",
+    var_names: str | Sequence[str] | None = None,
+    ax: Any = None,
+    *,
+    ci_prob: float | None = None,
+    ci_kind: Literal["eti", "hdi"] | None = None,
+    kde: bool = False,
+    backend: str | None = None,
+) -> list[Any]:
+    """Plot the controlled density of each quantity and an interval, both with ± two standard errors.
+
+    Parameters
+    ----------
+    source : from `distribution`; or a trace with scores, of which it is made with the default method.
+    var_names : quantities, or variables with all of their elements; all by default, of which there may be
+        ``arviz_base.rcParams["plot.max_subplots"]``.
+    ax : targets to draw on, as in `plot_gain`: one for each quantity, in a list if there are several; new ones by
+        default.
+    ci_prob, ci_kind : of the interval, ``"eti"`` with equal tails or ``"hdi"``, the shortest; by default those of
+        ``arviz_base.rcParams``.
+    kde : also draw ArviZ's kernel estimate from the draws, or where they have weights SciPy's.
+    backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
+        ``arviz_base.rcParams["plot.backend"]``.
+
+    Returns
+    -------
+    list : the targets, one for each quantity. Figures of bokeh are shown together by ``bokeh.layouts.gridplot``.
+
+    Raises
+    ------
+    ValueError : no quantity has such a name, or there are too many; a probability outside (0, 1).
+    ScoreError : as in `distribution`.
+    """
+    from arviz_base import rcParams
+
+    where = "plot_distribution"
+    check_flags(where, kde=kde)
+    names = (
+        None
+        if var_names is None
+        else as_names(where, "var_names", [var_names] if isinstance(var_names, str) else var_names)
+    )
+    prob = rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
+    interval = resolve_interval(where, prob, ci_kind)
+    assert interval is not None  # a probability was given
+    dist = source if isinstance(source, Distribution) else distribution(source, None if names is None else list(names))
+    if names is not None and isinstance(source, Distribution):
+        dist = _of_names(where, dist, names)
+    most = rcParams["plot.max_subplots"]
+    if most is not None and len(dist.names) > most:
+        cure = 'Name some in `var_names`, or set arviz_base.rcParams["plot.max_subplots"].'
+        raise InputError(where, f"at most {most} quantities", len(dist.names), cure)
+    canvases = canvases_for(where, ax, backend, (7.0, 4.0), len(dist.names))
+    drawn = [_finite_draws(dist, j) for j in dist.place.tolist()]
+    points = np.stack([np.linspace(*_reach(*draws), NUM_POINTS) for draws in drawn])
+    curve, bounds = dist.pdf(points), dist.interval(*interval)
+    ends, errors = bounds.mean.reshape(-1, 2), bounds.mcse.reshape(-1, 2)
+    for k, (canvas, name) in enumerate(zip(canvases, dist.names, strict=True)):
+        # One legend, in the first plot: backends that have one for the whole figure would repeat its entries.
+        labels = ("density", f"{100 * interval[0]:g} % {interval[1].upper()}", "KDE of the draws")
+        density, within, kernel = labels if not k else (None, None, None)
+        mean, error = curve.mean[k], 2 * curve.mcse[k]
+        if not np.isfinite(mean).any():  # a constant, or values that are not finite
+            canvas.name_x_axis(name, ([], []))
+            canvas.text([0.0], [0.0], [str(curve.status[k * NUM_POINTS])])
+            continue
+        canvas.band(points[k], np.maximum(mean - error, 0.0), mean + error, CONTROLLED)
+        canvas.line(points[k], mean, CONTROLLED, label=density, width=1.5)
+        below = np.full(2, -BELOW * np.nanmax(mean))
+        canvas.line(ends[k], below, FAINT, width=3.0)
+        hover = [
+            f"{end}: {digits_of(m, e)} ± {significant(e, 2)}"
+            for end, m, e in zip(("lower", "upper"), ends[k], errors[k], strict=True)
+        ]
+        canvas.points(ends[k], below, Series(within, THIRD, CIRCLE), hover, x_error=2 * errors[k])
+        if kde:
+            canvas.line(points[k], _kernel_estimate(*drawn[k], points[k]), PLAIN, label=kernel, style=DASHED)
+        canvas.name_x_axis(name, even_ticks(points[k, 0], points[k, -1]))
+        canvas.y_axis("" if k else "density, ± 2 mcse")
+    if any(np.isfinite(curve.mean[0])):
+        canvases[0].legend()
+    return [canvas.target for canvas in canvases]
+
+
+def _of_names(where: str, dist: Distribution, names: Sequence[str]) -> Distribution:
+    """Return the distributions of quantities, or of all elements of variables, in the order of the names."""
+    known = [*dist.names, *dict.fromkeys(map(variable_of, dist.names))]
+    for name in names:
+        if name not in known:
+            cure = f"{did_you_mean(name, known)}There are {', '.join(dict.fromkeys(map(variable_of, dist.names)))}."
+            raise InputError(where, "`var_names` of the distribution", name, cure)
+    chosen = [j for name in names for j, own in enumerate(dist.names) if name in (own, variable_of(own))]
+    places = list(dict.fromkeys(chosen))
+    kept, place = np.unique(dist.place[places], return_inverse=True)
+    # Quantiles are found of all quantities of the sample at once: only those that are drawn stay in it.
+    columns = np.flatnonzero(np.isin(dist.sample.columns, kept))
+    return dist._replace(
+        sample=dist.sample.select(kept),
+        names=tuple(dist.names[j] for j in places),
+        place=place,
+        problem=dist.problem.select(columns) if dist.problem is not None and len(columns) else None,
+        marginals=tuple(dist.marginals[k] for k in columns),
+    )
+
+
+def _finite_draws(dist: Distribution, j: int) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"] | None]:
+    """Return the finite draws of a quantity and their weights, None without weights."""
+    values, weights = dist.sample.values[..., j].reshape(-1), dist.sample.trace.weights
+    finite = np.isfinite(values)
+    return values[finite], None if weights is None else weights.values.reshape(-1)[finite]
+
+
+def _reach(values: Float[np.ndarray, " m"], weights: Float[np.ndarray, " m"] | None) -> tuple[float, float]:
+    if not len(values):
+        return 0.0, 1.0
+    # NumPy's inverse is the only one of its quantiles that knows weights.
+    low, high = np.quantile(values, np.array(MOST_PLOTTED), method="inverted_cdf", weights=weights)
+    return float(low), float(high)
+
+
+def _kernel_estimate(
+    values: Float[np.ndarray, " m"], weights: Float[np.ndarray, " m"] | None, at: Float[np.ndarray, " t"]
+) -> Float[np.ndarray, " t"]:
+    if weights is not None:
+        return gaussian_kde(values, weights=weights)(at)
+    from arviz_stats.base import array_stats
+
+    grid, density, _ = array_stats.kde(values)
+    return np.interp(at, grid, density)
 
 
 MAX_LAG = 40

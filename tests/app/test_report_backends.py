@@ -7,6 +7,7 @@ from typing import NamedTuple
 import arviz_base
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 import mcmcpost as mp
 from mcmcpost.app import canvas
@@ -108,7 +109,7 @@ def of_bokeh(figure):
     entries = {item.label.value: item.renderers for item in (figure.legend[0].items if figure.legend else ())}
     label_of = {id(renderer): label for label, renderers in entries.items() for renderer in renderers}
     return Drawn(
-        {label_of[id(r)]: np.array([column(r, "x"), column(r, "y")]) for r in kinds.get("Scatter", ())},
+        {label_of.get(id(r)): np.array([column(r, "x"), column(r, "y")]) for r in kinds.get("Scatter", ())},
         [(r.glyph.line_color, column(r, "x"), column(r, "y")) for r in kinds.get("Line", ())],
         {
             row: (end, r.glyph.fill_color is not None)
@@ -125,7 +126,11 @@ def of_bokeh(figure):
         list(entries),
         limits(figure.x_range),
         limits(figure.y_range),
-        (figure.xaxis[0].axis_label or "", figure.yaxis[0].axis_label or "", figure.title.text or ""),
+        (
+            getattr(figure.xaxis[0].axis_label, "text", figure.xaxis[0].axis_label) or "",
+            figure.yaxis[0].axis_label or "",
+            figure.title.text or "",
+        ),
         squares(kinds["Rect"][0]) if "Rect" in kinds else None,
     )
 
@@ -305,6 +310,101 @@ def test_the_bars_end_at_the_gains_that_their_ticks_say(estimate, backend, read)
         assert drawn.across[0] <= place <= drawn.across[1]
     assert drawn.across[0] < np.log10(0.25)
     assert drawn.across[1] > 1.3 * np.log10(500)
+
+
+def test_the_forest_has_the_intervals_of_the_posterior(estimate, backend, read):
+    names = tuple(f"{name} [hdi50_{end}]" for name in NAMES for end in ("lb", "ub"))
+    of = np.repeat(np.arange(len(NAMES)), 2)
+    twice = estimate.select(of)
+    mean = twice.mean + np.tile([-1.0, 2.0], len(NAMES))
+    intervals = twice._replace(names=names, mean=mean, mcse=np.full(len(names), 0.1))
+    drawn = read(mp.plot_controlled_forest(estimate, intervals=intervals, backend=backend))
+    assert drawn.legend == ["hdi50", "plain mean", "control variate"]
+    unit = np.where(estimate.sd > 0, estimate.sd, 1.0)[of]
+    x, y = drawn.points["hdi50"]
+    np.testing.assert_allclose(x, (mean - estimate.mean[of]) / unit)
+    np.testing.assert_allclose(y[np.isfinite(x)], of[np.isfinite(x)])
+    (low, high), _ = halves(drawn.line(THIRD)[0])
+    np.testing.assert_allclose([low, high], [x - 0.2 / unit, x + 0.2 / unit])
+    assert drawn.across[0] < np.nanmin(low)
+    assert drawn.across[1] > np.nanmax(high)
+    with pytest.raises(ValueError, match="`intervals` of the quantities of the estimate, got plain"):
+        mp.plot_controlled_forest(estimate.select(np.arange(2)), intervals=intervals, backend=backend)
+
+
+@pytest.fixture(scope="module")
+def dist():
+    """The distributions of two normal coordinates, which are known exactly, and of a constant."""
+    x = np.random.default_rng(7).normal(size=(4, 60, 2))
+    values = np.concatenate([x, np.ones((4, 60, 1))], axis=-1)
+    names = ("a[0]", MARKUP[1], "one")
+    return mp.distribution(mp.from_arrays(x, -x, values, value_names=names), method="zv1")
+
+
+def test_the_density_and_the_interval_are_those_of_the_distribution(dist, backend, read):
+    targets = mp.plot_distribution(dist, ci_prob=0.5, kde=True, backend=backend)
+    assert len(targets) == 3
+    drawn = [read(target) for target in targets] if backend != "plotly" else []
+    for k, one in enumerate(drawn[:2]):
+        assert one.labels[0] == dist.names[k]
+        draws = dist.sample.values[..., k]
+        at, density = one.line(CONTROLLED)[0]
+        ends = np.quantile(draws, (0.005, 0.995), method="inverted_cdf")
+        np.testing.assert_allclose(at, np.linspace(*ends, 101))
+        np.testing.assert_allclose(density, norm.pdf(at), atol=1e-6)
+        np.testing.assert_allclose(one.line("#cccccc")[0][0], norm.interval(0.5), atol=1e-6)
+        from_kernel, height = one.line(PLAIN)[0]
+        np.testing.assert_array_equal(from_kernel, at)
+        assert 0.01 < np.abs(height - density).max() < 0.2
+    for one in drawn[:1]:
+        np.testing.assert_allclose(one.points["50 % ETI"][0], norm.interval(0.5), atol=1e-6)
+        assert sorted(one.legend) == ["50 % ETI", "KDE of the draws", "density"]
+    for one in drawn[2:]:
+        assert [word for word, *_ in one.words] == ["constant"]
+        assert one.line(CONTROLLED) == []
+    if backend == "plotly":  # one figure holds all plots
+        assert [text for trace in targets[0].figure.data if trace.showlegend and (text := trace.name)] == [
+            "density", "50 % ETI", "KDE of the draws"
+        ]  # fmt: skip
+
+
+def test_the_band_has_two_errors(rng):
+    x = rng.gamma(3.0, size=(4, 60, 1))
+    tree = mp.from_arrays(np.log(x), 3.0 - x, x, value_names=("x",))
+    made = mp.distribution(tree, method="zv1")
+    (calls,) = mp.plot_distribution(made, ci_kind="hdi", backend="none")
+    (band,) = (call for call in calls if call["function"] == "fill_between_y")
+    curve = made.pdf(band["x"])
+    np.testing.assert_array_equal(band["y_top"], (curve.mean + 2 * curve.mcse)[0])
+    np.testing.assert_array_equal(band["y_bottom"], np.maximum(curve.mean - 2 * curve.mcse, 0.0)[0])
+    bounds = made.interval(0.89, "hdi")
+    point = next(call for call in calls if call["function"] == "scatter")
+    assert (point["label"], *point["x"]) == ("89 % HDI", *bounds.mean)
+
+
+def test_a_distribution_is_drawn_of_what_is_named(dist, rng):
+    given = mp.plot_distribution(dist, backend="none")
+    drawn = mp.plot_distribution(dist, ["one", "a"], backend="none")
+    names = [next(call["string"] for call in calls if call["function"] == "xlabel") for calls in drawn]
+    assert names == ["one", "a[0]"]
+    whole, point = (next(c["x"] for c in calls if c["function"] == "scatter") for calls in (drawn[1], given[0]))
+    np.testing.assert_allclose(whole, point, rtol=1e-9)
+    assert mp.plot_distribution(dist, "one", target := [], backend="none")[0] is target
+    with pytest.raises(ValueError, match=r"`var_names` of the distribution, got b. .*There are a, "):
+        mp.plot_distribution(dist, "b", backend="none")
+    with pytest.raises(ValueError, match="`ax` to be 3 targets, got a list"):
+        mp.plot_distribution(dist, ax=[[], []], backend="none")
+    with (
+        arviz_base.rc_context({"plot.max_subplots": 2}),
+        pytest.raises(ValueError, match="at most 2 quantities, got 3"),
+    ):
+        mp.plot_distribution(dist, backend="none")
+    x = rng.normal(size=(4, 50, 1))
+    constant = mp.from_arrays(x, -x, np.ones_like(x))
+    assert len(mp.plot_distribution(constant, backend="none")) == 1
+    weighted = mp.from_arrays(x, -x, log_weights=np.zeros((4, 50)))
+    (calls,) = mp.plot_distribution(mp.distribution(weighted, method="zv1"), kde=True, backend="none")
+    assert any(call.get("label") == "KDE of the draws" for call in calls)
 
 
 def lag_by_lag(series, lags):
@@ -487,7 +587,7 @@ def test_points_tell_their_numbers_in_plotly(estimate):
     assert {trace.hoverinfo for trace in figure.data if trace.mode == "lines"} == {"skip"}
 
 
-def test_a_target_given_is_drawn_on_and_returned(rng, estimate, evidence, backend, read):
+def test_a_target_given_is_drawn_on_and_returned(rng, estimate, evidence, dist, backend, read):
     from importlib import import_module
 
     module = import_module(f"arviz_plots.backend.{backend}")
@@ -499,6 +599,7 @@ def test_a_target_given_is_drawn_on_and_returned(rng, estimate, evidence, backen
         lambda **where: mp.plot_score_check(check, **where),
         lambda **where: mp.plot_evidence_path(evidence, **where),
         lambda **where: mp.plot_task_correlation(joint, **where),
+        lambda **where: mp.plot_distribution(dist, "one", **where)[0],
     ):
         for named in ({}, {"backend": backend}):
             target = module.create_plotting_grid(1)[1]

@@ -672,6 +672,12 @@ ROWS = [
     # plots and the report
     ((None, "a", 3, {}, xr.DataTree()), lambda g, v: mp.plot_controlled_forest(v), "estimate"),
     ((None, "a", 3, {}, xr.DataTree()), lambda g, v: mp.plot_gain(v), "estimate"),
+    (("a", 3, {}, xr.DataTree()), lambda g, v: mp.plot_controlled_forest(g.estimate, intervals=v), "intervals"),
+    ((None, "a", 3, {}), lambda g, v: mp.plot_distribution(v), "DataTree"),
+    (LEVEL, lambda g, v: mp.plot_distribution(g.tree, ci_prob=v), "ci_prob"),
+    (("ETI", 3), lambda g, v: mp.plot_distribution(g.tree, ci_kind=v), "ci_kind"),
+    (FLAG, lambda g, v: mp.plot_distribution(g.tree, kde=v), "kde"),
+    ((3, [1], ["nobody"]), lambda g, v: mp.plot_distribution(g.tree, v), "nobody|var_names"),
     ((None, "a", 3, {}, xr.DataTree()), lambda g, v: mp.plot_evidence_path(v), "evidence"),
     ((None, "a", 3, []), lambda g, v: mp.plot_evidence_path(g.ladder_evidence, show=v), "show"),
     ((None, "a", 3, {}, xr.DataTree()), lambda g, v: mp.plot_score_check(v), "check"),
