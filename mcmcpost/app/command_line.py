@@ -247,7 +247,8 @@ def reduce(
         from mcmcpost.app.expressions import parse_expressions
         from mcmcpost.app.quantities import Asked, named_scalars
         from mcmcpost.app.source import keeping, open_source
-        from mcmcpost.distributions import check_probabilities, resolve_interval
+        from mcmcpost.core.arguments import check_probabilities
+        from mcmcpost.distributions import resolve_interval
         from mcmcpost.trees import posterior_variables
 
         asked = Asked(parse_expressions(expect or []), var_names, filter_vars)
@@ -380,7 +381,8 @@ def report(
         from mcmcpost.app.commands import report_facts, report_line
         from mcmcpost.app.expressions import parse_expressions
         from mcmcpost.app.quantities import Asked
-        from mcmcpost.distributions import check_probabilities, resolve_interval
+        from mcmcpost.core.arguments import check_probabilities
+        from mcmcpost.distributions import resolve_interval
 
         facts = report_facts(
             trace,

@@ -51,12 +51,20 @@ from mcmcpost.app.plots import (
     plot_task_correlation,
 )
 from mcmcpost.control import AbstractControlVariate, Estimate, Options
-from mcmcpost.core.arguments import as_names, as_path, check_count, check_flags, check_kind, check_writable
+from mcmcpost.core.arguments import (
+    as_names,
+    as_path,
+    check_count,
+    check_flags,
+    check_kind,
+    check_probabilities,
+    check_writable,
+)
 from mcmcpost.core.arrays import columns_of
 from mcmcpost.core.devices import is_first_process
 from mcmcpost.core.errors import InputError, fault
 from mcmcpost.core.runtime import digits_of, number_of_draws, significant, versions, written_beside
-from mcmcpost.distributions import answer_distribution, check_probabilities, resolve_interval
+from mcmcpost.distributions import answer_distribution, resolve_interval
 from mcmcpost.evidence import BridgeOverlap, Evidence, PathDiagnostics, disagreements
 from mcmcpost.evidences import evidence_of
 from mcmcpost.expectations import answer
