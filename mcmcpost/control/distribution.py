@@ -37,10 +37,11 @@ from mcmcpost.control.order_statistics import (
     tail_shape,
 )
 from mcmcpost.control.problem import Options, Problem, Sample, with_values
+from mcmcpost.control.shortest_interval import converged_ends, shortest_of_draws
 from mcmcpost.control.standard_errors import plain_variance
 from mcmcpost.core.arguments import as_real, check_number, check_probabilities
 from mcmcpost.core.errors import TRUSTED, InputError, Status
-from mcmcpost.core.mcse import Weights, mcse_mean
+from mcmcpost.core.mcse import Weights, kernel_density, mcse_mean
 from mcmcpost.core.precision import in_float64
 from mcmcpost.scores import effective_size
 
@@ -174,8 +175,8 @@ class Distribution(NamedTuple):
         """Return the density of every quantity, without a bandwidth where its mean is controlled.
 
         With the field v that controls the mean of h, E[c 1{h > t}] = −p(t) E[v·∇h | h = t]: an ordinary expectation,
-        which is controlled as a probability is, over a regression on h. Elsewhere it is a kernel estimate, ``plain``,
-        whose error leaves out its bias.
+        which is controlled as a probability is, over a regression on h. Where its error is smaller it is a kernel
+        estimate, ``plain``, whose bias is in the error to first order.
 
         points : t points for all quantities, or (p, t) for each its own.
         """
@@ -328,7 +329,7 @@ def _densities(dist: Distribution, j: int, at: Float[np.ndarray, " t"]) -> Curve
     plain_error = np.where(seen, kernel_error, 1 / (ess + 2) / series.std()) / scale
     mean, error, gain = plain.copy(), plain_error.copy(), np.ones(len(at))
     status = np.where(seen, Status.PLAIN, Status.UNSEEN).astype(object)
-    lowest = np.full(len(at), np.inf)
+    lowest = LESS_KNOWN * plain_error
     if marginal is None or not seen.any():
         return Curve((), each, mean[None], error[None], plain[None], plain_error[None], gain[None], tuple(status))
     h, stretch = dist.mapped(j, marginal, at)
@@ -351,6 +352,8 @@ def _densities(dist: Distribution, j: int, at: Float[np.ndarray, " t"]) -> Curve
             spread_ = np.hypot(found.mcse * unit, density * slope_error / slope)
         better = seen & np.isin(np.arange(len(at)), columns) & np.isfinite(spread_) & (spread_ < lowest)
         better &= density > -MOST_NEGATIVE * spread_
+        # The mean of c 1{h > t} by itself is that of the few draws beyond t: worse than a kernel's, as is its error.
+        better &= np.array([status not in (Status.PLAIN, Status.UNSEEN) for status in found.status])
         lowest = np.where(better, spread_, lowest)
         mean, error = np.where(better, np.maximum(density, 0.0), mean), np.where(better, spread_, error)
         plain, plain_error = np.where(better, found.mean_plain * unit, plain), np.where(better, raw, plain_error)
@@ -359,6 +362,9 @@ def _densities(dist: Distribution, j: int, at: Float[np.ndarray, " t"]) -> Curve
         status = np.where(better, np.array(found.status, dtype=object), status)
     return Curve((), each, mean[None], error[None], plain[None], plain_error[None], gain[None], tuple(status))
 
+
+LESS_KNOWN = 2.0
+"""Factor on the error of a kernel estimate beside that of a controlled density: its bias is a guess."""
 
 MOST_NEGATIVE = 3.0
 """Standard errors below zero from which a density is not believed."""
@@ -375,15 +381,23 @@ def _size_of(sample: Sample, j: int) -> float:
 def _kernel_density(
     sample: Sample, j: int, at: Float[np.ndarray, " t"], ess: float
 ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
-    """Return a Gaussian kernel estimate, and its standard error without its bias (Silverman 1986, section 3.3).
+    """Return ArviZ's kernel estimate and its error, that of its bias included (Silverman 1986, section 3.3).
+
+    The bias of a width w is ½w²p″ to first order, by which an estimate with √2 of the width differs from it. ArviZ does
+    not know weights; those of weighted draws are Gaussian kernels of Scott's width.
 
     at : points in the sample's units, as the estimates are.
     """
-    weights = sample.trace.weights
-    shares = None if weights is None else weights.values.reshape(-1)
-    density = scipy.stats.gaussian_kde(sample.scaled[..., j].reshape(-1), weights=shares)
-    mean, width = density(at), float(np.sqrt(density.covariance[0, 0]))
-    return mean, np.sqrt(mean / (2 * np.sqrt(np.pi) * width * ess))
+    series, weights = sample.scaled[..., j].reshape(-1), sample.trace.weights
+    if weights is None:
+        (mean, width), (wider, _) = (kernel_density(series, at, factor) for factor in (1.0, np.sqrt(2)))
+    else:
+        density = scipy.stats.gaussian_kde(series, weights=weights.values.reshape(-1))
+        mean, width = density(at), float(np.sqrt(density.covariance[0, 0]))
+        density.set_bandwidth(density.factor * np.sqrt(2))
+        wider = density(at)
+    one = 1 / (2 * np.sqrt(np.pi) * width * ess)  # an effective draw at the point itself, that none is there by chance
+    return mean, np.hypot(np.sqrt((mean + one) * one), wider - mean)
 
 
 ROUNDED = 1e-13
@@ -439,10 +453,6 @@ def _bracketed(
     return found, np.where(np.isfinite(slope), slope, 0.0)
 
 
-NEARBY = 21
-"""Points near either end of the shortest interval at which the distribution function is estimated."""
-
-
 def _shortest(dist: Distribution, prob: float) -> Estimate:
     """Return the ends of the shortest intervals of all quantities, and their errors from leaving out folds."""
     sample, whole, p = dist.sample, dist.problem, len(dist.sample.names)
@@ -458,7 +468,7 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
             methods += [PlainMean().label] * 2
             continue
         series, scale = values[..., j], sample.units[j]
-        ends, reach = _shortest_of_draws(series, prob)
+        ends, reach = shortest_of_draws(series, prob)
 
         def below(grid: np.ndarray, series: np.ndarray = series) -> Float[np.ndarray, "c n t"]:
             return (series[..., None] <= grid.reshape(-1)).astype(float)
@@ -473,8 +483,8 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
             problem = with_values(whole, below(grid), sample.states, sample.trace.weights)
             return problem.location, _without_folds(problem), mcse_mean(below(grid), sample.trace.weights)
 
-        numbers[:2, j] = _converged_ends(controlled, ends, reach, series, prob)
-        numbers[2:, j] = _converged_ends(plain, ends, reach, series, prob)
+        numbers[:2, j] = converged_ends(controlled, ends, reach, series, prob)
+        numbers[2:, j] = converged_ends(plain, ends, reach, series, prob)
         found, _ = dist._events(np.array([j]), below(numbers[0, j]), numbers[:1, j] * scale, shared=False)
         residuals[..., 2 * j : 2 * j + 2] = found.residuals
         # Both ends are of one interval: one of either would hold another probability, and neither error would be right.
@@ -502,111 +512,6 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
         info={"note": "residuals are those of an indicator near each end"},
     )
     return rescaled(found, np.repeat(sample.units, 2))._replace(residuals=residuals)
-
-
-def _shortest_of_draws(series: Float[np.ndarray, "c n"], prob: float) -> tuple[Float[np.ndarray, " two"], float]:
-    """Return the shortest interval that holds so many of the draws, and how far its ends may be from the true ones."""
-    ordered = np.sort(series, axis=None)
-    held = max(1, min(int(np.ceil(prob * len(ordered))), len(ordered) - 1))
-    first = int(np.argmin(ordered[held:] - ordered[:-held]))
-    ess = float(effective_size(series[..., None], series.std()[None])[0])
-    # The ends of a shortest interval converge as n^(-1/3) (Grübel 1988), not as quantiles do.
-    return ordered[[first, first + held]], 2 * float(ordered.std()) * ess ** (-1 / 3)
-
-
-FINE = 1_001
-"""Points between which the ends are looked for."""
-
-QUARTIC = 4
-"""Degree of the polynomial that a distribution function is near an end."""
-
-CLOSER = 10.0
-"""Errors of an end to which the points about it reach."""
-
-SMALLEST_REACH = 0.1
-"""Part to which that distance is made smaller at once."""
-
-CLOSEST = 1e-3
-"""Part of the first distance below which slopes are rounding, and the ends with them."""
-
-PASSES = 8
-"""How often the points at which the distribution function is known are moved to where the ends were found."""
-
-
-def _converged_ends(
-    evaluate: Callable[[np.ndarray], tuple[np.ndarray, ...]],
-    ends: Float[np.ndarray, " two"],
-    reach: float,
-    series: Float[np.ndarray, "c n"],
-    prob: float,
-) -> tuple[Float[np.ndarray, " two"], Float[np.ndarray, " two"]]:
-    """Return the ends of the shortest interval and their standard errors, by the jackknife over folds.
-
-    evaluate : from points (two, t) to the distribution function there, that without each fold, and its errors.
-    """
-    low, high, closest = series.min(), series.max(), CLOSEST * reach
-    rounding = ROUNDED * (reach + np.abs(ends)) / CLOSEST
-    for _ in range(PASSES):
-        grid = np.stack([np.linspace(max(end - reach, low), min(end + reach, high), NEARBY) for end in ends])
-        whole, without, known = evaluate(grid)
-        found = _ends(grid, whole, prob)
-        moved = np.array([_ends(grid, part, prob) for part in without])
-        k = len(moved)
-        error = _jackknife(moved)
-        # What is known of the errors of the function, beyond how it moves without a fold, is so of the ends.
-        shown = _jackknife(without)
-        error *= max(1.0, float(np.median(known[shown > 0] / shown[shown > 0]))) if shown.any() else 1.0
-        error = np.hypot(error, (k - 1) * (moved.mean(axis=0) - found))  # and by its bias, since it is not linear
-        # What a polynomial of that degree cannot follow, at most, is how far that of a lower degree is from it.
-        error = np.hypot(error, found - _ends(grid, whole, prob, QUARTIC - 1))
-        edge = np.minimum(np.abs(found - grid[:, 0]), np.abs(found - grid[:, -1])) <= np.ptp(grid, axis=1) / FINE
-        # Where it is at an edge, it is not there, or beyond the draws.
-        error = np.hypot(error, np.where(edge, reach, rounding))
-        settled = (np.abs(found - ends) < reach / 2).all()
-        ends = found
-        # The better the function is known, the closer the points, so that the polynomial follows it.
-        wanted = max(CLOSER * float(error.max()), SMALLEST_REACH * reach, closest)
-        if settled and wanted > reach / 2:
-            break
-        if settled:
-            reach = wanted
-    return ends, error
-
-
-def _jackknife(without: Float[np.ndarray, "k q"]) -> Float[np.ndarray, " q"]:
-    """Return the standard errors of numbers from their values without each of k folds."""
-    k = len(without)
-    return np.sqrt((k - 1) / k * ((without - without.mean(axis=0)) ** 2).sum(axis=0))
-
-
-def _ends(
-    grid: Float[np.ndarray, "two t"], probabilities: Float[np.ndarray, " 2*t"], prob: float, degree: int = QUARTIC
-) -> Float[np.ndarray, " two"]:
-    """Return the ends, one near each row of points, between which there is so much probability, least far apart.
-
-    There the densities are the same. Near either end the distribution function is taken for a polynomial, so that its
-    slope is smooth; where the densities are never the same, the interval begins or ends with the draws.
-    """
-    (low, low_slope), (high, high_slope) = (
-        _smooth(points, values, degree) for points, values in zip(grid, np.split(probabilities, 2), strict=True)
-    )
-    lower, upper = (np.linspace(points[0], points[-1], FINE) for points in grid)
-    end = np.interp(low(lower) + prob, np.maximum.accumulate(high(upper)), upper)
-    excess = low_slope(lower) - high_slope(end)
-    crossing = np.flatnonzero((excess[:-1] < 0) & (excess[1:] >= 0))
-    if not len(crossing):
-        first = 0 if excess[0] >= 0 else -1
-        return np.array([lower[first], end[first]])
-    k = crossing[np.argmin(np.abs(crossing - FINE // 2))]
-    part = -excess[k] / (excess[k + 1] - excess[k])
-    return np.array([lower[k] + part * (lower[k + 1] - lower[k]), end[k] + part * (end[k + 1] - end[k])])
-
-
-def _smooth(
-    points: Float[np.ndarray, " t"], values: Float[np.ndarray, " t"], degree: int
-) -> tuple[np.polynomial.Polynomial, np.polynomial.Polynomial]:
-    fitted = np.polynomial.Polynomial.fit(points, values, degree)
-    return fitted, fitted.deriv()
 
 
 def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Estimate:
@@ -680,6 +585,11 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     )
     own = function.error(moved, size * np.minimum(gain, MOST_GAIN))
     error = np.where(used, np.fmax(plain_error / np.sqrt(gain), own), plain_error)
+    # Where the density is not known, what is left is how far the last pass moved, and the distance of two draws: a gain
+    # of 1e28 says nothing about what lies between them.
+    apart = 1 / len(ordered)
+    spacing = (invert(np.fmin(moved + apart, 1.0)) - invert(np.fmax(moved - apart, 0.0))) / 2
+    error = np.where(used & ~newton, np.hypot(error, np.abs(quantile - at) + spacing / np.sqrt(12)), error)
     # In a tail that is known to a tenth at best the distribution function is no straight line within its error.
     straight = estimate.mcse < STRAIGHT * np.minimum(levels, 1 - levels)
     by_density = np.hypot(known, remainder)

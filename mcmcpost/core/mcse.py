@@ -236,3 +236,13 @@ def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
                 own = array_stats.pareto_khat(series[..., j], chain_axis=0, draw_axis=1, r_eff=1.0, tail=side)
             found[j] = np.fmax(found[j], own)
     return found
+
+
+def kernel_density(
+    series: Float[np.ndarray, " n"], at: Float[np.ndarray, " t"], factor: float
+) -> tuple[Float[np.ndarray, " t"], float]:
+    """Return ArviZ's kernel estimate of a density with its width times a factor, and that width."""
+    from arviz_stats.base import array_stats
+
+    grid, density, width = array_stats.kde(series, bw_fct=factor)
+    return np.interp(at, grid, density), float(width)
