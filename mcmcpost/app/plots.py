@@ -221,12 +221,14 @@ def plot_distribution(
     points = np.stack([np.linspace(*_reach(*draws), NUM_POINTS) for draws in drawn])
     curve, bounds = dist.pdf(points), dist.interval(*interval)
     ends, errors = bounds.mean.reshape(-1, 2), bounds.mcse.reshape(-1, 2)
+    known = np.isfinite(curve.mean).any(axis=1)  # neither a constant nor one with values that are not finite
+    labels = ("density", f"{100 * interval[0]:g} % {interval[1].upper()}", "KDE of the draws")
     for k, (canvas, name) in enumerate(zip(canvases, dist.names, strict=True)):
         # One legend, in the first plot: backends that have one for the whole figure would repeat its entries.
-        labels = ("density", f"{100 * interval[0]:g} % {interval[1].upper()}", "KDE of the draws")
-        density, within, kernel = labels if not k else (None, None, None)
+        first = k == np.argmax(known)
+        density, within, kernel = labels if first else (None, None, None)
         mean, error = curve.mean[k], 2 * curve.mcse[k]
-        if not np.isfinite(mean).any():  # a constant, or values that are not finite
+        if not known[k]:
             canvas.name_x_axis(name, ([], []))
             canvas.text([0.0], [0.0], [str(curve.status[k * NUM_POINTS])])
             continue
@@ -242,9 +244,9 @@ def plot_distribution(
         if kde:
             canvas.line(points[k], _kernel_estimate(*drawn[k], points[k]), PLAIN, label=kernel, style=DASHED)
         canvas.name_x_axis(name, even_ticks(points[k, 0], points[k, -1]))
-        canvas.y_axis("" if k else "density, ± 2 mcse")
-    if any(np.isfinite(curve.mean[0])):
-        canvases[0].legend()
+        canvas.y_axis("density, ± 2 mcse" if first else "")
+        if first:
+            canvas.legend()
     return [canvas.target for canvas in canvases]
 
 
@@ -281,6 +283,8 @@ def _reach(values: Float[np.ndarray, " m"], weights: Float[np.ndarray, " m"] | N
         return 0.0, 1.0
     # NumPy's inverse is the only one of its quantiles that knows weights.
     low, high = np.quantile(values, np.array(MOST_PLOTTED), method="inverted_cdf", weights=weights)
+    if low == high:  # nearly all draws have one value
+        low, high = values.min(), values.max()
     return float(low), float(high)
 
 

@@ -387,6 +387,7 @@ def test_a_distribution_is_drawn_of_what_is_named(dist, rng):
     drawn = mp.plot_distribution(dist, ["one", "a"], backend="none")
     names = [next(call["string"] for call in calls if call["function"] == "xlabel") for calls in drawn]
     assert names == ["one", "a[0]"]
+    assert ["legend" in {call["function"] for call in calls} for calls in drawn] == [False, True]  # not of a constant
     whole, point = (next(c["x"] for c in calls if c["function"] == "scatter") for calls in (drawn[1], given[0]))
     np.testing.assert_allclose(whole, point, rtol=1e-9)
     assert mp.plot_distribution(dist, "one", target := [], backend="none")[0] is target
@@ -400,6 +401,10 @@ def test_a_distribution_is_drawn_of_what_is_named(dist, rng):
     ):
         mp.plot_distribution(dist, backend="none")
     x = rng.normal(size=(4, 50, 1))
+    rare = (np.arange(200).reshape(4, 50, 1) == 7).astype(float)
+    (calls,) = mp.plot_distribution(mp.distribution(mp.from_arrays(x, -x, rare), method="zv1"), backend="none")
+    (line,) = (call for call in calls if call["function"] == "line" and call["label"] == "density")
+    assert (line["x"][0], line["x"][-1]) == (0.0, 1.0)
     constant = mp.from_arrays(x, -x, np.ones_like(x))
     assert len(mp.plot_distribution(constant, backend="none")) == 1
     weighted = mp.from_arrays(x, -x, log_weights=np.zeros((4, 50)))
