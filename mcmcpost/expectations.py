@@ -28,7 +28,14 @@ from mcmcpost.control import (
     stored_estimate,
     worth_of,
 )
-from mcmcpost.core.arguments import as_names, check_flags, check_function, check_kind, check_tree_type
+from mcmcpost.core.arguments import (
+    as_names,
+    check_flags,
+    check_function,
+    check_kind,
+    check_probabilities,
+    check_tree_type,
+)
 from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status, warn
 from mcmcpost.core.mcse import tail_draws
 from mcmcpost.core.precision import in_float64

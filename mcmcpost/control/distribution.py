@@ -310,20 +310,16 @@ def _of_few_draws(estimate: Estimate, size: Float[np.ndarray, " q"]) -> Estimate
     """
     mean, one = estimate.mean_plain, 1 / (size + 2)
     tail = np.minimum(mean, 1 - mean)
-    rare = tail * size < RULE_OF_THREE
+    rare = tail < RULE_OF_THREE / size
     least = np.where(rare, np.sqrt((tail + one) * one), 0.0)
-    plain_error = np.fmax(estimate.mcse_plain, least)
+    plain_error = np.maximum(estimate.mcse_plain, least)  # which stays NaN where nothing is known
     is_plain = np.array([label == PlainMean().label for label in estimate.method])
     error = np.where(is_plain & (estimate.mcse > 0), plain_error, estimate.mcse)
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(is_plain, 1.0, estimate.gain * (plain_error / estimate.mcse_plain) ** 2)
         change = np.where(estimate.mcse > 0, error / estimate.mcse, 1.0)
-    return estimate._replace(
-        mcse=error,
-        mcse_plain=plain_error,
-        gain=gain,
-        covariance=estimate.covariance * change[:, None] * change[None, :],
-    )
+        covariance = estimate.covariance * change[:, None] * change[None, :]
+    return estimate._replace(mcse=error, mcse_plain=plain_error, gain=gain, covariance=covariance)
 
 
 def _without_folds(problem: Problem) -> Float[np.ndarray, "k p"]:

@@ -324,7 +324,7 @@ def marginals(problem: Problem, method: AbstractControlVariate) -> list[Marginal
     """Return the integrands as quantities whose functions are controlled; None for one that is not known as such."""
     own = problem.unrotated()
     found: list[tuple[Quantity, Float[np.ndarray, " k"], Float[np.ndarray, " k"]] | None] = []
-    for column, j in enumerate(coordinate_of(own, np.full(problem.values.shape[1], np.inf))):
+    for column, j in enumerate(coordinate_of(own)):
         image = None if j < 0 else _monotone(own, column, int(j))
         if image is not None:
             found.append(image)

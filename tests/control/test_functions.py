@@ -8,7 +8,7 @@ import scipy.stats
 from control_cases import estimate, gaussian_trace, structure_fields
 
 from mcmcpost.control import Auto, Options, PlainMean, Sample, Subsets, ZeroVariance
-from mcmcpost.control.features.families import FirstOrder, Monomials, along_fields, controls_of, polynomials
+from mcmcpost.control.features.families import FirstOrder, Monomials, controls_of, polynomials
 from mcmcpost.control.features.quantity import Field, coordinate, coordinate_of, surrogate
 from mcmcpost.control.features.structure import Blocks, Diagonal, Neighbours, Pairs, Sums, SumsByGlobals
 from mcmcpost.control.functions import (
@@ -116,7 +116,7 @@ def test_every_family_knows_the_derivative_along_its_fields(rng):
     families = [Sums(*given), SumsByGlobals(*given), Neighbours(*given), Diagonal(d), pairs]
     x = rng.normal(size=(4, d))
     gradient = np.asarray(jax.vmap(jax.grad(polynomial_of_state))(x))
-    found = along_fields(families, (x - shift) / scale, gradient * scale)
+    found = np.concatenate([family.along((x - shift) / scale, gradient * scale) for family in families], axis=1)
     fields = list(structure_fields(blocks, shift, scale, d))
     assert found.shape[1] == len(fields)
     for column, field in zip(found.T, fields, strict=True):
@@ -126,7 +126,8 @@ def test_every_family_knows_the_derivative_along_its_fields(rng):
     exponents = polynomial_exponents(5, 3)
     families = [FirstOrder(5), Monomials(exponents[exponents.sum(axis=1) > 1])]
     z = rng.normal(size=(4, 5))
-    found = along_fields(families, z, np.asarray(jax.vmap(jax.grad(polynomial_of_state))(z)))
+    gradient = np.asarray(jax.vmap(jax.grad(polynomial_of_state))(z))
+    found = np.concatenate([family.along(z, gradient) for family in families], axis=1)
     ordered = np.concatenate([np.eye(5, dtype=int), families[1].exponents])
     for column, powers in zip(found.T, ordered, strict=True):
         field = jax.grad(lambda y, powers=powers: jnp.prod(y**powers))

@@ -137,13 +137,13 @@ SMOOTH = 1e-3
 """The same below which it may be one, since steps are no smaller between so few states."""
 
 
-def coordinate_of(problem: Problem, lowest: Float[np.ndarray, " p"]) -> Int[np.ndarray, " p"]:
+def coordinate_of(problem: Problem, lowest: Float[np.ndarray, " p"] | float = np.inf) -> Int[np.ndarray, " p"]:
     """Return the coordinate of which each integrand seems to be a function, −1 where it is one of none.
 
     In the order of that coordinate an integrand moves in small steps, or in few. Half the mean square step is the
     variance that no function of the coordinate explains (von Neumann 1941, *Annals of Mathematical Statistics* 12).
 
-    problem : in the trace's own coordinates. lowest : (p,) the variance that may be left.
+    problem : in the trace's own coordinates. lowest : (p,) the variance that may be left, by default a fifth.
     """
     rows = np.linspace(0, problem.num_states - 1, min(problem.num_states, TELLING_STATES)).astype(int)
     draws, values = np.asarray(problem.draws[rows]), problem.values[rows]
