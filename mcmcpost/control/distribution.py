@@ -421,8 +421,11 @@ def _kernel_density(
         mean, width = density(at), float(np.sqrt(density.covariance[0, 0]))
         density.set_bandwidth(density.factor * np.sqrt(2))
         wider = density(at)
+    # Where a density ends at once a kernel is off by half of it, whatever its width; in a tail that is little.
+    end = np.fmin(at - series.min(), series.max() - at) < width
     one = 1 / (2 * np.sqrt(np.pi) * width * ess)  # an effective draw at the point itself, that none is there by chance
-    return mean, np.hypot(np.sqrt((mean + one) * one), wider - mean)
+    bias = np.where(end, np.fmax(np.abs(wider - mean), mean / 2), wider - mean)
+    return mean, np.hypot(np.sqrt((mean + one) * one), bias)
 
 
 ROUNDED = 1e-13
