@@ -623,6 +623,8 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     straight = estimate.mcse < STRAIGHT * np.minimum(levels, 1 - levels)
     by_density = np.hypot(known, remainder)
     error = np.where(newton, np.where(straight, by_density, np.fmax(by_density, error)), error)
+    worse = used & ~(error < plain_error)
+    used, quantile, error = used & ~worse, np.where(worse, plain, quantile), np.where(worse, plain_error, error)
     constant = ordered[0] == ordered[-1]
     tail = np.where(ordered[0] > 0, levels, 1 - levels)
     never = np.repeat(sample.events, a) & constant & np.isin(ordered[0], (0.0, 1.0))
@@ -630,6 +632,8 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     error, plain_error = np.where(doubted, 1.0, error), np.where(doubted, 1.0, plain_error)
     few = ~constant & (size * np.minimum(levels, 1 - levels) < RULE_OF_THREE)
     status = [Status.UNSEEN if rare and s in TRUSTED else s for rare, s in zip(few, estimate.status, strict=True)]
+    status = [Status.PLAIN if own and s in TRUSTED else s for own, s in zip(worse, status, strict=True)]
+    method = [PlainMean().label if own else label for own, label in zip(worse, estimate.method, strict=True)]
     largest = ~constant & ~few  # every draw is at most the largest value, which many have: no event is unseen
     status = [Status.PLAIN if top and s is Status.UNSEEN else s for top, s in zip(largest, status, strict=True)]
     crossfit = invert(levels - (estimate.mean_crossfit - estimate.mean_plain))
@@ -643,6 +647,7 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
         mean_crossfit=crossfit + nan,
         gain=np.where(used & (error > 0), (plain_error / np.where(error > 0, error, 1.0)) ** 2, 1.0) + nan,
         status=tuple(status),
+        method=tuple(method),
         sd=_sd(safe, weights) + nan,
         covariance=correlation * error[:, None] * error[None, :],
         info=estimate.info | {"note": "residuals are those of the indicator of each quantile"},
