@@ -262,8 +262,9 @@ class Distribution(NamedTuple):
         labels = tuple(sample.names[places[k]] for k in of)
         unknown = (sample.varying | sample.unseen)[places[of]]
         events = Sample.of(sample.trace, labels, values, unknown, sample.states)
+        sizes = self.effective_sizes(places)[of]
         if self.problem is None or (problem := events.problem_on(self.problem)) is None:
-            found = assemble(events, self.options, rare=True)
+            found = assemble(events, self.options, sizes=sizes)
             return found, found.mean[None]
         best, plain = PlainMean().crossfit(problem), plain_variance(problem)
         direct: list[int] = []
@@ -289,37 +290,13 @@ class Distribution(NamedTuple):
             method = dataclasses.replace(self.method, kernel=False) if isinstance(self.method, Auto) else self.method
             rest = np.array(direct)
             best = replace_columns(best, method.crossfit(problem.select(rest)), rest, np.arange(len(rest)))
-        found = assemble(events, self.options, problem, best, rare=True)
-        found = _of_few_draws(found, self.effective_sizes(places)[of])
+        found = assemble(events, self.options, problem, best, sizes)
         without = np.repeat(found.mean[None], problem.folds.num_folds, axis=0)
         moved = np.asarray(best.refits.without_fold)
         used = found.mean[events.columns] != found.mean_plain[events.columns]
         controlled = problem.location + problem.scale * moved
         without[:, events.columns] = np.where(used & np.isfinite(moved), controlled, _without_folds(problem))
         return found, without
-
-
-def _of_few_draws(estimate: Estimate, size: Float[np.ndarray, " q"]) -> Estimate:
-    """Return probabilities with errors that are no smaller where a draw saw the event than where none did.
-
-    The effective sample size of an indicator that is one at three draws in a row is that of independent draws. Where
-    those of the quantity are fewer than three in the event, or outside, they are its own, and one more of them is
-    there. With 21 effective of 400 draws z² of such probabilities had been up to 12.
-
-    size : effective sample size of the quantity of each event.
-    """
-    mean, one = estimate.mean_plain, 1 / (size + 2)
-    tail = np.minimum(mean, 1 - mean)
-    rare = tail < RULE_OF_THREE / size
-    least = np.where(rare, np.sqrt((tail + one) * one), 0.0)
-    plain_error = np.maximum(estimate.mcse_plain, least)  # which stays NaN where nothing is known
-    is_plain = np.array([label == PlainMean().label for label in estimate.method])
-    error = np.where(is_plain & (estimate.mcse > 0), plain_error, estimate.mcse)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        gain = np.where(is_plain, 1.0, estimate.gain * (plain_error / estimate.mcse_plain) ** 2)
-        change = np.where(estimate.mcse > 0, error / estimate.mcse, 1.0)
-        covariance = estimate.covariance * change[:, None] * change[None, :]
-    return estimate._replace(mcse=error, mcse_plain=plain_error, gain=gain, covariance=covariance)
 
 
 def _without_folds(problem: Problem) -> Float[np.ndarray, "k p"]:

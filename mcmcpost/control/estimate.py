@@ -262,15 +262,14 @@ def assemble(
     options: Options,
     problem: Problem | None = None,
     fit: FoldFit | None = None,
-    *,
-    rare: bool = False,
+    sizes: Float[np.ndarray, " p"] | None = None,
 ) -> Estimate:
     """Return the estimate: the control variate where one was fitted and is believed, and the plain mean elsewhere.
 
     problem, fit : the `problem` of the sample and its control variate; None where no integrand could be fitted.
-    rare : as in `plain_means`.
+    sizes : as in `plain_means`.
     """
-    plain = plain_means(sample, rare=rare)
+    plain = plain_means(sample, sizes)
     values, columns, weights = sample.scaled, sample.columns, sample.trace.weights
     parts, residuals = [plain], copy_of(values)
     source = np.arange(len(plain.mean))

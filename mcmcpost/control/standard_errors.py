@@ -194,16 +194,22 @@ class Columns(NamedTuple):
     used: Bool[np.ndarray, " k"]
 
 
-def plain_means(sample: Sample, *, rare: bool = False) -> Columns:
+FEW = 3.0
+"""Effective draws of an event below which they say little of its probability."""
+
+
+def plain_means(sample: Sample, sizes: Float[np.ndarray, " p"] | None = None) -> Columns:
     """Return plain means, scaled; a constant is its median and has no error, and what is ``unseen`` has 1/(ESS + 2).
 
     An indicator that holds at ESS independent draws fails with probability 1/(ESS + 2) ± 1/(ESS + 2), if nothing was
     known of it before (Laplace's rule of succession). All is NaN for an integrand that is not finite, and the error is
     NaN where there are too few states.
 
-    rare : the integrands are indicators. The error of one is then that of a probability with two more draws of either
-        kind (Agresti and Coull 1998, *The American Statistician* 52): where few draws are of one kind, the usual error
-        is the smaller the fewer they are by chance.
+    sizes : where the integrands are events, the effective sample sizes of the quantities that they are of. The error is
+        then that of a probability with two more draws of either kind (Agresti and Coull 1998, *The American
+        Statistician* 52): where few draws are of one kind, the usual error is the smaller the fewer they are by chance.
+        Three draws in a row that saw an event look like three independent ones. Where fewer than three effective draws
+        are of one kind, they and one more are the quantity's.
     """
     values, finite, varying, weights = sample.scaled, sample.finite, sample.varying, sample.trace.weights
     chains, draws, p = values.shape
@@ -219,11 +225,12 @@ def plain_means(sample: Sample, *, rare: bool = False) -> Columns:
         mean[constant[some]] = np.median(safe[..., constant[some]], axis=(0, 1))
     unvarying = np.where(sample.unseen, 1 / (sample.ess + 2), 0.0)
     error = mcse_mean(safe, weights)
-    if rare:
+    if sizes is not None:
         with np.errstate(invalid="ignore", divide="ignore"):
-            size = mean * (1 - mean) / error**2
-            more = (size * mean + 2) / (size + 4)
-            error = np.where(size > 0, np.sqrt(more * (1 - more) / size), error)
+            own, tail, one = mean * (1 - mean) / error**2, np.minimum(mean, 1 - mean), 1 / (sizes + 2)
+            more = (own * mean + 2) / (own + 4)
+            error = np.where(own > 0, np.sqrt(more * (1 - more) / own), error)
+            error = np.where(tail < FEW / sizes, np.maximum(error, np.sqrt((tail + one) * one)), error)
     return Columns(
         mean=mean + nan,
         mcse=np.where(varying, error, unvarying) + (np.nan if sample.too_few else nan),
