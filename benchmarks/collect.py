@@ -41,6 +41,7 @@ PAGES = {
             "posteriordb",
             "hierarchical",
             "costs",
+            "marginals",
             "dimension_scaling",
             "south2022",
             "auto_vs_plain",

@@ -524,9 +524,10 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     """Return quantiles of the quantities of the sample, one result per (quantity, probability).
 
     The empirical distribution function F̂, moved by the control variate's correction at the quantile itself, is
-    inverted: q solves F̂(q) = π − (F_cv(q₀) − F̂(q₀)) with q₀ the quantile of the previous pass. Where the density is
-    known to a fifth it is q₀ − (F_cv(q₀) − π)/p(q₀), by Newton's method, since order statistics are 1/(n p) apart,
-    which may be more than the error; and that is mcse/p, with what the method leaves.
+    inverted: q solves F̂(q) = π − (F_cv(q₀) − F̂(q₀)) with q₀ the quantile of the previous pass. Where F_cv rises at
+    three points about the quantile it is q₀ − (F_cv(q₀) − π)/p, by Newton's method and then by secants, with p the
+    slope of F_cv, since order statistics are 1/(n p) apart, which may be more than the error; and that is mcse/p, with
+    what the method leaves. A quantile whose controlled error is not the smaller one is the plain one.
 
     The error of a plain quantile is the root mean square distance from those at the levels where it may stand, which
     are distributed as those of an order statistic of S independent draws, S the effective sample size of F̂: a jump
