@@ -420,6 +420,9 @@ WRONG = 0.1
 STRAIGHT = 0.1
 """Relative error of a tail's probability up to which the error of its quantile is that of the probability over p."""
 
+ALIKE = 3.0
+"""Factor between a slope and that of the empirical distribution function up to which it is believed."""
+
 APART = 1.5
 """Plain standard errors between the levels at which a quantile is looked for."""
 
@@ -455,8 +458,14 @@ def _bracketed(
             if (np.diff(at) > 0).all() and (np.diff(function) > 0).all():
                 curve = PchipInterpolator(function, at)
                 inside = np.clip(level, function[0], function[-1])
-                found[own.start + k], slope[own.start + k] = curve(inside), 1 / curve(inside, 1)
-    return found, np.where(np.isfinite(slope), slope, 0.0)
+                steepness = float(curve(inside, 1))  # of a quantile by its level; zero at an end of a flat part
+                found[own.start + k], slope[own.start + k] = curve(inside), 1 / steepness if steepness > 0 else 0.0
+    # A slope that is another than the draws' own is that of points which the regression has drawn together: the error
+    # would be nothing where it should be anything.
+    rise = np.clip(levels + wanted, 0, 1) - np.clip(levels - wanted, 0, 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = slope * (points[:, 2] - points[:, 0]) / rise
+    return found, np.where((ratio > 1 / ALIKE) & (ratio < ALIKE), slope, 0.0)
 
 
 def _shortest(dist: Distribution, prob: float) -> Estimate:
