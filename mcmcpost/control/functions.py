@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.interpolate import PchipInterpolator
 
 from mcmcpost.control.features.families import AbstractFamily
-from mcmcpost.control.features.quantity import Field, Quantity, coordinate, coordinate_of, surrogate
+from mcmcpost.control.features.quantity import COARSE, KNOTS, Field, Quantity, coordinate, coordinate_of, surrogate
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.linear import NEED, LinearFits
 from mcmcpost.control.method import (
@@ -212,11 +212,17 @@ def crossfit_functions(
     """
     best = PlainMean().crossfit(problem)
     for method, field in fields.items():
-        shared = field.splines(problem.counts)
-        if shared_steps is not None:
-            shared = np.concatenate([shared, field.steps(problem.counts, shared_steps)], axis=1)
         last = None if steps is None else field.steps(problem.counts, steps)
-        fit = crossfit_own(problem, OwnColumns(shared, last), f"FunctionOf({method})")
+        common = [] if shared_steps is None else [field.steps(problem.counts, shared_steps)]
+        fit, coarse = (
+            crossfit_own(
+                problem,
+                OwnColumns(np.concatenate([field.splines(problem.counts, knots), *common], axis=1), last),
+                f"FunctionOf({method})",
+            )
+            for knots in (KNOTS, COARSE)
+        )
+        fit = fit._replace(doubt=np.abs(fit.mean - coarse.mean))
         variance = judged_variance(problem, fit)
         better = np.isfinite(variance) & (variance * NEED < lowest) & (lowest > ROUNDING**2)
         best, lowest = merge_fits(best, fit, better), np.where(better, variance, lowest)

@@ -9,7 +9,7 @@ from control_cases import estimate, gaussian_trace, structure_fields
 
 from mcmcpost.control import Auto, Options, PlainMean, Sample, Subsets, ZeroVariance
 from mcmcpost.control.features.families import FirstOrder, Monomials, controls_of, polynomials
-from mcmcpost.control.features.quantity import Field, coordinate, coordinate_of, surrogate
+from mcmcpost.control.features.quantity import OUTERMOST, Field, coordinate, coordinate_of, surrogate
 from mcmcpost.control.features.structure import Blocks, Diagonal, Neighbours, Pairs, Sums, SumsByGlobals
 from mcmcpost.control.functions import (
     MOST_STEPS,
@@ -72,7 +72,7 @@ def test_controls_of_functions_of_a_quantity_have_mean_zero(name):
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_splines_are_the_stein_operator_of_the_field_times_each_of_them(name, rng):
-    """∇·(g v) + g v·s by found differentiation of a g that is a cubic, which the splines span."""
+    """∇·(g v) + g v·s by automatic differentiation of a g that they span: a line, and between outer knots a cubic."""
     x = np.sort(SKEW.rvs(size=60, random_state=rng))
     field = skew_field(name, x)
     columns = field.splines(np.ones(60))
@@ -81,8 +81,21 @@ def test_splines_are_the_stein_operator_of_the_field_times_each_of_them(name, rn
     for power in (1, 2, 3):
         times = lambda y, power=power: h(y) ** power * v(y)  # noqa: E731
         expected = jax.vmap(jax.grad(times))(x) + times(x) * (SHAPE - np.exp(x))
-        found = columns @ np.linalg.lstsq(columns, np.asarray(expected), rcond=None)[0]
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+        low, high = (-np.inf, np.inf) if power == 1 else np.quantile(field.value, [OUTERMOST, 1 - OUTERMOST])
+        own = (field.value >= low) & (field.value <= high)
+        assert own.sum() > 50
+        found = columns[own] @ np.linalg.lstsq(columns[own], np.asarray(expected)[own], rcond=None)[0]
+        np.testing.assert_allclose(found, expected[own], rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+
+
+def test_functions_that_go_on_beyond_the_draws_have_right_means():
+    """Splines that end with the draws follow cos 2x to a mean that is wrong by ten errors in every fold alike."""
+    z = []
+    for r in range(12):
+        x = np.random.default_rng(r).normal(size=(4, 300, 6))
+        found = estimate(make_trace(x, -x), np.cos(2 * x[..., :1]), Auto(kernel=False))
+        z.append((found.mean[0] - np.exp(-2.0)) / found.mcse[0])
+    assert np.mean(np.square(z)) < 3
 
 
 def test_the_elements_of_steps_and_ramps_have_the_one_step_that_they_are_for(rng):

@@ -6,7 +6,7 @@ densities are then controlled as well as the mean is, whatever the dimension (do
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import comb
 from typing import NamedTuple
 
@@ -19,6 +19,12 @@ from mcmcpost.control.problem import Problem
 
 KNOTS = 8
 """Inner knots of the splines, at evenly spaced quantiles."""
+
+COARSE = KNOTS // 2
+"""Inner knots of a second fit, whose distance from the first is part of the error: in folds a misfit does not show."""
+
+OUTERMOST = 0.02
+"""Share of the draws beyond the outermost knot on either side."""
 
 CUBIC = 3
 
@@ -33,22 +39,35 @@ class Field(NamedTuple):
     control: Float[np.ndarray, " m"]
     along: Float[np.ndarray, " m"]
 
-    def splines(self, counts: Float[np.ndarray, " m"]) -> Float[np.ndarray, "m q"]:
+    def splines(self, counts: Float[np.ndarray, " m"], knots: int = KNOTS) -> Float[np.ndarray, "m q"]:
         """Return φ_g of cubic B-splines g, which sum to one, so that c is a combination of them."""
         real = counts > 0
-        h = self.value[real]
-        basis = self._basis(h)
-        found = np.zeros((len(self.value), basis.c.shape[1]))
-        found[real] = basis.derivative()(h) * self.along[real, None] + basis(h) * self.control[real, None]
+        values, slopes = self._basis(self.value[real], knots)(self.value[real])
+        found = np.zeros((len(self.value), values.shape[1]))
+        found[real] = slopes * self.along[real, None] + values * self.control[real, None]
         return found
 
     @staticmethod
-    def _basis(h: Float[np.ndarray, " m"]) -> BSpline:
-        low, high = h.min(), h.max()
-        inner = np.unique(np.quantile(h, np.linspace(0, 1, KNOTS + 2)[1:-1]))
-        inner = inner[(inner > low) & (inner < high)]
+    def _basis(
+        h: Float[np.ndarray, " m"], inner_knots: int = KNOTS
+    ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Return a function to the splines and their derivatives, which are straight beyond the outermost knots.
+
+        These stand inside the draws: splines that end with the draws would leave out all that lies beyond, and follow
+        any function to a wrong mean, by the same amount in every fold (cos 2x of 1,200 normal draws: z of −10).
+        """
+        quantiles = np.quantile(h, [OUTERMOST, *np.linspace(0, 1, inner_knots + 2)[1:-1], 1 - OUTERMOST])
+        low, *inner, high = np.unique(quantiles) if quantiles[0] < quantiles[-1] else (h.min(), h.max())
         knots = np.concatenate([[low] * (CUBIC + 1), inner, [high] * (CUBIC + 1)])
-        return BSpline(knots, np.eye(len(knots) - CUBIC - 1), CUBIC)
+        spline = BSpline(knots, np.eye(len(knots) - CUBIC - 1), CUBIC)
+        derivative = spline.derivative()
+
+        def evaluated(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            inside = np.clip(points, low, high)
+            slopes = derivative(inside)
+            return spline(inside) + slopes * (points - inside)[:, None], slopes
+
+        return evaluated
 
     def conditional(
         self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"], ess: float
@@ -56,11 +75,11 @@ class Field(NamedTuple):
         """Return E[v·∇h | h = t] by a regression on the splines, and its standard error for so many effective draws."""
         real = counts > 0
         basis = self._basis(self.value[real])
-        design, root = basis(self.value[real]), np.sqrt(counts[real])
+        design, root = basis(self.value[real])[0], np.sqrt(counts[real])
         found = np.linalg.lstsq(design * root[:, None], self.along[real] * root, rcond=None)[0]
         left = self.along[real] - design @ found
         scatter = np.linalg.pinv((design * counts[real, None]).T @ design)
-        inside = basis(np.clip(at, basis.t[0], basis.t[-1]))
+        inside = basis(at)[0]
         variance = counts[real] @ left**2 / ess * np.einsum("tq,qr,tr->t", inside, scatter, inside)
         return inside @ found, np.sqrt(variance)
 
