@@ -100,8 +100,10 @@ class Auto(AbstractControlVariate):
        the trace has variables with more than six entries; polynomials of degree two and three (up to eight and six in
        one and two dimensions). A family takes part with at least 1.5 training draws for each control, and with a ridge
        where there are fewer than ten.
-    2. With few draws, the next degree by ridge.
-    3. A semi-exact control functional on the quadratic (or linear) part, in up to 60 dimensions, of the integrands
+    2. Of integrands that are functions of one coordinate, as their values tell, events among them: splines and steps
+       along the field that controls that coordinate's mean (`mcmcpost.control.functions`), of degree two at most.
+    3. With few draws, the next degree by ridge.
+    4. A semi-exact control functional on the quadratic (or linear) part, in up to 60 dimensions, of the integrands
        whose linear residual is not rounding and, in more than three dimensions, to which a kernel fitted on 300 evenly
        spaced states promises more than the linear fit there. It is fitted on at most 1,600 states; of more than 1,000,
        another on 1,000, of the integrands to which lengthscales of their own are worth much (`OwnGridREML`) and whose

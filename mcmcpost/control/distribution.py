@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.stats
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
@@ -22,9 +22,8 @@ from mcmcpost.control.estimate import Estimate, assemble, covariance_of, rescale
 from mcmcpost.control.functions import (
     SAME,
     Marginal,
-    OwnColumns,
+    crossfit_field,
     crossfit_functions,
-    crossfit_own,
     doubt_of_steps,
     marginals,
 )
@@ -37,8 +36,8 @@ from mcmcpost.control.order_statistics import (
     tail_shape,
 )
 from mcmcpost.control.problem import Options, Problem, Sample, with_values
-from mcmcpost.control.shortest_interval import converged_ends, shortest_of_draws
-from mcmcpost.control.standard_errors import plain_variance
+from mcmcpost.control.shortest_interval import ROUNDING, converged_ends, shortest_of_draws
+from mcmcpost.control.standard_errors import RULE_OF_THREE, plain_variance
 from mcmcpost.core.arguments import as_real, check_number, check_probabilities
 from mcmcpost.core.errors import TRUSTED, InputError, Status
 from mcmcpost.core.mcse import Weights, kernel_density, mcse_mean
@@ -47,9 +46,6 @@ from mcmcpost.scores import effective_size
 
 if TYPE_CHECKING:
     import pandas
-
-RULE_OF_THREE = 3.0
-"""Over n draws, an upper bound of 95 % for the probability of an event that none of them saw."""
 
 
 class Curve(NamedTuple):
@@ -345,8 +341,7 @@ def _densities(dist: Distribution, j: int, at: Float[np.ndarray, " t"]) -> Curve
     h, stretch = dist.mapped(j, marginal, at)
     for field in marginal.fields.values():
         slope, slope_error = field.conditional(problem.counts, h, ess)
-        of_draws = (part[problem.inverse].reshape(*series.shape, 1) for part in (field.value, field.control))
-        value, control = of_draws
+        value, control = (part[problem.inverse].reshape(*series.shape, 1) for part in (field.value, field.control))
         products = Sample.of(
             sample.trace, tuple(map(str, at)), -control * (value > h), np.zeros(len(at), bool), sample.states
         )
@@ -354,21 +349,21 @@ def _densities(dist: Distribution, j: int, at: Float[np.ndarray, " t"]) -> Curve
         columns = products.columns
         if own is None:
             continue
-        regressed = OwnColumns(field.splines(own.counts), field.ramps(own.counts, h[columns]))
-        found = assemble(products, dist.options, own, crossfit_own(own, regressed, PlainMean().label))
+        fit = crossfit_field(own, field, "density", field.ramps(own.counts, h[columns]))
+        found = assemble(products, dist.options, own, fit)
         with np.errstate(invalid="ignore", divide="ignore"):
             unit = stretch / slope
             density, raw = found.mean * unit, found.mcse_plain * np.abs(unit)
-            spread_ = np.hypot(found.mcse * unit, density * slope_error / slope)
-        better = seen & np.isin(np.arange(len(at)), columns) & np.isfinite(spread_) & (spread_ < lowest)
-        better &= density > -MOST_NEGATIVE * spread_
+            deviation = np.hypot(found.mcse * unit, density * slope_error / slope)
+        better = seen & np.isin(np.arange(len(at)), columns) & np.isfinite(deviation) & (deviation < lowest)
+        better &= density > -MOST_NEGATIVE * deviation
         # The mean of c 1{h > t} by itself is that of the few draws beyond t: worse than a kernel's, as is its error.
         better &= np.array([status not in (Status.PLAIN, Status.UNSEEN) for status in found.status])
-        lowest = np.where(better, spread_, lowest)
-        mean, error = np.where(better, np.maximum(density, 0.0), mean), np.where(better, spread_, error)
+        lowest = np.where(better, deviation, lowest)
+        mean, error = np.where(better, np.maximum(density, 0.0), mean), np.where(better, deviation, error)
         plain, plain_error = np.where(better, found.mean_plain * unit, plain), np.where(better, raw, plain_error)
         with np.errstate(invalid="ignore", divide="ignore"):
-            gain = np.where(better, (raw / spread_) ** 2, gain)
+            gain = np.where(better, (raw / deviation) ** 2, gain)
         status = np.where(better, np.array(found.status, dtype=object), status)
     return Curve((), each, mean[None], error[None], plain[None], plain_error[None], gain[None], tuple(status))
 
@@ -405,10 +400,7 @@ def _kernel_density(
     return mean, np.hypot(np.sqrt((mean + one) * one), bias)
 
 
-ROUNDED = 1e-13
-"""Error of a quantile that is exact, relative to its size."""
-
-MOST_STEPS = 6
+MOST_PASSES = 6
 """Passes in which a quantile is found: more than two where Newton's method is still further away than its error."""
 
 SMALL_PART = 0.3
@@ -466,6 +458,62 @@ def _bracketed(
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = slope * (points[:, 2] - points[:, 0]) / rise
     return found, np.where((ratio > 1 / ALIKE) & (ratio < ALIKE), slope, 0.0)
+
+
+class _Draws(NamedTuple):
+    """The draws of the quantity of each of q quantiles, in scaled units.
+
+    values : (n, q), chains concatenated; zero where `finite` (q,) is false. invert : from levels (q,) to quantiles.
+    """
+
+    values: Float[np.ndarray, "n q"]
+    finite: Bool[np.ndarray, " q"]
+    invert: Callable[[np.ndarray], np.ndarray]
+
+
+class _Root(NamedTuple):
+    """Where controlled distribution functions have q levels.
+
+    estimate : of the probabilities at the last points. moved : (q,) from these to the quantiles.
+    error : (q,) of the quantiles, by the slope; NaN where it is not known.
+    """
+
+    estimate: Estimate
+    quantile: Float[np.ndarray, " q"]
+    moved: Float[np.ndarray, " q"]
+    error: Float[np.ndarray, " q"]
+
+
+def _search(
+    dist: Distribution, draws: _Draws, levels: Float[np.ndarray, " q"], scale: Float[np.ndarray, " q"]
+) -> _Root:
+    """Find quantiles from those of the draws; see `_quantiles`. scale : (q,) on which densities change."""
+    sample, p = dist.sample, len(dist.sample.names)
+    each = np.repeat(sample.units, len(levels) // p)
+    quantile, slope = _bracketed(dist, draws.invert(levels), levels, draws.invert)
+    before = None
+    for turn in range(MOST_PASSES):
+        at = quantile
+        below = np.where(draws.finite, draws.values <= at, np.nan).reshape(*sample.values.shape[:2], -1)
+        estimate, _ = dist._events(np.arange(p), below, (at * each).reshape(p, -1), shared=False)
+        if before is not None:
+            # The secant: between two points that are close the function is known better than at three far apart.
+            with np.errstate(invalid="ignore", divide="ignore"):
+                secant = (estimate.mean - before[1]) / (at - before[0])
+            slope = np.where((secant > slope / 2) & (secant < 2 * slope), secant, slope)
+        before = at, estimate.mean
+        newton = (estimate.mcse < estimate.mcse_plain) & (slope > 0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            step = np.where(newton, (levels - estimate.mean) / slope, 0.0)
+            # A step of Newton's method leaves its square, over the scale on which the density changes, and as much of
+            # it as the density is wrong.
+            remainder = np.where(newton, step**2 / scale + WRONG * np.abs(step), 0.0)
+            known = np.where(newton, estimate.mcse / slope + ROUNDING * (np.abs(at) + scale), 0.0)
+        quantile = np.where(newton, at + step, draws.invert(levels - (estimate.mean - estimate.mean_plain)))
+        if (turn or newton.all()) and not (remainder > SMALL_PART * known).any():
+            break
+    error = np.where(newton, np.hypot(known, remainder), np.nan)
+    return _Root(estimate, quantile, np.abs(quantile - at), error)
 
 
 def _shortest(dist: Distribution, prob: float) -> Estimate:
@@ -561,33 +609,11 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     places = None if weights is None else middle_places(weights.values.reshape(-1)[order])
     invert = partial(order_quantiles, ordered, places)
     plain = invert(levels)
-    each = np.repeat(sample.units, a)
-    scale = np.where(varying, _sd(safe, weights), 1.0)
-    quantile, slope = _bracketed(dist, plain, levels, invert)
-    before = None
-    for turn in range(MOST_STEPS):
-        at = quantile
-        below = np.where(finite, safe <= at, np.nan).reshape(*values.shape[:2], -1)
-        estimate, _ = dist._events(np.arange(p), below, (at * each).reshape(p, a), shared=False)
-        used = estimate.mcse < estimate.mcse_plain
-        if before is not None:
-            # The secant: between two points that are close the function is known better than at three far apart.
-            with np.errstate(invalid="ignore", divide="ignore"):
-                secant = (estimate.mean - before[1]) / (at - before[0])
-            slope = np.where((secant > slope / 2) & (secant < 2 * slope), secant, slope)
-        before = at, estimate.mean
-        newton = used & (slope > 0)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            step = np.where(newton, (levels - estimate.mean) / slope, 0.0)
-            # A step of Newton's method leaves its square, over the scale on which the density changes, and as much of
-            # it as the density is wrong.
-            remainder = np.where(newton, step**2 / scale + WRONG * np.abs(step), 0.0)
-            known = np.where(newton, estimate.mcse / slope + ROUNDED * (np.abs(at) + scale), 0.0)
-        quantile = np.where(newton, at + step, invert(levels - (estimate.mean - estimate.mean_plain)))
-        if (turn or newton.all()) and not (remainder > SMALL_PART * known).any():
-            break
+    known = _search(dist, _Draws(safe, finite, invert), levels, np.where(varying, _sd(safe, weights), 1.0))
+    estimate, quantile = known.estimate, known.quantile
+    used = estimate.mcse < estimate.mcse_plain
     nan = np.where(finite, 0.0, np.nan)
-    series = safe.reshape(below.shape)
+    series = safe.reshape(*values.shape[:2], -1)
     size = _effective_size(estimate, series)
     counted = np.isfinite(size)
     size = np.where(counted, size, 1.0)
@@ -605,11 +631,11 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     # of 1e28 says nothing about what lies between them.
     apart = 1 / len(ordered)
     spacing = (invert(np.fmin(moved + apart, 1.0)) - invert(np.fmax(moved - apart, 0.0))) / 2
-    error = np.where(used & ~newton, np.hypot(error, np.abs(quantile - at) + spacing / np.sqrt(12)), error)
+    error = np.where(used & np.isnan(known.error), np.hypot(error, known.moved + spacing / np.sqrt(12)), error)
     # In a tail that is known to a tenth at best the distribution function is no straight line within its error.
     straight = estimate.mcse < STRAIGHT * np.minimum(levels, 1 - levels)
-    by_density = np.hypot(known, remainder)
-    error = np.where(newton, np.where(straight, by_density, np.fmax(by_density, error)), error)
+    by_density = np.where(straight, known.error, np.fmax(known.error, error))
+    error = np.where(np.isnan(known.error), error, by_density)
     worse = used & ~(error < plain_error)
     used, quantile, error = used & ~worse, np.where(worse, plain, quantile), np.where(worse, plain_error, error)
     constant = ordered[0] == ordered[-1]

@@ -195,6 +195,28 @@ class Marginal(NamedTuple):
         return np.asarray(PchipInterpolator(self.known, self.image)(inside, nu=derivative))
 
 
+def crossfit_field(
+    problem: Problem,
+    field: Field,
+    method: str,
+    last: Float[np.ndarray, "m p"] | None = None,
+    common: Float[np.ndarray, "m s"] | None = None,
+) -> FoldFit:
+    """Regress functions of a quantity on the splines of its field, and on a column of each and columns that all have.
+
+    The distance of the mean from that with half the knots is part of the error. What splines do not follow of a
+    function is the same in every fold, and no refit shows it.
+    """
+    shared = [] if common is None else [common]
+    fine, coarse = (
+        crossfit_own(
+            problem, OwnColumns(np.concatenate([field.splines(problem.counts, knots), *shared], axis=1), last), method
+        )
+        for knots in (KNOTS, COARSE)
+    )
+    return fine._replace(doubt=np.abs(fine.mean - coarse.mean))
+
+
 def crossfit_functions(
     problem: Problem,
     fields: Mapping[str, Field],
@@ -213,16 +235,8 @@ def crossfit_functions(
     best = PlainMean().crossfit(problem)
     for method, field in fields.items():
         last = None if steps is None else field.steps(problem.counts, steps)
-        common = [] if shared_steps is None else [field.steps(problem.counts, shared_steps)]
-        fit, coarse = (
-            crossfit_own(
-                problem,
-                OwnColumns(np.concatenate([field.splines(problem.counts, knots), *common], axis=1), last),
-                f"FunctionOf({method})",
-            )
-            for knots in (KNOTS, COARSE)
-        )
-        fit = fit._replace(doubt=np.abs(fit.mean - coarse.mean))
+        common = None if shared_steps is None else field.steps(problem.counts, shared_steps)
+        fit = crossfit_field(problem, field, f"FunctionOf({method})", last, common)
         variance = judged_variance(problem, fit)
         better = np.isfinite(variance) & (variance * NEED < lowest) & (lowest > ROUNDING**2)
         best, lowest = merge_fits(best, fit, better), np.where(better, variance, lowest)

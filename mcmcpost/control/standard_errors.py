@@ -194,8 +194,11 @@ class Columns(NamedTuple):
     used: Bool[np.ndarray, " k"]
 
 
-FEW = 3.0
-"""Effective draws of an event below which they say little of its probability."""
+RULE_OF_THREE = 3.0
+"""Effective draws of an event below which they say little of its probability.
+
+Over n draws 3/n is an upper bound of 95 % for the probability of an event that none of them saw.
+"""
 
 
 def plain_means(sample: Sample, sizes: Float[np.ndarray, " p"] | None = None) -> Columns:
@@ -230,7 +233,7 @@ def plain_means(sample: Sample, sizes: Float[np.ndarray, " p"] | None = None) ->
             own, tail, one = mean * (1 - mean) / error**2, np.minimum(mean, 1 - mean), 1 / (sizes + 2)
             more = (own * mean + 2) / (own + 4)
             error = np.where(own > 0, np.sqrt(more * (1 - more) / own), error)
-            error = np.where(tail < FEW / sizes, np.maximum(error, np.sqrt((tail + one) * one)), error)
+            error = np.where(tail < RULE_OF_THREE / sizes, np.maximum(error, np.sqrt((tail + one) * one)), error)
     return Columns(
         mean=mean + nan,
         mcse=np.where(varying, error, unvarying) + (np.nan if sample.too_few else nan),

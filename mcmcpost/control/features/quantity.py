@@ -21,7 +21,7 @@ KNOTS = 8
 """Inner knots of the splines, at evenly spaced quantiles."""
 
 COARSE = KNOTS // 2
-"""Inner knots of a second fit, whose distance from the first is part of the error: in folds a misfit does not show."""
+"""Inner knots of a second fit; see `mcmcpost.control.functions.crossfit_field`."""
 
 OUTERMOST = 0.02
 """Share of the draws beyond the outermost knot on either side."""
@@ -199,6 +199,9 @@ EXPLAINED = 0.98
 COMPLETE = 1e-7
 """Share of the variance that need not be explained."""
 
+BEYOND_CHANCE = 4.5
+"""Normal deviate from which a correlation of what is left is no chance, among some thousand that are looked at."""
+
 CHOOSING_STATES = 1_000
 """Evenly spaced states on which the coordinates of a polynomial are chosen."""
 
@@ -234,7 +237,7 @@ def surrogate(problem: Problem, column: int) -> Quantity | None:
         by = np.concatenate([np.ones((len(z), 1)), z[:, places]], axis=1) * left[:, None]
         seen = np.abs(by.T @ z[:, others]) / np.linalg.norm(by, axis=0)[:, None]
         largest = seen.max(axis=0)
-        if largest.max() / np.sqrt(len(z)) < 4.5 / np.sqrt(len(z)):
+        if largest.max() < BEYOND_CHANCE:
             break
         places.append(int(others[largest.argmax()]))
     real = problem.counts > 0
