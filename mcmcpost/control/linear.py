@@ -22,7 +22,7 @@ from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import combined_error, plain_variance
 from mcmcpost.core.arrays import StoredRows, in_blocks, is_large, over_rows, zeros
 from mcmcpost.core.errors import Status
-from mcmcpost.solve import blas_threads, cholesky_factor, solve_positive
+from mcmcpost.solve import PositiveMatrix, blas_threads, cholesky_factor
 
 DISTANCE = 1e-10
 """Smallest distance of a control of unit norm from the span of those before it, where the controls are in memory."""
@@ -33,6 +33,13 @@ DISTANCE_FROM_SUMS = 1e-5
 
 NEED = 1.05
 """A larger family must lower the error variance by this factor, or the smaller one is kept."""
+
+DISTANCE_IN_SUMS = 1e-13
+"""Square of a distance that is rounding, in sums of some thousand controls."""
+
+CLEAR = 1e-3
+"""Distance of a control of unit norm from those before it, from which sums in memory keep digits enough."""
+
 
 DRAWS_PER_FEATURE = 3.0
 """Training states per feature below which a fit without a penalty is made only if it is asked for."""
@@ -216,11 +223,16 @@ def _system_in_memory(problem: Problem, families: tuple[AbstractFamily, ...]) ->
     kept = np.ones(weighted.shape[1], bool)
     mix = None
     if weighted.shape[1] < m:
-        q, r = np.linalg.qr(weighted)
-        while (dependent := np.abs(np.diagonal(r)) <= DISTANCE).any():
-            # What is dropped has left a direction of rounding in the basis: it is made again without.
-            kept[np.flatnonzero(kept)[dependent]] = False
-            q, r = np.linalg.qr(weighted[:, kept])
+        gram = weighted.T @ weighted
+        kept, r = _independent(gram, families)
+        if _is_clear(gram, kept, r):
+            q = scipy.linalg.solve_triangular(r, weighted[:, kept].T, trans=1).T
+        else:
+            kept, (q, r) = np.ones(len(kept), bool), np.linalg.qr(weighted)
+            while (dependent := np.abs(np.diagonal(r)) <= DISTANCE).any():
+                # What is dropped has left a direction of rounding in the basis: it is made again without.
+                kept[np.flatnonzero(kept)[dependent]] = False
+                q, r = np.linalg.qr(weighted[:, kept])
         sizes = tuple(1 + int(np.count_nonzero(kept[:end])) for end in ends[1:])
         inverse = scipy.linalg.solve_triangular(r, np.eye(len(r)))
         mix = _mix(inverse, across[kept], norms[kept], total)
@@ -277,28 +289,46 @@ def _system_from_sums(problem: Problem, families: tuple[AbstractFamily, ...], *,
     norms = _norms(np.sqrt(np.diagonal(gram)[1:]))
     across = gram[0, 1:] / norms / np.sqrt(total)
     centred = gram[1:, 1:] / norms[:, None] / norms - np.outer(across, across)
-    kept, upper, ends = np.zeros(len(norms), bool), np.zeros((0, 0)), [0]
-    for family in families:  # in order, so that every family is a leading part of the basis
-        block = np.arange(ends[-1], ends[-1] + family.size)
-        ends.append(int(block[-1]) + 1)
-        before = np.flatnonzero(kept)
-        link = scipy.linalg.solve_triangular(upper, centred[np.ix_(before, block)], trans=1) if len(before) else None
-        inner = centred[np.ix_(block, block)] - (0.0 if link is None else link.T @ link)
-        _, order, rank, _ = scipy.linalg.lapack.dpstrf(inner, tol=DISTANCE_FROM_SUMS**2, lower=1)
-        kept[block[np.sort(order[:rank] - 1)]] = True  # LAPACK counts from one
-        own = np.flatnonzero(kept)
-        lower = cholesky_factor(centred[np.ix_(own, own)])
-        assert lower is not None
-        upper = lower.T
+    kept, upper = _independent(centred, families)
+    ends = np.cumsum([0] + [family.size for family in families])
     sizes = tuple(1 + int(np.count_nonzero(kept[:end])) for end in ends[1:])
     inverse = scipy.linalg.solve_triangular(upper, np.eye(len(upper)))
     small = _mix(inverse, across[kept], norms[kept], total)
     mix = np.zeros((width, small.shape[1]))
     mix[np.concatenate([[True], kept])] = small
     moments = first.mixed(mix)
-    start = solve_positive(moments.gram.sum(axis=0), moments.cross.sum(axis=0))
+    start = PositiveMatrix(moments.gram.sum(axis=0)).solve(moments.cross.sum(axis=0))
     moments = look(mix, start) if refine else moments.less(start)
     return LinearSystem(families, sizes, kept, small, None, moments, start, small[0], inverse)
+
+
+def _independent(
+    gram: Float[np.ndarray, "q q"], families: Sequence[AbstractFamily]
+) -> tuple[Bool[np.ndarray, " q"], Float[np.ndarray, "r r"]]:
+    """Return which centred controls of unit norm are no combination of others, as their sums tell, and their factor.
+
+    Families come in order, so that each is a leading part of the basis.
+    """
+    kept, upper, end = np.zeros(len(gram), bool), np.zeros((0, 0)), 0
+    for family in families:
+        before, block = np.flatnonzero(kept), np.arange(end, end + family.size)
+        end += family.size
+        link = scipy.linalg.solve_triangular(upper, gram[np.ix_(before, block)], trans=1)
+        inner = gram[np.ix_(block, block)] - link.T @ link
+        _, order, rank, _ = scipy.linalg.lapack.dpstrf(inner, tol=DISTANCE_FROM_SUMS**2, lower=1)
+        own = np.sort(order[:rank] - 1)  # LAPACK counts from one
+        kept[block[own]] = True
+        lower = cholesky_factor(inner[np.ix_(own, own)])
+        assert lower is not None
+        upper = np.block([[upper, link[:, own]], [np.zeros((len(own), len(before))), lower.T]])
+    return kept, upper
+
+
+def _is_clear(gram: Float[np.ndarray, "q q"], kept: Bool[np.ndarray, " q"], upper: Float[np.ndarray, "r r"]) -> bool:
+    """Return whether sums tell what is a combination of others: the rest is far from it, and it is none but that."""
+    link = scipy.linalg.solve_triangular(upper, gram[np.ix_(kept, ~kept)], trans=1)
+    left = np.diagonal(gram)[~kept] - (link**2).sum(axis=0)
+    return bool((np.diagonal(upper) > CLEAR).all() and (left <= DISTANCE_IN_SUMS).all())
 
 
 def _moments_of(
@@ -326,47 +356,26 @@ def _moments_of(
     return Moments.over_blocks(blocks(), num_folds, width if mix is None else mix.shape[1], values.shape[1])
 
 
-class Solver:
-    """The fits of one leading part of the basis to some quantities."""
+class Part(NamedTuple):
+    """A leading part of the basis, and some quantities: what a fit of them to it needs.
 
-    def __init__(self, system: LinearSystem, size: int, columns: Int[np.ndarray, " p"]) -> None:
+    moments : of the part and of what the part leaves of f − Qθ, where Q is the whole basis.
+    start : (r, p) θ of the part. rule : (r,) as in `LinearSystem`, and `total` too.
+    """
+
+    moments: Moments
+    start: Float[np.ndarray, "r p"]
+    rule: Float[np.ndarray, " r"]
+    total: float
+
+    @classmethod
+    def of(cls, system: LinearSystem, size: int, columns: Int[np.ndarray, " p"]) -> "Part":
+        """Return the first `size` columns of the basis, with some quantities."""
         moments = system.moments.quantities(columns)
         if size < len(system.start):
             # The smaller part leaves what the larger one explains: a sum of squares, in which nothing cancels.
             moments = moments.without_last(size, system.start[size:, columns])
-        self.moments, self.start = moments, system.start[:size, columns]
-        self.rule, self.total = system.rule[:size], system.total
-        inverse = system.inverse[:, : size - 1]
-        self.penalty = np.zeros((size, size))
-        self.penalty[1:, 1:] = inverse.T @ inverse
-        self.shrunk = self.penalty @ self.start
-
-    def coefficients(
-        self, gram: Float[np.ndarray, "r r"], cross: Float[np.ndarray, "r p"], ridge: float
-    ) -> Float[np.ndarray, "r p"]:
-        """Return the fit to moments of some of the folds; NaN where these do not determine it."""
-        if ridge:
-            gram, cross = gram + ridge * self.penalty, cross - ridge * self.shrunk
-        return self.start + solve_positive(gram, cross)
-
-    def fit(self, ridge: float, *, halves: bool) -> LinearFit:
-        """Return the fit without each fold, and the constants of those on all folds and on halves of them."""
-        gram, cross, _ = self.moments
-        num_folds, p = len(gram), self.start.shape[1]
-        subsets = Subsets.of(num_folds)
-        whole = (gram.sum(axis=0), cross.sum(axis=0))
-        mean = self.rule @ self.coefficients(*whole, ridge)
-        # Less one fold, not the sum of the others: a tenth of the time, and folds are no small part of the whole.
-        without = np.stack(
-            [self.coefficients(whole[0] - own, whole[1] - f, ridge) for own, f in zip(gram, cross, strict=True)]
-        )
-        half_means = np.full((len(subsets.halves), p), np.nan)
-        if halves:
-            for k, half in enumerate(subsets.halves):
-                part = self.moments.over(half[None])
-                half_means[k] = self.rule @ self.coefficients(part.gram[0], part.cross[0], ridge)
-        quarter_means = np.full((len(subsets.quarters), p), np.nan)
-        return LinearFit(mean, Refits(self.rule @ without, half_means, quarter_means), without)
+        return cls(moments, system.start[:size, columns], system.rule[:size], system.total)
 
     def held_out(self, fit: LinearFit) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, " p"]]:
         """Return the mean and the variance of f less the control variate without each draw's fold."""
@@ -378,6 +387,49 @@ class Solver:
         sums = (cross[:, 0] - image[:, 0]).sum(axis=0) / np.sqrt(self.total)
         squared = (squares + (moved * (image - 2 * cross)).sum(axis=1)).sum(axis=0) / self.total
         return fit.mean + sums, np.maximum(squared - sums**2, 0.0)
+
+
+class Solver:
+    """Fits with one ridge: on all folds, without each and on halves of them, of any leading part of the basis.
+
+    Nested families share the factors of the largest: a leading block of a Cholesky factor is that of the block.
+    """
+
+    def __init__(self, system: LinearSystem, ridge: float, size: int, half_size: int = 0) -> None:
+        """Factorise for parts of at most `size` columns; fits on halves are of at most `half_size`."""
+        gram, self.subsets = system.moments.gram[:, :size, :size], Subsets.of(len(system.moments.gram))
+        self.ridge, self.half_size = ridge, half_size
+        self.penalty = np.zeros((size, size))
+        if ridge:
+            inverse = system.inverse[:, : size - 1]
+            self.penalty[1:, 1:] = ridge * (inverse.T @ inverse)
+        whole = gram.sum(axis=0) + self.penalty
+        self.whole = PositiveMatrix(whole)
+        # Less one fold, not the sum of the others: a tenth of the time, and folds are no small part of the whole.
+        self.without = [PositiveMatrix(whole - own) for own in gram]
+        small, penalty = gram[:, :half_size, :half_size], self.penalty[:half_size, :half_size]
+        halves = self.subsets.halves if half_size else []
+        self.halves = [PositiveMatrix(small[half].sum(axis=0) + penalty) for half in halves]
+
+    def fit(self, part: Part, *, halves: bool) -> LinearFit:
+        """Return the fit of a part without each fold, and the constants of those on all folds and, if asked, halves."""
+        cross, start, rule = part.moments.cross, part.start, part.rule
+        size, p = start.shape
+        shrunk = self.penalty[:size, :size] @ start if self.ridge else 0.0
+        whole = cross.sum(axis=0)
+
+        def coefficients(matrix: PositiveMatrix, right: np.ndarray) -> Float[np.ndarray, "r p"]:
+            return start + matrix.solve(right - shrunk)
+
+        mean = rule @ coefficients(self.whole, whole)
+        without = np.stack([coefficients(matrix, whole - own) for matrix, own in zip(self.without, cross, strict=True)])
+        half_means = np.full((len(self.subsets.halves), p), np.nan)
+        if halves:
+            assert size <= self.half_size
+            for k, (matrix, half) in enumerate(zip(self.halves, self.subsets.halves, strict=True)):
+                half_means[k] = rule @ coefficients(matrix, cross[half].sum(axis=0))
+        quarter_means = np.full((len(self.subsets.quarters), p), np.nan)
+        return LinearFit(mean, Refits(rule @ without, half_means, quarter_means), without)
 
 
 def affordable(
@@ -430,15 +482,20 @@ def choose_families(
     everything, lowest = np.arange(p), plain.copy()
     choice = np.full((p, 2), -1.0)  # which family, and its ridge
     doubt, below = np.zeros(p), dict[float, list[np.ndarray]]()
-    for place, size in enumerate(system.sizes[:most]):
-        if place and size == system.sizes[place - 1]:
-            continue  # combinations of the controls before
+    tried = {
+        place: ridges(problem.num_train, size, square=system.mix is not None)
+        for place, size in enumerate(system.sizes[:most])
+        if size > (0, *system.sizes)[place]  # otherwise its controls are combinations of those before
+    }
+    cheap = CHEAP_SIZE if for_means else 0
+    solvers = _solvers(system, [(place, ridge) for place, some in tried.items() for ridge in some], cheap)
+    for place, some in tried.items():
         # Which ridge is best within the family, by the error that would be reported; smallest family first.
-        solver = Solver(system, size, everything)
+        part = Part.of(system, system.sizes[place], everything)
         of_family, ridge_of_family, doubt_of_family = np.full(p, np.inf), np.zeros(p), np.zeros(p)
-        for ridge in ridges(problem.num_train, size, square=system.mix is not None):
-            fit = solver.fit(ridge, halves=for_means and size <= CHEAP_SIZE)
-            crossfit, variance = solver.held_out(fit)
+        for ridge in some:
+            fit = next(solvers).fit(part, halves=system.sizes[place] <= cheap)
+            crossfit, variance = part.held_out(fit)
             smaller_means = below.setdefault(ridge, [])  # of the families before, with the same ridge
             # Means at another ridge would put a high degree in doubt that is right (AR(.9), 200 draws).
             apart = np.zeros(p)
@@ -456,18 +513,38 @@ def choose_families(
         choice[better] = np.stack([np.full(p, place), ridge_of_family], axis=1)[better]
         doubt[better] = doubt_of_family[better]
         lowest = np.where(better, of_family, lowest)
-    # Only what was chosen is refitted on halves: quantities with one family and ridge share the factorisations.
+    # Only what was chosen is refitted on halves.
     fits, status, method = [], [Status.PLAIN] * p, ["PlainMean()"] * p
-    for place, ridge in np.unique(choice[choice[:, 0] >= 0], axis=0):
+    chosen = [(int(place), float(ridge)) for place, ridge in np.unique(choice[choice[:, 0] >= 0], axis=0)]
+    solvers = _solvers(system, chosen, system.sizes[-1] if for_means else 0)
+    for (place, ridge), solver in zip(chosen, solvers, strict=True):
         columns = np.flatnonzero((choice == [place, ridge]).all(axis=1))
-        fits.append((columns, Solver(system, system.sizes[int(place)], columns).fit(float(ridge), halves=for_means)))
+        fits.append((columns, solver.fit(Part.of(system, system.sizes[place], columns), halves=for_means)))
         for j in columns:
-            status[j], method[j] = Status.REGULARISED if ridge else Status.CONTROLLED, labels[int(place)]
+            status[j], method[j] = Status.REGULARISED if ridge else Status.CONTROLLED, labels[place]
     none = np.flatnonzero(choice[:, 0] < 0)
     if len(none):
         fits.append((none, _constant(system, none)))
     info = {"num_features": [size - 1 for size in system.sizes], "families": list(labels)}
     return LinearFits(problem, system, tuple(fits), tuple(status), tuple(method), info, doubt)
+
+
+def _solvers(system: LinearSystem, wanted: Sequence[tuple[int, float]], half_size: int) -> Iterator[Solver]:
+    """Yield the solver for each of some families and ridges, from small to large; those of one ridge are the same.
+
+    half_size : columns up to which there are fits on halves.
+    """
+    sizes = [system.sizes[place] for place, _ in wanted]
+    solvers: dict[float, Solver] = {}
+    for now, (_, ridge) in enumerate(wanted):
+        # Larger families have larger ridges: what is not wanted any more makes room.
+        later = {other for _, other in wanted[now:]}
+        solvers = {other: solver for other, solver in solvers.items() if other in later}
+        if ridge not in solvers:
+            of_ridge = [size for size, (_, other) in zip(sizes, wanted, strict=True) if other == ridge]
+            on_halves = max((size for size in of_ridge if size <= half_size), default=0)
+            solvers[ridge] = Solver(system, ridge, max(of_ridge), on_halves)
+        yield solvers[ridge]
 
 
 def nested_fits(system: LinearSystem, labels: Sequence[str], most: int, problem: Problem) -> list[LinearFits]:
@@ -482,7 +559,7 @@ def nested_fits(system: LinearSystem, labels: Sequence[str], most: int, problem:
 
 def _constant(system: LinearSystem, columns: Int[np.ndarray, " p"]) -> LinearFit:
     """Return the fit of no control: plain means."""
-    return Solver(system, 1, columns).fit(0.0, halves=True)
+    return Solver(system, 0.0, 1, 1).fit(Part.of(system, 1, columns), halves=True)
 
 
 def ridges(num_train: int, size: int, *, square: bool) -> tuple[float, ...]:

@@ -17,6 +17,7 @@ from mcmcpost.control.linear import (
     LinearFit,
     LinearFits,
     LinearSystem,
+    Part,
     Solver,
     affordable,
     centred_system,
@@ -35,7 +36,7 @@ from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import residual_variance
 from mcmcpost.core.arguments import check_count, check_kind, check_number
 from mcmcpost.core.errors import InputError, Status
-from mcmcpost.solve import solve_positive
+from mcmcpost.solve import PositiveMatrix
 from mcmcpost.stein import num_polynomial_features
 
 GCV_INFLATION = 1.4
@@ -169,8 +170,9 @@ class ZeroVariance(AbstractControlVariate):
                     "Use penalty=Ridge(), a lower degree, or more draws.",
                 )
             groups = [np.flatnonzero(strengths == strength) for strength in np.unique(strengths)]
+            size = system.sizes[-1]
             fits = [  # integrands that share a penalty share its factorisations
-                (group, Solver(system, system.sizes[-1], group).fit(strengths[group[0]], halves=True))
+                (group, Solver(system, strengths[group[0]], size, size).fit(Part.of(system, size, group), halves=True))
                 for group in groups
             ]
         features = system.sizes[-1] - 1
@@ -299,7 +301,7 @@ def _regress(
     part = moments.over(folds[None])
     index = np.concatenate([[0], 1 + np.flatnonzero(chosen)])
     found = np.zeros((len(chosen) + 1, 1))
-    found[index] = solve_positive(part.gram[0][np.ix_(index, index)], part.cross[0][index])
+    found[index] = PositiveMatrix(part.gram[0][np.ix_(index, index)]).solve(part.cross[0][index])
     return found
 
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from mcmcpost.core.devices import no_bar
 from mcmcpost.evidence.mbar import log_mixture, solve_free_energies
-from mcmcpost.solve import blas_threads, cholesky_factor, solve_lower, solve_positive
+from mcmcpost.solve import PositiveMatrix, blas_threads, cholesky_factor, solve_lower
 from mcmcpost.stein import (
     SquaredExponential,
     num_polynomial_features,
@@ -416,7 +416,9 @@ class _Levels(NamedTuple):
             for level, penalty in enumerate(PENALTIES):
                 slope = slopes[plain + level, kernel] - penalty * coefficients[plain + level, kernel]
                 right = slope - shared.T @ half[:, level]
-                change[plain + level, kernel] = solve_positive(own + penalty * np.eye(len(own)), right[:, None])[:, 0]
+                change[plain + level, kernel] = PositiveMatrix(own + penalty * np.eye(len(own))).solve(right[:, None])[
+                    :, 0
+                ]
             solved = change[plain:, kernel].T
             change[plain:, :size] = solve_lower(lower, half - shared @ solved, transposed=True).T
         return change * scale

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy.spatial import cKDTree
 from scipy.stats import chi2
 
 from mcmcpost.core.arguments import as_float64, check_count
@@ -171,14 +170,15 @@ def misfit(
     unit = (x - x.mean(axis=0)) / sd
     spread = np.linalg.cholesky(unit.T @ unit / m + 1e-12 * np.eye(d))
     z, t = np.linalg.solve(spread, unit.T).T, (s * sd) @ spread
-    ranks = [rank for rank in NEIGHBOURS if rank < m]
-    distance, other = (a[:, ranks].ravel() for a in cKDTree(z).query(z, k=ranks[-1] + 1))
-    pairs, rows = np.unique(
-        np.sort(np.c_[np.repeat(np.arange(m), len(ranks)), other], axis=1), axis=0, return_index=True
-    )
-    one, two = pairs.T
-    cubic = np.maximum(distance[rows], 1e-12) ** 3
+    # All distances by one matrix product: in many dimensions no tree is faster, and the ranks bear its rounding.
+    squares = (z**2).sum(axis=1)
+    distances = squares[:, None] + squares - 2 * z @ z.T
+    np.fill_diagonal(distances, np.inf)
+    ranks = np.array([rank for rank in NEIGHBOURS if rank < m]) - 1
+    other = np.argpartition(distances, ranks, axis=1)[:, ranks].ravel()
+    one, two = np.unique(np.sort(np.c_[np.repeat(np.arange(m), len(ranks)), other], axis=1), axis=0).T
     step = z[two] - z[one]
+    cubic = np.maximum(np.linalg.norm(step, axis=1), 1e-12) ** 3
     predicted = 0.5 * ((t[one] + t[two]) * step).sum(axis=1)
     found = values[two] - values[one]
     if np.median(np.abs(found + predicted) / cubic) < np.median(np.abs(found - predicted) / cubic):
@@ -189,7 +189,9 @@ def misfit(
     regressors = np.c_[predicted, step]
     weight = 1 / np.hypot(np.median(np.abs(error) / cubic) * cubic, rounding)
     for _ in range(5):
-        coefficients = np.linalg.lstsq(regressors * weight[:, None], error * weight)[0]
+        weighted = regressors * weight[:, None]
+        bread = np.linalg.pinv(weighted.T @ weighted, hermitian=True)
+        coefficients = bread @ (weighted.T @ (error * weight))
         rest = error - regressors @ coefficients
         third = (rest**2 - rounding**2 / 6) / cubic**2  # the difference of two rounded numbers
         size = np.minimum(np.maximum(third, 0.0), 20 * np.median(np.abs(third))) @ cubic / cubic.sum()

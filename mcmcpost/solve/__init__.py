@@ -6,6 +6,7 @@ from mcmcpost.solve.dense import (
     Factor,
     Inverse,
     LeastSquaresSolution,
+    PositiveMatrix,
     blas_threads,
     cholesky_factor,
     factorise,
@@ -16,7 +17,6 @@ from mcmcpost.solve.dense import (
     leave_blocks_out,
     sampling_factor,
     solve_lower,
-    solve_positive,
 )
 from mcmcpost.solve.iterative import AbstractIterativeSolver, Outcome, Solution
 from mcmcpost.solve.linear_solve import Solver, solve
@@ -32,6 +32,7 @@ __all__ = [
     "Inverse",
     "LeastSquaresSolution",
     "Outcome",
+    "PositiveMatrix",
     "Solution",
     "Solver",
     "StochasticGradientDescent",
@@ -47,5 +48,4 @@ __all__ = [
     "sampling_factor",
     "solve",
     "solve_lower",
-    "solve_positive",
 ]

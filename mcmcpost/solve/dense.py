@@ -217,10 +217,21 @@ def cholesky_factor(matrix: Float[np.ndarray, "m m"]) -> Float[np.ndarray, "m m"
     return None if fault else lower
 
 
-def solve_positive(matrix: Float[np.ndarray, "n n"], right: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
-    """Return A⁻¹B by LAPACK's Cholesky, without compiling; NaN where A is not positive definite."""
-    lower = cholesky_factor(matrix)
-    return np.full_like(right, np.nan) if lower is None else scipy.linalg.lapack.dpotrs(lower, right, lower=1)[0]
+class PositiveMatrix:
+    """A symmetric matrix by its Cholesky factor, whose leading blocks are the factors of those of the matrix."""
+
+    def __init__(self, matrix: Float[np.ndarray, "n n"]) -> None:
+        self.lower = cholesky_factor(matrix)
+        self.matrix = matrix if self.lower is None else None  # a leading block may be positive definite all the same
+
+    def solve(self, right: Float[np.ndarray, "r k"]) -> Float[np.ndarray, "r k"]:
+        """Return A⁻¹B of the leading block of the size of B, by LAPACK; NaN where it is not positive definite."""
+        size = len(right)
+        if self.lower is not None:
+            lower = self.lower[:size, :size]
+        elif self.matrix is None or (lower := cholesky_factor(self.matrix[:size, :size])) is None:
+            return np.full_like(right, np.nan)
+        return scipy.linalg.lapack.dpotrs(lower, right, lower=1)[0]
 
 
 def generalised_least_squares(

@@ -39,7 +39,7 @@ from mcmcpost.control.standard_errors import judged_variance
 from mcmcpost.control.zero_variance import MIN_GIVEN, MIN_TRAIN
 from mcmcpost.core.arguments import check_count, check_flags, check_kind, check_number
 from mcmcpost.core.errors import InputError, Status
-from mcmcpost.solve import Cholesky, ConjugateGradients, fit_rows, solve_lower, solve_positive
+from mcmcpost.solve import Cholesky, ConjugateGradients, PositiveMatrix, fit_rows, solve_lower
 from mcmcpost.stein import (
     AbstractKernel,
     Coregionalisation,
@@ -90,7 +90,7 @@ def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget:
             rows = vectors[out]
             onto = rows @ (half * q)
             block = (rows * weight) @ rows.T - onto @ onto.T
-            error = solve_positive(block, (rows @ projected)[:, None])[:, 0]
+            error = PositiveMatrix(block).solve((rows @ projected)[:, None])[:, 0]
             errors[k, : len(out), s] = error / root[out, 0]
             fold_means[k, s] = mean[s] - inverse[0] @ (onto.T @ error)
         for found, sets in parts:

@@ -6,7 +6,7 @@ from control_cases import ar1, estimate, gaussian_trace
 
 from mcmcpost.control import Auto, Subsets, ZeroVariance
 from mcmcpost.control.features.families import controls_of, polynomials
-from mcmcpost.control.linear import LinearFits, Solver, linear_system
+from mcmcpost.control.linear import LinearFits, Part, Solver, linear_system
 from mcmcpost.control.moments import Moments
 from mcmcpost.control.problem import make_problem
 from mcmcpost.core.errors import Status
@@ -48,8 +48,8 @@ def test_folds_left_out_of_the_sums_are_fits_without_them(rng, shape, ridge):
         return np.linalg.solve(gram + penalty, cross)
 
     system = linear_system(problem, families)
-    solver = Solver(system, system.sizes[-1], np.arange(1))
-    fit = solver.fit(ridge, halves=True)
+    part = Part.of(system, size := system.sizes[-1], np.arange(1))
+    fit = Solver(system, ridge, size, size).fit(part, halves=True)
     found = LinearFits(
         problem, system, ((np.arange(1), fit),), (Status.CONTROLLED,), ("m",), {}, np.zeros(1)
     ).at_states()
@@ -61,7 +61,7 @@ def test_folds_left_out_of_the_sums_are_fits_without_them(rng, shape, ridge):
         np.testing.assert_allclose(found.control[out], design[out][:, 1:] @ theta[1:], rtol=1e-6, atol=1e-9)
     for mean, half in zip(found.refits.halves, Subsets.of(problem.folds.num_folds).halves, strict=True):
         np.testing.assert_allclose(mean, refit(np.flatnonzero(half[problem.folds.labels]))[0], rtol=1e-7, atol=1e-10)
-    crossfit, variance = solver.held_out(fit)
+    crossfit, variance = part.held_out(fit)
     weights = problem.counts / problem.counts.sum()
     np.testing.assert_allclose(crossfit, weights @ residual, rtol=1e-8, atol=1e-12)
     np.testing.assert_allclose(variance, weights @ (residual - weights @ residual) ** 2, rtol=1e-8)
@@ -72,10 +72,11 @@ def test_leading_families_are_fits_of_their_own(rng):
     values = np.exp(0.4 * trace.draws[..., :2])
     problem = make_problem(trace, values)
     nested = linear_system(problem, polynomials(3, 3))
+    largest = Solver(nested, 1e-3, nested.sizes[-1], nested.sizes[-1])
     for degree, size in enumerate(nested.sizes, start=1):
         alone = linear_system(problem, polynomials(3, degree))
-        a = Solver(nested, size, np.arange(2)).fit(1e-3, halves=True)
-        b = Solver(alone, size, np.arange(2)).fit(1e-3, halves=True)
+        a = largest.fit(Part.of(nested, size, np.arange(2)), halves=True)
+        b = Solver(alone, 1e-3, size, size).fit(Part.of(alone, size, np.arange(2)), halves=True)
         for one, two in zip((a.mean, *a.refits), (b.mean, *b.refits), strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
 
