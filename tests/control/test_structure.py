@@ -60,7 +60,8 @@ def _entries(form, *sizes):
         (_entries("p_simplex___{}", 8), {"p_simplex__": 8}),  # nutpie, nine shares
         (_entries("P_simplex___{}.{}", 10, 3), {f"P_simplex__[:, {k}]": 10 for k in range(3)}),  # four shares each
         (_entries("a_zerosum___{}.{}", 9, 1), {"a_zerosum__[:, 0]": 9}),
-        (_entries("L_cholesky-cov-packed___{}", 6) + _entries("z_{}.{}", 9, 3), {f"z[:, {k}]": 9 for k in range(3)}),
+        (_entries("L_cholesky-cov-packed___{}", 15) + _entries("z_{}.{}", 9, 3), {f"z[:, {k}]": 9 for k in range(3)}),
+        (_entries("L_cholesky-cov-packed___{}", 21), {"L_cholesky-cov-packed__": 21}),
         (_entries("items[{}, {}]", 12, 8), {"items[:, :]": 96}),  # two long dimensions
         (_entries("z[{}, {}, {}]", 2, 9, 8), {f"z[{k}, :, :]": 72 for k in range(2)}),
         ([f"L[{i}, {j}]" for i in range(5) for j in range(i)], {"L[:, :]": 10}),  # a triangle has no parts alike
