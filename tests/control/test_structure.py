@@ -155,7 +155,7 @@ def test_the_structure_that_is_found_can_be_given(rng):
         (["z[0]", "z[1]"], InputTypeError, "Structured: expected `structure` to be a mapping"),
         ((("z", "z[0]", "z[1]"),), InputTypeError, "Structured: expected `structure` to be a mapping"),
         ({"z": "z[0]"}, InputTypeError, "structure: expected `z` to be a list of names, got 'z\\[0\\]'"),
-        ({"z": ("z[0]",)}, InputError, "block `z` to have at least two labels, got .* Leave it out"),
+        ({"z": ("z[0]",)}, InputError, "at least two labels in block `z`, got .* Leave it out"),
         ({"z": ("z[0]", "z[1]"), "w": ("t", "z[1]")}, InputError, "once, got z\\[1\\] in z and w"),
         ({"z": ("z[0]", "z[0]")}, InputError, "once, got z\\[0\\] in z and z"),
         ({"z": ("z[0]", "z[11]")}, InputError, "got z\\[11\\] in block `z`. Did you mean 'z\\[1\\]'"),

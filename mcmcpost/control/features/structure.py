@@ -88,11 +88,11 @@ def check_structure(where: str, structure: Any) -> None:
     for name, labels in structure:
         if len(labels) < 2:
             cure = "Leave it out: a coordinate in no block is global."
-            raise InputError(where, f"block `{name}` to have at least two labels", labels, cure)
+            raise InputError(where, f"`structure` with at least two labels in block `{name}`", labels, cure)
         for label in labels:
             if label in block_of:
                 got = f"{label} in {block_of[label]} and {name}"
-                raise InputError(where, "every label in one block, once", got, cure)
+                raise InputError(where, "`structure` with every label in one block, once", got, cure)
             block_of[label] = name
 
 
