@@ -85,6 +85,39 @@ def tasks() -> None:
     save("task_correlation")
 
 
+def structure() -> None:
+    """Draw which products x_i s_j share a coefficient in each family, of three globals and two blocks of eight."""
+    names, sizes = ("globals", "block a", "block b"), (3, 8, 8)
+    of, place = np.repeat(np.arange(3), sizes), np.concatenate([np.arange(size) for size in sizes])
+    i, j = np.indices((len(of), len(of)))
+    kind, ahead = 3 * of[i] + of[j], place[j] - place[i]
+    in_blocks, both_global, alike = (of[i] > 0) & (of[j] > 0), of[i] + of[j] == 0, of[i] == of[j]
+    pair = 10 + np.minimum(i, j) * len(of) + np.maximum(i, j)  # each pair of coordinates has its own
+    of_sums = np.where(in_blocks | (of[j] == 0), 10 * kind + place[j] * (of[j] == 0), -1)
+    panels = {
+        "all pairs, which these replace": pair,
+        "sums over the groups": np.where(in_blocks & (ahead == 0), kind, -1),
+        "products of sums, and globals": np.where(both_global, pair, of_sums),
+        "neighbours": np.where(in_blocks & alike & (abs(ahead) == 1), 2 * kind + (ahead > 0), -1),
+        "squares": np.where(i == j, i, -1),
+        "pairs": np.where((in_blocks & ~alike & (ahead == 0)) | ((of[i] == 0) ^ (of[j] == 0)), pair, -1),
+    }
+    fig, axes = plt.subplots(2, 3, figsize=(9.0, 6.2), layout="constrained")
+    for ax, (title, controls) in zip(axes.flat, panels.items(), strict=True):
+        number = np.unique(controls, return_inverse=True)[1].reshape(controls.shape)
+        ax.pcolormesh(np.ma.masked_where(controls < 0, number % 10), cmap="tab10", vmin=0, vmax=9, ec="w", lw=0.5)
+        middles, edges = np.cumsum(sizes) - np.array(sizes) / 2, np.cumsum(sizes)[:-1]
+        ax.set(title=title, aspect="equal", xticks=middles, xticklabels=names, yticks=middles, yticklabels=names)
+        ax.invert_yaxis()
+        ax.tick_params(length=0)
+        for edge in edges:
+            ax.axhline(edge, color="0.6", lw=0.8)
+            ax.axvline(edge, color="0.6", lw=0.8)
+    fig.supxlabel("score $s_j$")
+    fig.supylabel("coordinate $x_i$")
+    save("structure")
+
+
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
     warnings.simplefilter("ignore", mp.ScoreWarning)  # twenty draws are too few to test the scores
@@ -92,3 +125,4 @@ if __name__ == "__main__":
     hare_lynx()
     evidence()
     tasks()
+    structure()

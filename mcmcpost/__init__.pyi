@@ -85,7 +85,7 @@ from .ladders import (
     ladder_from_traces as ladder_from_traces,
     sample_power_posteriors as sample_power_posteriors,
 )
-from .sample import METHODS as METHODS
+from .sample import METHODS as METHODS, structure as structure
 from .scores import ScoreCheck as ScoreCheck, ScoreError as ScoreError, ScoreWarning as ScoreWarning
 from .sensitivity import (
     Derivatives as Derivatives,

@@ -15,6 +15,7 @@ from mcmcpost.control import (
     Structured,
     ZeroVariance,
     read_moments,
+    structure_of,
 )
 from mcmcpost.core.arguments import check_flags
 from mcmcpost.core.errors import InputError, Status, warn
@@ -47,6 +48,17 @@ METHODS: dict[str, AbstractControlVariate] = {
     "structured": Structured(),
 }
 """Short names of methods, for ``method=`` and the command line. Kernels are fitted on at most 4,000 states."""
+
+
+def structure(tree: "xarray.DataTree") -> dict[str, tuple[str, ...]]:
+    """Return the blocks of coordinates that the labels of a trace tell: of each, its name and its labels in order.
+
+    A block is a variable of more than six entries, or a part of one that a short dimension splits, such as
+    ``z[:, intercept]``. Coordinates in none are global. `Auto` and `Structured` use these blocks; change the dict and
+    pass it as their ``structure=`` where the labels mislead.
+    """
+    return structure_of(without_fixed(read_stored_trace(tree, weighted=True)).names)
+
 
 NO_GAIN = ("constant", "boundary")
 """Findings of the score gate under which no control variate can help: the status is ``plain``, not ``bad_scores``."""

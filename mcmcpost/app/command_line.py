@@ -407,7 +407,7 @@ def info(
     trace: Annotated[Path, typer.Argument(help="A trace or a ladder (.nc, .zarr, .csv).")],
     as_json: AsJson = False,
 ) -> None:
-    """Print what is in a file: variables, sampler, convergence, and whether its scores pass the gate."""
+    """Print what is in a file: variables, sampler, convergence, structure, and whether its scores pass the gate."""
     with _program():
         from mcmcpost.app.commands import describe, description
         from mcmcpost.app.edge import phase

@@ -443,7 +443,8 @@ def describe(path: Path) -> dict[str, Any]:
         **{name: attrs.get(name) for name in RECORDED},
         **_convergence(tree, trace),
         "weights": _weights(trace, posterior),
-        "scores": _scores(trace),
+        "scores": (scores := _scores(trace)),
+        "structure": _structure(trace, scores),
         "evidence": _evidence(tree),
         "log_density": [name for name in LOG_DENSITIES if name in _names(tree)],
         "versions": dict(_versions(attrs)),
@@ -489,6 +490,14 @@ def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
     return {"parameters": arrays.draws.shape[-1], "check": check.verdict, "message": check.message}
 
 
+def _structure(trace: "xarray.DataTree", scores: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the number of global coordinates and the length of each block; None without scores that can be read."""
+    if not scores["parameters"]:
+        return None
+    blocks = {name: len(labels) for name, labels in mcmcpost.structure(trace).items()}
+    return {"globals": scores["parameters"] - sum(blocks.values()), "blocks": blocks}
+
+
 def _names(trace: "xarray.DataTree") -> set[str]:
     """Return the names of the statistics of the sampler."""
     return set(map(str, trace.children[GROUP].data_vars)) if GROUP in trace.children else set()
@@ -524,6 +533,7 @@ def description(facts: dict[str, Any]) -> str:
         "largest R-hat": None if np.isnan(rhat) else f"{significant(rhat, 4)}, {facts['worst']}",
         "scores": f"of {scores['parameters']} parameters: {scores['check']}" if scores["check"] else scores["message"],
         "score gate": scores["message"] if scores["check"] else None,
+        **_structure_lines(facts["structure"]),
         "log evidence": _evidence_text(facts["evidence"]),
         "log density": log_density,
         "versions": ", ".join(f"{name} {text}" for name, text in facts["versions"].items()) or None,
@@ -548,6 +558,18 @@ def _weights_text(weights: dict[str, float] | None) -> str | None:
     if weights is None:
         return None
     return f"{significant(weights['ess'], 3)} effective draws, Pareto k-hat {significant(weights['pareto_khat'], 2)}"
+
+
+def _structure_lines(structure: dict[str, Any] | None) -> dict[str, str]:
+    """Return how many coordinates are global, and a line for all blocks of one length."""
+    if structure is None:
+        return {}
+    names: dict[int, list[str]] = {}
+    for name, length in structure["blocks"].items():
+        names.setdefault(length, []).append(name)
+    lines = {f"blocks of {length}": ", ".join(alike) for length, alike in names.items()}
+    nothing = {"blocks": "none: the labels tell no variable of more than six entries"}
+    return {"globals": str(structure["globals"]), **(lines or nothing)}
 
 
 def _evidence_text(stored: dict[str, Any] | None) -> str | None:

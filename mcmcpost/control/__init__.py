@@ -12,6 +12,7 @@ from mcmcpost.control.estimate import (
     stored_estimate,
     worth_of,
 )
+from mcmcpost.control.features.structure import structure_of
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.kernels.choice import REML, GridREML
 from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact
@@ -64,6 +65,7 @@ __all__ = [
     "solve_stein_weights",
     "standard_coordinates",
     "stored_estimate",
+    "structure_of",
     "tail_inflation",
     "worth_of",
 ]

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
+import equinox as eqx
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.features.families import AbstractFamily, polynomials
-from mcmcpost.control.features.structure import Blocks, room_of, structure_families
+from mcmcpost.control.features.structure import Blocks, as_structure, check_structure, room_of, structure_families
 from mcmcpost.control.functions import crossfit_of_coordinates
 from mcmcpost.control.kernels.choice import POLISH_STATES, GridREML, OwnGridREML
 from mcmcpost.control.kernels.functional import (
@@ -124,16 +126,19 @@ class Auto(AbstractControlVariate):
     max_degree : of the polynomials.
     kernel : whether to try the semi-exact control functional.
     max_work : multiplications of one candidate for one integrand.
+    structure : blocks of coordinates, as for `Structured`; ``{}`` for none.
     """
 
     max_degree: int | None = None
     kernel: bool = True
     max_work: float = MAX_WORK
+    structure: Any = eqx.field(converter=as_structure, static=True, default=None)
 
     def __check_init__(self) -> None:
         check_number("Auto", "max_work", self.max_work, "Use 1e11.")
         check_count("Auto", "max_degree", self.max_degree, "Leave it out.", most=HIGHEST_DEGREE, optional=True)
         check_flags("Auto", kernel=self.kernel)
+        check_structure("Auto", self.structure)
 
     @property
     def label(self) -> str:
@@ -180,7 +185,7 @@ class Auto(AbstractControlVariate):
 
         Polynomials of a total degree are the same in any.
         """
-        return problem.unrotated() if Blocks.of(problem.names).blocks else problem
+        return problem.unrotated() if Blocks.of(problem.names, self.structure).blocks else problem
 
     def fields(self, problem: Problem) -> list[LinearFits]:
         families, labels = self.families(problem) if problem.num_train >= MIN_TRAIN else ([], [])
@@ -196,7 +201,7 @@ class Auto(AbstractControlVariate):
         named = [(polynomials(d, 1)[0], ZeroVariance(1).label)]
         if top >= 2:
             room = room_of(problem.num_train, d)
-            named += [(family, Structured().label) for family in structure_families(problem, room)]
+            named += [(family, Structured().label) for family in structure_families(problem, room, self.structure)]
         for degree in range(2, top + 1):
             if num_polynomial_features(d, degree) <= MAX_FEATURES:
                 named.append((polynomials(d, degree)[-1], ZeroVariance(degree).label))

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost.control.features.families import GAP_DEGREE, polynomials
-from mcmcpost.control.features.structure import room_of, structure_families
+from mcmcpost.control.features.structure import as_structure, check_structure, room_of, structure_families
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.linear import (
     DRAWS_PER_FEATURE,
@@ -196,7 +196,17 @@ class Structured(AbstractControlVariate):
     global with a block, or of two blocks at each index, that the coordinates need most. Each is less its mean, which
     is known. For each quantity the engine takes as many of these families as lower its error, with a ridge where draws
     are few. docs/mathematics.md section 2.
+
+    Parameters
+    ----------
+    structure : the blocks, as a mapping from a name of each to the labels of its coordinates in their order; others are
+        global. By default those that `structure` finds, which a person can correct; ``{}`` for none.
     """
+
+    structure: Any = eqx.field(converter=as_structure, static=True, default=None)
+
+    def __check_init__(self) -> None:
+        check_structure("Structured", self.structure)
 
     @property
     def label(self) -> str:
@@ -211,7 +221,7 @@ class Structured(AbstractControlVariate):
             return []
         own = problem.unrotated()
         d = own.draws.shape[1]
-        every = [*polynomials(d, 1), *structure_families(own, room_of(problem.num_train, d))]
+        every = [*polynomials(d, 1), *structure_families(own, room_of(problem.num_train, d), self.structure)]
         families, labels = affordable([(family, self.label) for family in every], problem)
         return nested_fits(linear_system(own, families), labels, len(families), own) if families else []
 

@@ -46,6 +46,19 @@ def test_a_trace(run, tmp_path, rng, name):
     assert any(line.split() == ["posterior.a", "chain", "4,", "draw", "200", "float64"] for line in lines)
 
 
+def test_the_structure_that_the_labels_tell(run, tmp_path, rng):
+    draws = rng.normal(size=(4, 200, 23))
+    names = ["mu", *(f"z[{i}, {k}]" for i in range(7) for k in range(2)), *(f"w[{i}]" for i in range(8))]
+    path = mp.save_tree(mp.from_arrays(draws, -draws, names=names), tmp_path / "trace.nc")
+    assert facts(run, path)["structure"] == {"globals": 1, "blocks": {"z[:, 0]": 7, "z[:, 1]": 7, "w": 8}}
+    lines = [line.split(maxsplit=3) for line in run("info", path).out.splitlines()]
+    assert ["globals", "1"] in lines
+    assert [line[3] for line in lines if line[:2] == ["blocks", "of"]] == ["z[:, 0], z[:, 1]", "w"]
+    path = mp.save_tree(mp.from_arrays(draws[..., :2], -draws[..., :2]), tmp_path / "short.nc")
+    assert facts(run, path)["structure"] == {"globals": 2, "blocks": {}}
+    assert "none: the labels tell no variable of more than six entries" in run("info", path).out
+
+
 def test_scores_that_fail_the_gate_are_an_answer_and_no_error(run, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 1))
     path = mp.save_tree(mp.from_arrays(draws, draws, allow_bad_scores=True), tmp_path / "wrong.nc")
@@ -62,7 +75,7 @@ def test_a_name_of_two_lines_is_one(run, tmp_path, rng):
 
 def test_a_trace_of_another_program_without_scores(run):
     found = facts(run, FOREIGN)
-    assert found["scores"]["check"] is None
+    assert (found["scores"]["check"], found["structure"]) == (None, None)
     assert (found["sampler"], found["log_density"], found["divergences"]) == ("numpyro", ["lp"], 0)
     assert found["groups"]["/posterior"]["weights"]["dims"] == {"chain": 4, "draw": 100, "part": 3}
     assert "scores         none; add --model FILE.py" in run("info", FOREIGN).out

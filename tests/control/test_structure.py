@@ -1,5 +1,8 @@
 """Controls from named dimensions: which coordinates are a block, and that controls are Stein operators of fields."""
 
+from dataclasses import replace
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +18,10 @@ from mcmcpost.control.features.structure import (
     Sums,
     SumsByGlobals,
     structure_families,
+    structure_of,
 )
 from mcmcpost.control.problem import make_problem
+from mcmcpost.core.errors import InputError, InputTypeError
 from mcmcpost.trace import make_trace
 
 LABELS = {
@@ -36,19 +41,39 @@ def test_a_variable_of_more_than_six_entries_is_a_block(names):
 
 @pytest.mark.parametrize("label", ["z[{}, {}]", "z_{}_{}", "z.{}.{}", "z[{},{}]"])
 def test_a_short_second_dimension_splits_a_variable(label):
-    names = [label.format(i, j) for i in range(7) for j in range(2)] + [
-        "w[0]",
-        "w[1]",
-        "chol_corr___0",
-        "chol_corr___1",
-    ]
+    names = [label.format(i, j) for i in range(7) for j in range(2)] + ["w", "v_1", "chol_corr___0", "chol_corr___1"]
     found = Blocks.of(names)
     assert [block.tolist() for block in found.blocks] == [list(range(0, 14, 2)), list(range(1, 14, 2))]
     assert found.globals.tolist() == [14, 15, 16, 17]
 
 
-def test_names_that_say_nothing_have_no_block():
-    assert Blocks.of([f"theta{i}" for i in "abcdefgh"]).blocks == ()
+def _entries(form, *sizes):
+    return [form.format(*index) for index in np.ndindex(*sizes)]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([f"theta{i}" for i in "abcdefgh"], {}),
+        (_entries("x[{}]", 100), {"x": 100}),  # bare arrays
+        (_entries("unconstrained[{}]", 9), {"unconstrained": 9}),
+        (_entries("p_simplex___{}", 8), {"p_simplex__": 8}),  # nutpie, nine shares
+        (_entries("P_simplex___{}.{}", 10, 3), {f"P_simplex__[:, {k}]": 10 for k in range(3)}),  # four shares each
+        (_entries("a_zerosum___{}.{}", 9, 1), {"a_zerosum__[:, 0]": 9}),
+        (_entries("L_cholesky-cov-packed___{}", 15) + _entries("z_{}.{}", 9, 3), {f"z[:, {k}]": 9 for k in range(3)}),
+        (_entries("L_cholesky-cov-packed___{}", 21), {"L_cholesky-cov-packed__": 21}),
+        (_entries("items[{}, {}]", 12, 8), {"items[:, :]": 96}),  # two long dimensions
+        (_entries("z[{}, {}, {}]", 2, 9, 8), {f"z[{k}, :, :]": 72 for k in range(2)}),
+        ([f"L[{i}, {j}]" for i in range(5) for j in range(i)], {"L[:, :]": 10}),  # a triangle has no parts alike
+        ([f"beta_{i}" for i in range(1, 11)], {"beta": 10}),
+        ([f"beta_{i}" for i in range(1, 11)] + _entries("z[{}]", 8), {"z": 8}),
+        ([f"beta_{i}" for i in range(1, 11)] + [f"z_1.{i}" for i in range(1, 9)] + ["w.1"], {"z_1": 8}),  # Stan
+        (["beta", *_entries("beta_1_{}", 9), *_entries("beta_2_{}", 9)], {f"beta[{k}, :]": 9 for k in (1, 2)}),
+        (["z[St. Louis, MN]", *_entries("z[{}]", 7)], {"z": 7}),
+    ],
+)
+def test_blocks_are_told_by_the_way_that_a_trace_writes_its_indices(names, expected):
+    assert {name: len(labels) for name, labels in structure_of(names).items()} == expected
 
 
 def test_controls_are_the_stein_operator_of_their_fields(rng):
@@ -79,20 +104,67 @@ def _hierarchy(rng, chains, draws, groups=20):
     return make_trace(np.concatenate([z, t[..., None]], -1), np.concatenate([score_z, score_t[..., None]], -1), names)
 
 
-@pytest.mark.parametrize("method", [Structured(), Auto(kernel=False, max_degree=2)], ids=["structured", "auto"])
+METHODS = {"structured": Structured, "auto": partial(Auto, kernel=False, max_degree=2)}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_the_scale_of_a_hierarchy_gains(rng, method):
     """First order leaves the scale as it is; its sums do not. Errors hold over replications."""
     deviations, plain = [], []
     for _ in range(12):
         trace = _hierarchy(rng, 4, 150)
         values = np.exp(trace.draws[..., -1:])
-        result = estimate(trace, values, method)
+        result = estimate(trace, values, method())
         deviations.append((result.mean[0] - np.exp(0.045)) / result.mcse[0])
         plain.append((result.mcse[0] / result.mcse_plain[0]) ** 2)
     first = estimate(trace, values, ZeroVariance(1))
     assert first.gain[0] < 50
     assert np.median(plain) < 1 / 4
     assert np.mean(np.square(deviations)) < 2.5
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_structure_of_a_person_is_that_of_good_names(rng, method):
+    """Names of no meaning, or that mislead, are as good as the right ones once they are corrected."""
+    trace = _hierarchy(rng, 4, 150)
+    values, right = np.exp(trace.draws[..., -1:]), estimate(trace, np.exp(trace.draws[..., -1:]), method())
+    plain = tuple(f"theta{chr(97 + i)}" for i in range(20))
+    for names in ((*plain, "t"), ("t[0]", *plain[1:], *(["t[1]"]))):
+        misled = trace._replace(names=names)
+        assert estimate(misled, values, method()).gain[0] < right.gain[0] / 2
+        corrected = estimate(misled, values, method(structure={"z": names[:-1]}))
+        np.testing.assert_array_equal(corrected.mean, right.mean)
+        np.testing.assert_array_equal(corrected.mcse, right.mcse)
+        nothing = estimate(trace, values, method(structure={}))
+        np.testing.assert_array_equal(nothing.mean, estimate(misled, values, method()).mean)
+
+
+def test_the_structure_that_is_found_can_be_given(rng):
+    trace = _hierarchy(rng, 2, 50, groups=8)
+    found = structure_of(trace.names)
+    assert found == {"z": trace.names[:-1]}
+    method = Structured(structure=found)
+    assert replace(method) == method
+    assert hash(method) == hash(Structured(structure=dict(found)))
+    assert Blocks.of(trace.names, method.structure).globals.tolist() == [8]
+
+
+@pytest.mark.parametrize(
+    ("structure", "error", "said"),
+    [
+        (["z[0]", "z[1]"], InputTypeError, "Structured: expected `structure` to be a mapping"),
+        ((("z", "z[0]", "z[1]"),), InputTypeError, "Structured: expected `structure` to be a mapping"),
+        ({"z": "z[0]"}, InputTypeError, "structure: expected `z` to be a list of names, got 'z\\[0\\]'"),
+        ({"z": ("z[0]",)}, InputError, "at least two labels in block `z`, got .* Leave it out"),
+        ({"z": ("z[0]", "z[1]"), "w": ("t", "z[1]")}, InputError, "once, got z\\[1\\] in z and w"),
+        ({"z": ("z[0]", "z[0]")}, InputError, "once, got z\\[0\\] in z and z"),
+        ({"z": ("z[0]", "z[11]")}, InputError, "got z\\[11\\] in block `z`. Did you mean 'z\\[1\\]'"),
+    ],
+)
+def test_a_structure_that_cannot_be_is_refused(rng, structure, error, said):
+    trace = _hierarchy(rng, 2, 50, groups=8)
+    with pytest.raises(error, match=said):
+        estimate(trace, trace.draws[..., :1], Structured(structure=structure))
 
 
 def test_shuffled_names_are_no_worse_than_the_scores_alone(rng):

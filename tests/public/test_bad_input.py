@@ -45,6 +45,7 @@ POSITIVE = (
     np.ones((2, 2)),
     1j,
 )
+STRUCTURE = (*KIND, {"z": "ab"}, {"z": 3}, {"z": ("a", 3)}, {"z": ("a",)}, {"z": ("a", "b"), "w": ("b", "c")})
 COVARIANCE = ("B", 3.0, np.ones(2), np.ones((2, 3)), np.ones((2, 2)), [[1.0, 0.5], [0.4, 1.0]], np.full((2, 2), NAN))
 
 CONSTRUCTORS = [
@@ -52,6 +53,8 @@ CONSTRUCTORS = [
     (mp.Ridge, {}, {"strength": (-1.0, 0, NAN, INF, "a", True, [1.0])}),
     (mp.Lasso, {}, {"path_length": (*COUNT, None)}),
     (mp.Auto, {}, {"max_degree": COUNT, "kernel": FLAG, "max_work": (0, -1.0, np.nan, "a")}),
+    (mp.Auto, {}, {"structure": STRUCTURE}),
+    (mp.Structured, {}, {"structure": STRUCTURE}),
     (mp.REML, {}, {"squared_lengthscales": ((), 3.0, "a", (0.0,), (-1.0,), (NAN,), ("a",)), "free_nugget": FLAG}),
     (mp.REML, {}, {"max_draws": (*COUNT, None), "max_steps": (*COUNT, None)}),
     (mp.GridREML, {}, {"max_draws": (*COUNT, None), "max_steps": COUNT, "polish": ("yes", 1), "shared": FLAG}),

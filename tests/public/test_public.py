@@ -223,3 +223,13 @@ def test_more_folds_than_can_be_halved_are_refused(rng):
     x = rng.normal(size=(2, 1_000, 1))
     with pytest.raises(ValueError, match="`folds` of at most 1000"):
         mp.expectation(mp.from_arrays(x, -x), method="plain", folds=2_000)
+
+
+def test_a_fixed_coordinate_is_in_no_block(rng):
+    draws = rng.normal(size=(2, 50, 9))
+    draws[..., 3] = 1.0
+    tree = mp.from_arrays(draws, -draws, allow_bad_scores=True)
+    moving = tuple(f"x[{i}]" for i in range(9) if i != 3)
+    assert mp.structure(tree) == {"x": moving}
+    with pytest.raises(mp.InputError, match=r"labels of coordinates that move, got x\[3\] in block `x`"):
+        mp.expectation(tree, method=mp.Structured(structure={"x": ("x[2]", "x[3]")}), allow_bad_scores=True)
