@@ -2,8 +2,9 @@
 
 from mcmcpost.control.auto import MAX_DEGREE, Auto
 from mcmcpost.control.derived import KINDS, Smooth, estimate_derived, estimate_spread
-from mcmcpost.control.distribution import Curve, Distribution, level_texts
+from mcmcpost.control.distribution import Distribution, level_texts
 from mcmcpost.control.estimate import (
+    Curve,
     Estimate,
     contradicting,
     estimate_expectations,

@@ -6,7 +6,6 @@ quantity's mean.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,11 +17,11 @@ from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
 from mcmcpost.control.auto import Auto
-from mcmcpost.control.estimate import Estimate, assemble, covariance_of, rescaled, spread
+from mcmcpost.control.estimate import Curve, Estimate, assemble, rescaled, side_by_side, spread
 from mcmcpost.control.functions import (
     SAME,
     Marginal,
-    crossfit_field,
+    Splines,
     crossfit_functions,
     doubt_of_steps,
     marginals,
@@ -45,38 +44,7 @@ from mcmcpost.core.precision import in_float64
 from mcmcpost.scores import effective_size
 
 if TYPE_CHECKING:
-    import pandas
-
-
-class Curve(NamedTuple):
-    """A distribution function or a density of p quantities at t points each.
-
-    at : (p, t) the points, in units of the quantities.
-    mean, mcse : (p, t) the estimate and its Monte Carlo standard error.
-    mean_plain, mcse_plain : (p, t) without control variates. gain : (p, t) (mcse_plain/mcse)².
-    status : p·t statuses, point by point.
-    """
-
-    names: tuple[str, ...]
-    at: Float[np.ndarray, "p t"]
-    mean: Float[np.ndarray, "p t"]
-    mcse: Float[np.ndarray, "p t"]
-    mean_plain: Float[np.ndarray, "p t"]
-    mcse_plain: Float[np.ndarray, "p t"]
-    gain: Float[np.ndarray, "p t"]
-    status: tuple[Status, ...]
-
-    def to_dataframe(self) -> "pandas.DataFrame":
-        """Return a row for each quantity and point; columns are those of `Estimate.to_dataframe`."""
-        import pandas
-
-        names = np.repeat(np.array(self.names, dtype=object), self.at.shape[1])
-        columns = {"mean": self.mean_plain, "mcse": self.mcse_plain, "mean_cv": self.mean, "mcse_cv": self.mcse}
-        columns |= {"gain": self.gain}
-        return pandas.DataFrame(
-            {name: values.reshape(-1) for name, values in columns.items()} | {"status": list(map(str, self.status))},
-            index=pandas.MultiIndex.from_arrays([names, self.at.reshape(-1)], names=["quantity", "at"]),
-        )
+    pass
 
 
 class Distribution(NamedTuple):
@@ -113,10 +81,9 @@ class Distribution(NamedTuple):
 
         thresholds : t points for all quantities, or (p, t) for each its own.
         """
-        at, names = self._points("cdf", thresholds), self.names
-        parts = [self._below(np.array([j]), row[None]) for j, row in zip(self.place, at, strict=True)]
-        rows = [_row(row, part) for part, row in zip(parts, at, strict=True)]
-        curve = _side_by_side(rows, names)
+        at = self._points("cdf", thresholds)
+        rows = [Curve.of(row, self._one(j)._below(row[None])) for j, row in zip(self.place.tolist(), at, strict=True)]
+        curve = Curve.side_by_side(rows, self.names)
         order = np.argsort(at, axis=1, kind="stable")
         mean = curve.mean.copy()
         for own, by in zip(mean, order, strict=True):
@@ -135,11 +102,14 @@ class Distribution(NamedTuple):
             raise InputError("probability", "`lower` below `upper`, one of them finite", (lower, upper), cure)
         # A draw at the lower bound is inside: the step is below it.
         finite = [bound for bound in (np.nextafter(lower, -np.inf), upper) if np.isfinite(bound)]
-        values = self.sample.values
-        with np.errstate(invalid="ignore"):
-            inside = np.where(np.isfinite(values), (values >= lower) & (values <= upper), np.nan)
-        p = len(self.sample.names)
-        found, _ = self._events(np.arange(p), inside, np.tile(finite, (p, 1)), shared=True)
+
+        def answer(part: Distribution) -> Estimate:
+            values = part.sample.values
+            with np.errstate(invalid="ignore"):
+                inside = np.where(np.isfinite(values), (values >= lower) & (values <= upper), np.nan)
+            return part._events(inside, np.tile(finite, (values.shape[-1], 1)), shared=True)[0]
+
+        found = self._by_quantity(answer)
         inequality = [f"{lower:g} <= " if np.isfinite(lower) else "", f" <= {upper:g}" if np.isfinite(upper) else ""]
         labels = tuple(f"P({inequality[0]}{name}{inequality[1]})" for name in self.names)
         return spread(_clipped(found), labels, self.place)
@@ -149,7 +119,8 @@ class Distribution(NamedTuple):
         """Return the quantiles at some levels in (0, 1), those of one quantity after those of another."""
         levels = check_probabilities(probabilities)
         first = (self.place[:, None] * len(levels) + np.arange(len(levels))).reshape(-1)
-        return spread(_quantiles(self, levels), quantile_labels(self.names, levels), first)
+        found = self._by_quantity(partial(_quantiles, probabilities=levels))
+        return spread(found, quantile_labels(self.names, levels), first)
 
     @in_float64
     def interval(self, prob: float = 0.89, kind: str = "eti") -> Estimate:
@@ -161,7 +132,10 @@ class Distribution(NamedTuple):
         if kind not in ("eti", "hdi"):
             raise InputError("interval", '`kind` to be "eti" or "hdi"', repr(kind), 'Pass kind="hdi".')
         tails = np.array([(1 - prob) / 2, (1 + prob) / 2])
-        found = _quantiles(self, tails) if kind == "eti" else _shortest(self, prob)
+        if kind == "eti":
+            found = self._by_quantity(partial(_quantiles, probabilities=tails))
+        else:
+            found = self._by_quantity(partial(_shortest, prob=prob), apart=True)
         title = f"{kind}{int(prob * 100)}"  # as ArviZ rounds it
         labels = tuple(f"{name} [{title}_{end}]" for name in self.names for end in ("lb", "ub"))
         return spread(found, labels, (2 * self.place[:, None] + np.arange(2)).reshape(-1))
@@ -177,7 +151,9 @@ class Distribution(NamedTuple):
         points : t points for all quantities, or (p, t) for each its own.
         """
         at = self._points("pdf", points)
-        return _side_by_side([_densities(self, int(j), row) for j, row in zip(self.place, at, strict=True)], self.names)
+        return Curve.side_by_side(
+            [_densities(self._one(j), row) for j, row in zip(self.place.tolist(), at, strict=True)], self.names
+        )
 
     def _points(self, where: str, points: "float | Sequence[Any] | np.ndarray") -> Float[np.ndarray, "p t"]:
         at = np.atleast_1d(as_real(where, "points", points)).astype(float)
@@ -186,6 +162,39 @@ class Distribution(NamedTuple):
             expected = f"finite points (t,), or ({len(self.names)}, t) for each quantity its own"
             raise InputError(where, expected, f"shape {at.shape}", "Pass numpy.linspace(0, 1, 41).")
         return np.broadcast_to(at, (len(self.names), at.shape[-1]))
+
+    def select(self, places: Int[np.ndarray, " q"]) -> "Distribution":
+        """Return the distributions of the quantities at some places of the sample."""
+        columns = np.flatnonzero(np.isin(self.sample.columns, places))
+        sample = self.sample.select(places)
+        return self._replace(
+            sample=sample,
+            names=sample.names,
+            place=np.arange(len(places)),
+            problem=self.problem.select(columns) if self.problem is not None and len(columns) else None,
+            marginals=tuple(self.marginals[column] for column in columns),
+        )
+
+    def _one(self, j: int) -> "Distribution":
+        """Return the distribution of one quantity of the sample, with the regressions of its functions at hand."""
+        own = self.select(np.array([j]))
+        known = [one and own.problem and one.prepared(own.problem) for one in own.marginals]
+        return own._replace(marginals=tuple(known))
+
+    def _by_quantity(self, answer: "Callable[[Distribution], Estimate]", *, apart: bool = False) -> Estimate:
+        """Return the results for all quantities, in their order, each of those whose functions are known by itself.
+
+        What these share is then in memory for one at a time, and none is searched for longer because of another. The
+        others share their regression, unless they are taken `apart`, too.
+        """
+        p = len(self.sample.names)
+        alone = np.array([apart or self.marginal(j) is not None for j in range(p)])
+        parts = [answer(self._one(j)) for j in np.flatnonzero(alone).tolist()]
+        parts += [] if alone.all() else [answer(self.select(np.flatnonzero(~alone)))]
+        found = side_by_side(parts, self.sample.trace.weights)
+        each = len(found.mean) // p
+        first = np.argsort(np.argsort(~alone, kind="stable")) * each
+        return found.select((first[:, None] + np.arange(each)).reshape(-1))
 
     def marginal(self, j: int) -> Marginal | None:
         """Return what is known of a quantity of the sample."""
@@ -224,56 +233,53 @@ class Distribution(NamedTuple):
         # Of what is no coordinate, a step may be anywhere between two draws: only its error tells.
         return np.where(np.abs(between - steps) <= SAME * np.ptp(h), between, steps)
 
-    def effective_sizes(self, places: Int[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
-        """Return the effective sample sizes of some quantities of the sample; infinite for one that is not finite."""
+    def effective_sizes(self) -> Float[np.ndarray, " p"]:
+        """Return the effective sample sizes of the quantities of the sample; infinite for one that is not finite."""
+        p, known = len(self.sample.names), self.sample.varying
         if self.sample.trace.weights is not None:
-            return np.full(len(places), self.sample.trace.weights.ess)
-        found, known = np.full(len(places), np.inf), self.sample.varying[places]
-        series = self.sample.scaled[..., places[known]]
+            return np.full(p, self.sample.trace.weights.ess)
+        found = np.full(p, np.inf)
+        series = self.sample.scaled[..., known]
         found[known] = effective_size(series, series.std(axis=(0, 1)))
         return found
 
-    def _below(self, places: Int[np.ndarray, " k"], thresholds: Float[np.ndarray, "k t"]) -> Estimate:
-        """Return P(h ≤ t) of some quantities of the sample, each at t thresholds of its own."""
-        values = self.sample.values[..., places, None]
+    def _below(self, thresholds: Float[np.ndarray, "p t"]) -> Estimate:
+        """Return P(h ≤ t) of the quantities of the sample, each at t thresholds of its own."""
+        values = self.sample.values[..., None]
         with np.errstate(invalid="ignore"):
             below = np.where(np.isfinite(values), values <= thresholds, np.nan)
-        below = below.reshape(*values.shape[:2], -1)
-        return self._events(places, below, thresholds, shared=False)[0]
+        return self._events(below.reshape(*values.shape[:2], -1), thresholds, shared=False)[0]
 
     def _events(
-        self,
-        places: Int[np.ndarray, " k"],
-        values: Float[np.ndarray, "c n q"],
-        thresholds: Float[np.ndarray, "k t"],
-        *,
-        shared: bool,
+        self, values: Float[np.ndarray, "c n q"], thresholds: Float[np.ndarray, "p t"], *, shared: bool
     ) -> tuple[Estimate, Float[np.ndarray, "f q"]]:
-        """Return the probabilities of events of some quantities of the sample, and those without each fold.
+        """Return the probabilities of events of the quantities of the sample, and those without each fold.
 
         shared : an event of each quantity has all of its thresholds as steps; otherwise there are t events of each.
         """
         sample, each = self.sample, 1 if shared else thresholds.shape[1]
-        of = np.repeat(np.arange(len(places)), each)
-        labels = tuple(sample.names[places[k]] for k in of)
-        unknown = (sample.varying | sample.unseen)[places[of]]
+        of = np.repeat(np.arange(len(sample.names)), each)
+        labels, unknown = tuple(sample.names[j] for j in of), (sample.varying | sample.unseen)[of]
         events = Sample.of(sample.trace, labels, values, unknown, sample.states)
-        sizes = self.effective_sizes(places)[of]
+        sizes = self.effective_sizes()[of]
         if self.problem is None or (problem := events.problem_on(self.problem)) is None:
             found = assemble(events, self.options, sizes=sizes)
             return found, found.mean[None]
         best, plain = PlainMean().crossfit(problem), plain_variance(problem)
         direct: list[int] = []
-        for k, j in enumerate(places):
-            own = np.flatnonzero(of[events.columns] == k)
-            marginal = self.marginal(int(j))
+        for j in range(len(sample.names)):
+            own = np.flatnonzero(of[events.columns] == j)
+            marginal = self.marginal(j)
             if marginal is None or not marginal.fields:
                 direct += own.tolist()
             elif len(own):
-                steps = self._steps(int(j), marginal, thresholds[k])
-                columns = events.columns[own] - k * each
-                ends = {"shared_steps": steps} if shared else {"steps": steps[columns]}
-                fit = crossfit_functions(problem.select(own), marginal.fields, plain[own], **ends)
+                steps = self._steps(j, marginal, thresholds[j])
+                columns = events.columns[own] - j * each
+                if shared:
+                    with_steps = {name: Splines.of(problem, field, steps) for name, field in marginal.fields.items()}
+                    fit = crossfit_functions(problem.select(own), with_steps, plain[own])
+                else:
+                    fit = crossfit_functions(problem.select(own), marginal.splines, plain[own], steps[columns])
                 if not marginal.certain:  # where no draw is on the wrong side of a step, residuals show nothing
                     value = next(iter(marginal.fields.values())).value
                     doubt = doubt_of_steps(value, problem.num_states, steps)
@@ -305,31 +311,17 @@ def _clipped(estimate: Estimate) -> Estimate:
     return estimate._replace(mean=np.clip(estimate.mean, 0.0, 1.0))
 
 
-def _row(at: Float[np.ndarray, " t"], found: Estimate) -> Curve:
-    """Return the estimates of one quantity at t points as a curve without its name."""
-    numbers = (found.mean, found.mcse, found.mean_plain, found.mcse_plain, found.gain)
-    mean, mcse, mean_plain, mcse_plain, gain = (part[None] for part in numbers)
-    return Curve((), at[None], mean, mcse, mean_plain, mcse_plain, gain, found.status)
-
-
-def _side_by_side(rows: Sequence[Curve], names: tuple[str, ...]) -> Curve:
-    """Return the curves of several quantities as one."""
-    *numbers, status = list(zip(*rows, strict=True))[1:]
-    at, mean, mcse, mean_plain, mcse_plain, gain = map(np.concatenate, numbers)
-    return Curve(names, at, mean, mcse, mean_plain, mcse_plain, gain, tuple(itertools.chain(*status)))
-
-
-def _densities(dist: Distribution, j: int, at: Float[np.ndarray, " t"]) -> Curve:
-    """Return the density of a quantity of the sample."""
-    sample, problem, marginal, each = dist.sample, dist.problem, dist.marginal(j), at[None]
-    if not sample.varying[j] or problem is None:
+def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
+    """Return the density of the quantity of a sample of one."""
+    sample, problem, marginal, each = dist.sample, dist.problem, dist.marginal(0), at[None]
+    if not sample.varying[0] or problem is None:
         nothing = np.full(each.shape, np.nan)
-        same = (Status.CONSTANT if sample.finite[j] else Status.UNDEFINED,) * len(at)
+        same = (Status.CONSTANT if sample.finite[0] else Status.UNDEFINED,) * len(at)
         return Curve((), each, nothing, nothing, nothing, nothing, nothing, same)
-    series, scale = sample.scaled[..., j], sample.units[j]
+    series, scale = sample.scaled[..., 0], sample.units[0]
     seen = (at / scale >= series.min()) & (at / scale <= series.max())
-    ess = float(dist.effective_sizes(np.array([j]))[0])
-    kernel, kernel_error = _kernel_density(sample, j, at / scale, ess)
+    ess = float(dist.effective_sizes()[0])
+    kernel, kernel_error = _kernel_density(sample, at / scale, ess)
     plain = np.where(seen, kernel, 0.0) / scale
     # Beyond the draws there is little.
     plain_error = np.where(seen, kernel_error, 1 / (ess + 2) / series.std()) / scale
@@ -338,8 +330,9 @@ def _densities(dist: Distribution, j: int, at: Float[np.ndarray, " t"]) -> Curve
     lowest = LESS_KNOWN * plain_error
     if marginal is None or not seen.any():
         return Curve((), each, mean[None], error[None], plain[None], plain_error[None], gain[None], tuple(status))
-    h, stretch = dist.mapped(j, marginal, at)
-    for field in marginal.fields.values():
+    h, stretch = dist.mapped(0, marginal, at)
+    for splines in marginal.splines.values():
+        field = splines.field
         slope, slope_error = field.conditional(problem.counts, h, ess)
         value, control = (part[problem.inverse].reshape(*series.shape, 1) for part in (field.value, field.control))
         products = Sample.of(
@@ -349,7 +342,7 @@ def _densities(dist: Distribution, j: int, at: Float[np.ndarray, " t"]) -> Curve
         columns = products.columns
         if own is None:
             continue
-        fit = crossfit_field(own, field, "density", field.ramps(own.counts, h[columns]))
+        fit = splines.crossfit(own, "density", field.ramps(own.counts, h[columns]))
         found = assemble(products, dist.options, own, fit)
         with np.errstate(invalid="ignore", divide="ignore"):
             unit = stretch / slope
@@ -376,16 +369,18 @@ MOST_NEGATIVE = 3.0
 
 
 def _kernel_density(
-    sample: Sample, j: int, at: Float[np.ndarray, " t"], ess: float
+    sample: Sample, at: Float[np.ndarray, " t"], ess: float
 ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
-    """Return ArviZ's kernel estimate and its error, that of its bias included (Silverman 1986, section 3.3).
+    """Return ArviZ's kernel estimate of one quantity and its error, that of its bias included.
+
+    Silverman (1986), section 3.3.
 
     The bias of a width w is ½w²p″ to first order, by which an estimate with √2 of the width differs from it. ArviZ does
     not know weights; those of weighted draws are Gaussian kernels of Scott's width.
 
     at : points in the sample's units, as the estimates are.
     """
-    series, weights = sample.scaled[..., j].reshape(-1), sample.trace.weights
+    series, weights = sample.scaled[..., 0].reshape(-1), sample.trace.weights
     if weights is None:
         (mean, width), (wider, _) = (kernel_density(series, at, factor) for factor in (1.0, np.sqrt(2)))
     else:
@@ -432,31 +427,24 @@ def _bracketed(
 
     Quantities of which nothing is known have their plain quantiles and the slope zero. All are in scaled units.
     """
-    sample, each = dist.sample, len(levels) // len(dist.sample.names)
     found, slope = plain.copy(), np.zeros(len(levels))
-    known = np.array([dist.marginal(j) is not None for j in range(len(sample.names))])
-    ess = np.where(known, dist.effective_sizes(np.arange(len(known))), np.nan)
-    with np.errstate(invalid="ignore"):
-        width = APART * np.sqrt(levels * (1 - levels) / np.repeat(ess, each))
-    wanted = np.nan_to_num(width, nan=0.0)
-    points = np.stack([invert(np.clip(levels - wanted, 0, 1)), plain, invert(np.clip(levels + wanted, 0, 1))], axis=1)
-    for j in np.flatnonzero(np.isfinite(ess)):
-        own = slice(j * each, (j + 1) * each)
-        thresholds = points[own].reshape(1, -1) * sample.units[j]
-        values = dist._below(np.array([j]), thresholds).mean.reshape(each, 3)
-        for k in range(each):
-            at, level = points[own][k], levels[own][k]
-            function = isotonic_regression(values[k]).x
-            if (np.diff(at) > 0).all() and (np.diff(function) > 0).all():
-                curve = PchipInterpolator(function, at)
-                inside = np.clip(level, function[0], function[-1])
-                steepness = float(curve(inside, 1))  # of a quantile by its level; zero at an end of a flat part
-                found[own.start + k], slope[own.start + k] = curve(inside), 1 / steepness if steepness > 0 else 0.0
+    if dist.marginal(0) is None:  # and then of none
+        return found, slope
+    width = APART * np.sqrt(levels * (1 - levels) / dist.effective_sizes()[0])
+    low, high = np.clip(levels - width, 0, 1), np.clip(levels + width, 0, 1)
+    points = np.stack([invert(low), plain, invert(high)], axis=1)
+    values = dist._below(points.reshape(1, -1) * dist.sample.units).mean.reshape(points.shape)
+    for k, (at, level) in enumerate(zip(points, levels, strict=True)):
+        function = isotonic_regression(values[k]).x
+        if (np.diff(at) > 0).all() and (np.diff(function) > 0).all():
+            curve = PchipInterpolator(function, at)
+            inside = np.clip(level, function[0], function[-1])
+            steepness = float(curve(inside, 1))  # of a quantile by its level; zero at an end of a flat part
+            found[k], slope[k] = curve(inside), 1 / steepness if steepness > 0 else 0.0
     # A slope that is another than the draws' own is that of points which the regression has drawn together: the error
     # would be nothing where it should be anything.
-    rise = np.clip(levels + wanted, 0, 1) - np.clip(levels - wanted, 0, 1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = slope * (points[:, 2] - points[:, 0]) / rise
+        ratio = slope * (points[:, 2] - points[:, 0]) / (high - low)
     return found, np.where((ratio > 1 / ALIKE) & (ratio < ALIKE), slope, 0.0)
 
 
@@ -487,7 +475,9 @@ class _Root(NamedTuple):
 def _search(
     dist: Distribution, draws: _Draws, levels: Float[np.ndarray, " q"], scale: Float[np.ndarray, " q"]
 ) -> _Root:
-    """Find quantiles from those of the draws; see `_quantiles`. scale : (q,) on which densities change."""
+    """Find quantiles from those of the draws; see `_quantiles`.
+
+    dist : of one quantity, or of some of which nothing is known. scale : (q,) on which densities change."""
     sample, p = dist.sample, len(dist.sample.names)
     each = np.repeat(sample.units, len(levels) // p)
     quantile, slope = _bracketed(dist, draws.invert(levels), levels, draws.invert)
@@ -495,7 +485,7 @@ def _search(
     for turn in range(MOST_PASSES):
         at = quantile
         below = np.where(draws.finite, draws.values <= at, np.nan).reshape(*sample.values.shape[:2], -1)
-        estimate, _ = dist._events(np.arange(p), below, (at * each).reshape(p, -1), shared=False)
+        estimate, _ = dist._events(below, (at * each).reshape(p, -1), shared=False)
         if before is not None:
             # The secant: between two points that are close the function is known better than at three far apart.
             with np.errstate(invalid="ignore", divide="ignore"):
@@ -517,61 +507,54 @@ def _search(
 
 
 def _shortest(dist: Distribution, prob: float) -> Estimate:
-    """Return the ends of the shortest intervals of all quantities, and their errors from leaving out folds."""
-    sample, whole, p = dist.sample, dist.problem, len(dist.sample.names)
-    values, shape = sample.scaled, sample.values.shape[:2]
-    numbers = np.full((4, p, 2), np.nan)  # mean, mcse, and both without control variates
-    residuals, status, methods = np.zeros((*shape, 2 * p)), list[Status](), list[str]()
-    for j in range(p):
-        if not sample.varying[j] or whole is None:
-            value = np.median(values[..., j])
-            numbers[:, j] = np.array([value, 0.0, value, 0.0])[:, None] if sample.finite[j] else np.nan
-            residuals[..., 2 * j : 2 * j + 2] = values[..., j, None]
-            status += [Status.CONSTANT if sample.finite[j] else Status.UNDEFINED] * 2
-            methods += [PlainMean().label] * 2
-            continue
-        series, scale = values[..., j], sample.units[j]
-        ends, reach = shortest_of_draws(series, prob)
+    """Return the ends of the shortest interval of one quantity, and their errors from leaving out folds."""
+    sample, whole, weights = dist.sample, dist.problem, dist.sample.trace.weights
+    series = sample.scaled
+    numbers = np.full((4, 2), np.nan)  # mean, mcse, and both without control variates
+    if not sample.varying[0] or whole is None:
+        value = np.median(series)
+        numbers[:] = np.array([value, 0.0, value, 0.0])[:, None] if sample.finite[0] else np.nan
+        status: tuple[Status, ...] = (Status.CONSTANT if sample.finite[0] else Status.UNDEFINED,) * 2
+        method: tuple[str, ...] = (PlainMean().label,) * 2
+        residuals = np.repeat(series, 2, axis=2)
+    else:
 
-        def below(grid: np.ndarray, series: np.ndarray = series) -> Float[np.ndarray, "c n t"]:
-            return (series[..., None] <= grid.reshape(-1)).astype(float)
+        def below(grid: np.ndarray) -> Float[np.ndarray, "c n t"]:
+            return (series <= grid.reshape(-1)).astype(float)
 
-        def controlled(
-            grid: np.ndarray, j: int = j, below: Callable = below, scale: float = scale
-        ) -> tuple[np.ndarray, ...]:
-            found, without = dist._events(np.array([j]), below(grid), grid.reshape(1, -1) * scale, shared=False)
+        def controlled(grid: np.ndarray) -> tuple[np.ndarray, ...]:
+            found, without = dist._events(below(grid), grid.reshape(1, -1) * sample.units, shared=False)
             return found.mean, without, found.mcse
 
-        def plain(grid: np.ndarray, below: Callable = below) -> tuple[np.ndarray, ...]:
-            problem = with_values(whole, below(grid), sample.states, sample.trace.weights)
-            return problem.location, _without_folds(problem), mcse_mean(below(grid), sample.trace.weights)
+        def plain(grid: np.ndarray) -> tuple[np.ndarray, ...]:
+            problem = with_values(whole, below(grid), sample.states, weights)
+            return problem.location, _without_folds(problem), mcse_mean(below(grid), weights)
 
-        numbers[:2, j] = converged_ends(controlled, ends, reach, series, prob)
-        numbers[2:, j] = converged_ends(plain, ends, reach, series, prob)
-        found, _ = dist._events(np.array([j]), below(numbers[0, j]), numbers[:1, j] * scale, shared=False)
-        residuals[..., 2 * j : 2 * j + 2] = found.residuals
+        ends, reach = shortest_of_draws(series[..., 0], prob)
+        numbers[:2] = converged_ends(controlled, ends, reach, series[..., 0], prob)
+        numbers[2:] = converged_ends(plain, ends, reach, series[..., 0], prob)
+        there, _ = dist._events(below(numbers[0]), numbers[:1] * sample.units, shared=False)
+        status, method, residuals = there.status, there.method, there.residuals
         # Both ends are of one interval: one of either would hold another probability, and neither error would be right.
-        better = np.linalg.norm(numbers[1, j]) < np.linalg.norm(numbers[3, j])
-        numbers[:2, j] = numbers[:2, j] if better else numbers[2:, j]
-        status += list(found.status) if better else [Status.PLAIN] * 2
-        methods += list(found.method) if better else [PlainMean().label] * 2
-    mean, mcse, mean_plain, mcse_plain = numbers.reshape(4, -1)
+        if not np.linalg.norm(numbers[1]) < np.linalg.norm(numbers[3]):
+            numbers[:2], status, method = numbers[2:], (Status.PLAIN,) * 2, (PlainMean().label,) * 2
+    mean, mcse, mean_plain, mcse_plain = numbers
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(mcse > 0, (mcse_plain / mcse) ** 2, 1.0)
     found = Estimate(
-        names=tuple(np.repeat(sample.names, 2).tolist()),
+        names=sample.names * 2,
         mean=mean,
         mcse=mcse,
         gain=gain,
         variance_ratio=gain,
-        status=tuple(status),
-        method=tuple(methods),
-        sd=np.repeat(_sd(values.reshape(-1, p), sample.trace.weights), 2),
+        status=status,
+        method=method,
+        sd=np.repeat(_sd(series.reshape(-1, 1), weights), 2),
         mean_plain=mean_plain,
         mcse_plain=mcse_plain,
         mean_crossfit=mean,
         residuals=residuals,
-        covariance=covariance_of(residuals, mcse, sample.trace.weights),
+        covariance=np.diag(mcse**2),  # with all quantities, when they are side by side
         info={"note": "residuals are those of an indicator near each end"},
     )
     return rescaled(found, np.repeat(sample.units, 2))._replace(residuals=residuals)
@@ -650,8 +633,6 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     largest = ~constant & ~few  # every draw is at most the largest value, which many have: no event is unseen
     status = [Status.PLAIN if top and s is Status.UNSEEN else s for top, s in zip(largest, status, strict=True)]
     crossfit = invert(levels - (estimate.mean_crossfit - estimate.mean_plain))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        correlation = estimate.covariance / estimate.mcse[:, None] / estimate.mcse[None, :]
     found = estimate._replace(
         mean=quantile + nan,
         mcse=error + nan,
@@ -662,7 +643,6 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
         status=tuple(status),
         method=tuple(method),
         sd=_sd(safe, weights) + nan,
-        covariance=correlation * error[:, None] * error[None, :],
         info=estimate.info | {"note": "residuals are those of the indicator of each quantile"},
     )
     return rescaled(found, np.repeat(sample.units, a))._replace(residuals=estimate.residuals)

@@ -184,6 +184,51 @@ class Estimate(NamedTuple):
         return new
 
 
+class Curve(NamedTuple):
+    """A distribution function or a density of p quantities at t points each.
+
+    at : (p, t) the points, in units of the quantities.
+    mean, mcse : (p, t) the estimate and its Monte Carlo standard error.
+    mean_plain, mcse_plain : (p, t) without control variates. gain : (p, t) (mcse_plain/mcse)².
+    status : p·t statuses, point by point.
+    """
+
+    names: tuple[str, ...]
+    at: Float[np.ndarray, "p t"]
+    mean: Float[np.ndarray, "p t"]
+    mcse: Float[np.ndarray, "p t"]
+    mean_plain: Float[np.ndarray, "p t"]
+    mcse_plain: Float[np.ndarray, "p t"]
+    gain: Float[np.ndarray, "p t"]
+    status: tuple[Status, ...]
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return a row for each quantity and point; columns are those of `Estimate.to_dataframe`."""
+        import pandas
+
+        names = np.repeat(np.array(self.names, dtype=object), self.at.shape[1])
+        columns = {"mean": self.mean_plain, "mcse": self.mcse_plain, "mean_cv": self.mean, "mcse_cv": self.mcse}
+        columns |= {"gain": self.gain}
+        return pandas.DataFrame(
+            {name: values.reshape(-1) for name, values in columns.items()} | {"status": list(map(str, self.status))},
+            index=pandas.MultiIndex.from_arrays([names, self.at.reshape(-1)], names=["quantity", "at"]),
+        )
+
+    @classmethod
+    def of(cls, at: Float[np.ndarray, " t"], found: Estimate) -> "Curve":
+        """Return the estimates of one quantity at t points, without its name."""
+        numbers = (found.mean, found.mcse, found.mean_plain, found.mcse_plain, found.gain)
+        mean, mcse, mean_plain, mcse_plain, gain = (part[None] for part in numbers)
+        return cls((), at[None], mean, mcse, mean_plain, mcse_plain, gain, found.status)
+
+    @classmethod
+    def side_by_side(cls, rows: "Sequence[Curve]", names: tuple[str, ...]) -> "Curve":
+        """Return the curves of several quantities as one."""
+        *numbers, status = list(zip(*rows, strict=True))[1:]
+        at, mean, mcse, mean_plain, mcse_plain, gain = map(np.concatenate, numbers)
+        return cls(names, at, mean, mcse, mean_plain, mcse_plain, gain, tuple(itertools.chain(*status)))
+
+
 def significant_digits(mean: np.ndarray, mcse: np.ndarray) -> np.ndarray:
     """Return ⌊log₁₀(|mean|/2 mcse)⌋ between 0 and 15; 15 for an exact value and 0 for one that is not finite."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -334,6 +379,18 @@ def covariance_of(
             correlation += unit.T @ unit
     np.fill_diagonal(correlation, 1.0)
     return correlation * mcse[:, None] * mcse[None, :]
+
+
+def side_by_side(estimates: Sequence[Estimate], weights: Weights | None) -> Estimate:
+    """Return the estimates of different quantities of one trace as one, with `info` of the first."""
+    joined: dict[str, Any] = {
+        name: sum(parts, ()) if isinstance(parts[0], tuple) else np.concatenate(parts, axis=-1)
+        for name, parts in zip(Estimate._fields, zip(*estimates, strict=True), strict=True)
+        if name not in ("covariance", "info")
+    }
+    with np.errstate(over="ignore"):
+        covariance = covariance_of(joined["residuals"], joined["mcse"], weights)
+    return estimates[0]._replace(**joined, covariance=covariance)
 
 
 DOUBLED = 2.0

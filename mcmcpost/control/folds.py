@@ -1,5 +1,6 @@
 """Folds of the cross-fitting: rows that are held out in turn, and sets of folds."""
 
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -125,8 +126,9 @@ class Subsets(NamedTuple):
     halves: Bool[np.ndarray, "h k"]
     quarters: Bool[np.ndarray, "r k"]
 
-    @classmethod
-    def of(cls, num_folds: int) -> "Subsets":
+    @staticmethod
+    @functools.cache
+    def of(num_folds: int) -> "Subsets":
         """Return those of `num_folds` folds, from the rows of a Hadamard matrix."""
         signs = scipy.linalg.hadamard(1 << (num_folds - 1).bit_length())[1:, :num_folds] > 0
         shares = signs.mean(axis=1)
@@ -134,7 +136,7 @@ class Subsets(NamedTuple):
         crossed = [a & b for one, two in itertools.pairwise(signs) for a in (one, ~one) for b in (two, ~two)]
         quarters = np.array(crossed, bool).reshape(-1, num_folds)
         quarters = quarters[np.abs(quarters.mean(axis=1) - 0.25) <= 0.1]
-        return cls(np.concatenate([signs, ~signs]), quarters[: 2 * num_folds])
+        return Subsets(np.concatenate([signs, ~signs]), quarters[: 2 * num_folds])
 
 
 def padded(rows: int) -> int:

@@ -6,14 +6,14 @@ columns but the one with their step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.interpolate import PchipInterpolator
 
-from mcmcpost.control.features.families import AbstractFamily
-from mcmcpost.control.features.quantity import COARSE, KNOTS, Field, Quantity, coordinate, coordinate_of, surrogate
+from mcmcpost.control.features.quantity import COARSE, KNOTS, Field, Quantity, coordinate, coordinate_of, surrogates
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.linear import NEED, LinearFits
 from mcmcpost.control.method import (
@@ -41,100 +41,97 @@ def fields_of(fits: LinearFits, quantities: Sequence[Quantity]) -> list[Field]:
     """Return the field of each quantity; quantity j is what column j of the fits is of."""
     problem, families = fits.problem, fits.system.families
     coefficients, control = fits.in_controls()[:, 1:], fits.at_states().control
-    ends = np.cumsum([family.size for family in families])
-    found = []
+    # v·∇h is the sum of what v does along the coordinates that h depends on: a few, which many quantities share.
+    users: dict[int, list[tuple[int, int]]] = {}
+    directions: dict[int, np.ndarray] = {}
     for j, quantity in enumerate(quantities):
-        along = np.zeros(len(problem.counts))
-        used = np.flatnonzero(np.abs(coefficients[:, :, j]).max(axis=0))
-        if len(used):
-            # Families after the last that the fit of this quantity uses have no part in its field.
-            kept = int(np.searchsorted(ends, used[-1] + 1)) + 1
-            given = (families[:kept], coefficients[:, : ends[kept - 1], j], quantity.directions(problem))
-            slopes = np.broadcast_to(quantity.slopes, (len(along), quantity.slopes.shape[1]))
-            for rows, part in over_rows(_along, (problem.draws,), (problem.labels, slopes), given):
-                along[rows] = part
-        # The control is in units of the problem's values, and h, with its gradient, in its own.
-        found.append(Field(quantity.value, control[:, j] * problem.scale[j], along * problem.scale[j]))
-    return found
+        for k, (place, direction) in enumerate(zip(quantity.places, quantity.directions(problem), strict=True)):
+            users.setdefault(int(place), []).append((j, k))
+            directions[int(place)] = direction
+    along = np.zeros((len(problem.counts), len(quantities)))
+    slopes = [np.broadcast_to(quantity.slopes, (len(along), quantity.slopes.shape[1])) for quantity in quantities]
+    given = (families, coefficients, directions, users)
+    for rows, part in over_rows(_along, (problem.draws,), (problem.labels, *slopes), given):
+        along[rows] = part
+    # The control is in units of the problem's values, and h, with its gradient, in its own.
+    along *= problem.scale
+    control = control * problem.scale
+    return [Field(quantity.value, control[:, j], along[:, j]) for j, quantity in enumerate(quantities)]
 
 
-def _along(
-    draws: Float[np.ndarray, "m d"],
-    labels: Int[np.ndarray, " m"],
-    slopes: Float[np.ndarray, "m r"],
-    families: tuple[AbstractFamily, ...],
-    coefficients: Float[np.ndarray, "k q"],
-    directions: Float[np.ndarray, "r d"],
-) -> Float[np.ndarray, " m"]:
-    """Return v·∇h at some states, with the coefficients that have not seen them; zero on padding."""
-    found = np.zeros(len(labels))
-    ends = np.cumsum([family.size for family in families])
-    by_family = np.split(coefficients, ends[:-1], axis=1)
+def _along(draws: Float[np.ndarray, "m d"], labels: Int[np.ndarray, " m"], *given: Any) -> Float[np.ndarray, "m p"]:
+    """Return v·∇h of p quantities, with the coefficients that have not seen each state; zero on padding.
+
+    given : the slopes (m, r) of each quantity, families, coefficients (k, q, p), the direction of each coordinate, and
+        which quantities depend on it, as which of their own.
+    """
+    *slopes, families, coefficients, directions, users = given
+    starts = np.cumsum([0] + [family.size for family in families])
+    found = np.zeros((len(labels), len(slopes)))
     for some in in_blocks(len(labels), coefficients.shape[1]):
-        gradient, real = slopes[some] @ directions, labels[some] >= 0
-        # With the coefficients of every fold: cheaper than to take the rows of each fold apart.
-        along = sum(
-            family.along(draws[some], gradient) @ part.T for family, part in zip(families, by_family, strict=True)
-        )
-        found[some] = np.where(real, np.take_along_axis(along, labels[some, None].clip(0), axis=1)[:, 0], 0.0)
+        here, folds = draws[some], [np.flatnonzero(labels[some] == fold) for fold in range(len(coefficients))]
+        for place, direction in directions.items():
+            parts = [family.along(here, direction) for family in families]
+            columns = np.concatenate([start + own for start, (own, _) in zip(starts, parts, strict=False)])
+            values = np.concatenate([value for _, value in parts], axis=1)
+            who = [j for j, _ in users[place]]
+            slope = np.stack([slopes[j][some, k] for j, k in users[place]], axis=1)
+            for own, theta in zip(folds, coefficients[:, columns][:, :, who], strict=True):
+                found[np.ix_(some.start + own, who)] += slope[own] * (values[own] @ theta)
     return found
 
 
-class OwnColumns(NamedTuple):
-    """The controls of some functions of one quantity.
+class Regression:
+    """The regression of functions of one quantity on columns that all of them have, and on one of each.
 
-    shared : (m, q) those of all. last : (m, p) one of each function, None where there are none.
+    As in `mcmcpost.control.linear`, sums are those of an orthonormal basis with what the fit on all draws leaves. What
+    the functions share is made once.
     """
 
-    shared: Float[np.ndarray, "m q"]
-    last: Float[np.ndarray, "m p"] | None = None
+    def __init__(self, problem: Problem, shared: Float[np.ndarray, "m q"]) -> None:
+        """Prepare for integrands at the states of a problem; its own are not looked at."""
+        n, k = problem.num_states, problem.folds.num_folds
+        self.root = np.sqrt(problem.counts[:n])[:, None]
+        self.basis, self.rule = _orthonormal(shared[:n], self.root)
+        self.folds = [np.flatnonzero(problem.labels[:n] == fold) for fold in range(k)]
+        self.parts = [self.basis[rows] for rows in self.folds]
+        halves = Subsets.of(k).halves
+        # Without each fold, on halves, and on all.
+        self.sets = np.concatenate([~np.eye(k, dtype=bool), halves, np.ones((1, k), bool)]).astype(float)
+        self.gram = np.tensordot(self.sets, np.stack([part.T @ part for part in self.parts]), 1)
+        self.gram += STEADY * np.eye(len(self.rule))
 
-
-def crossfit_own(problem: Problem, columns: OwnColumns, method: str) -> FoldFit:
-    """Regress each integrand on its own columns, without each fold and on halves of them.
-
-    As in `mcmcpost.control.linear`, sums are those of an orthonormal basis with what the fit on all draws leaves.
-    """
-    n, p, k = problem.num_states, problem.values.shape[1], problem.folds.num_folds
-    root, labels = np.sqrt(problem.counts[:n])[:, None], problem.labels[:n]
-    basis, rule = _orthonormal(columns.shared[:n], root)
-    left = problem.values[:n] * root
-    start = basis.T @ left
-    left = left - basis @ start
-    last, last_rule = np.zeros((n, p)), np.zeros(p)
-    if columns.last is not None:
-        last, last_rule = _beside(basis, rule, columns.last[:n] * root)
-    own = (last * left).sum(axis=0)
-    left -= last * own
-    folds = [np.flatnonzero(labels == fold) for fold in range(k)]
-    gram = np.stack([basis[rows].T @ basis[rows] for rows in folds])
-    across = np.stack([basis[rows].T @ last[rows] for rows in folds])
-    square = np.stack([(last[rows] ** 2).sum(axis=0) for rows in folds])
-    cross = np.stack([basis[rows].T @ left[rows] for rows in folds])
-    along = np.stack([(last[rows] * left[rows]).sum(axis=0) for rows in folds])
-
-    def fit(sets: Bool[np.ndarray, "s k"]) -> tuple[Float[np.ndarray, "s r p"], Float[np.ndarray, "s p"]]:
-        g, a, s, b, c = (np.tensordot(sets.astype(float), sums, 1) for sums in (gram, across, square, cross, along))
+    def crossfit(self, problem: Problem, method: str, last: Float[np.ndarray, "m p"] | None = None) -> FoldFit:
+        """Regress each integrand without each fold and on halves of them; `last` has the column of each."""
+        n, p, k = len(self.basis), problem.values.shape[1], len(self.folds)
+        left = problem.values[:n] * self.root
+        start = self.basis.T @ left
+        left = left - self.basis @ start
+        own_column, last_rule = np.zeros((n, p)), np.zeros(p)
+        if last is not None:
+            own_column, last_rule = _beside(self.basis, self.rule, last[:n] * self.root)
+        own = (own_column * left).sum(axis=0)
+        left -= own_column * own
+        by_fold = [(part, own_column[rows], left[rows]) for part, rows in zip(self.parts, self.folds, strict=True)]
+        sums = (
+            np.stack([np.concatenate([part.T @ x, part.T @ f], axis=1) for part, x, f in by_fold]),
+            np.stack([np.concatenate([(x * x).sum(axis=0), (x * f).sum(axis=0)]) for _, x, f in by_fold]),
+        )
+        sides, squares = (np.tensordot(self.sets, part, 1) for part in sums)
         # The last column is eliminated: what the functions of one quantity share is factorised once for all.
-        both = np.linalg.solve(g + STEADY * np.eye(g.shape[-1]), np.concatenate([a, b], axis=2))
-        by_last, by_values = both[..., :p], both[..., p:]
-        pivot = s - (a * by_last).sum(axis=1)
-        known = pivot > STEADY * np.maximum(s, STEADY)
-        gamma = np.where(known, (c - (a * by_values).sum(axis=1)) / np.where(known, pivot, 1.0), 0.0)
-        return start + by_values - by_last * gamma[:, None], own + gamma
-
-    def constants(theta: Float[np.ndarray, "s r p"], gamma: Float[np.ndarray, "s p"]) -> Float[np.ndarray, "s p"]:
-        return np.einsum("r,srp->sp", rule, theta) + gamma * last_rule
-
-    subsets = Subsets.of(k)
-    without = fit(~np.eye(k, dtype=bool))
-    refits = Refits(constants(*without), constants(*fit(subsets.halves)), Refits.none(problem).quarters)
-    control = np.zeros_like(problem.values)
-    for fold, rows in enumerate(folds):
-        fitted = basis[rows] @ without[0][fold] + last[rows] * without[1][fold]
-        control[rows] = fitted / root[rows] - refits.without_fold[fold]
-    mean = constants(*fit(np.ones((1, k), bool)))[0]
-    return FoldFit(mean, control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (method,) * p, {})
+        by_last, by_values = np.split(np.linalg.solve(self.gram, sides), 2, axis=2)
+        square, along = np.split(squares, 2, axis=1)
+        pivot = square - (sides[..., :p] * by_last).sum(axis=1)
+        known = pivot > STEADY * np.maximum(square, STEADY)
+        gamma = (along - (sides[..., :p] * by_values).sum(axis=1)) / np.where(known, pivot, 1.0)
+        gamma = np.where(known, gamma, 0.0)
+        theta, gamma = start + by_values - by_last * gamma[:, None], own + gamma
+        constants = np.einsum("r,srp->sp", self.rule, theta) + gamma * last_rule
+        refits = Refits(constants[:k], constants[k:-1], Refits.none(problem).quarters)
+        control = np.zeros_like(problem.values)
+        for fold, (rows, (part, x, _)) in enumerate(zip(self.folds, by_fold, strict=True)):
+            control[rows] = (part @ theta[fold] + x * gamma[fold]) / self.root[rows] - constants[fold]
+        return FoldFit(constants[-1], control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (method,) * p, {})
 
 
 def _orthonormal(
@@ -168,18 +165,53 @@ def _beside(
     return np.where(apart, outside / norms, 0.0), np.where(apart, -(rule @ inside) / norms, 0.0)
 
 
+class Splines(NamedTuple):
+    """The regressions on the splines of a field, and on those with half the knots."""
+
+    field: Field
+    fine: Regression
+    coarse: Regression
+
+    @classmethod
+    def of(cls, problem: Problem, field: Field, steps: Float[np.ndarray, " s"] | None = None) -> "Splines":
+        """Return those at the states of a problem; `steps` are such that all integrands have."""
+        common = [] if steps is None else [field.steps(problem.counts, steps)]
+        return cls(
+            field,
+            *(
+                Regression(problem, np.concatenate([field.splines(problem.counts, knots), *common], axis=1))
+                for knots in (KNOTS, COARSE)
+            ),
+        )
+
+    def crossfit(self, problem: Problem, method: str, last: Float[np.ndarray, "m p"] | None = None) -> FoldFit:
+        """Regress functions of the quantity, each with a column of its own.
+
+        The distance of the mean from that with half the knots is part of the error. What splines do not follow of a
+        function is the same in every fold, and no refit shows it.
+        """
+        fine, coarse = (part.crossfit(problem, method, last) for part in (self.fine, self.coarse))
+        return fine._replace(doubt=np.abs(fine.mean - coarse.mean))
+
+
 class Marginal(NamedTuple):
     """A quantity whose functions are controlled, with its fields by the method that each comes from, simplest first.
 
     known, image : (k,) increasing values f of an integrand, standardised, and those of h at the same draws; f and h are
         the same, to a factor and a shift, where there are two.
     certain : whether h tells where f has a value, and not only nearly, as a polynomial that stands for f does.
+    splines : the regressions of each field, once it is `prepared`.
     """
 
     fields: Mapping[str, Field]
     known: Float[np.ndarray, " k"]
     image: Float[np.ndarray, " k"]
     certain: bool = True
+    splines: Mapping[str, Splines] = MappingProxyType({})
+
+    def prepared(self, problem: Problem) -> "Marginal":
+        """Return the same with the regressions at hand, which take some hundred numbers a state."""
+        return self._replace(splines={method: Splines.of(problem, field) for method, field in self.fields.items()})
 
     def at(self, thresholds: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
         """Return h where the integrand has these values."""
@@ -198,34 +230,11 @@ class Marginal(NamedTuple):
         return np.asarray(PchipInterpolator(self.known, self.image)(inside, nu=derivative))
 
 
-def crossfit_field(
-    problem: Problem,
-    field: Field,
-    method: str,
-    last: Float[np.ndarray, "m p"] | None = None,
-    common: Float[np.ndarray, "m s"] | None = None,
-) -> FoldFit:
-    """Regress functions of a quantity on the splines of its field, and on a column of each and columns that all have.
-
-    The distance of the mean from that with half the knots is part of the error. What splines do not follow of a
-    function is the same in every fold, and no refit shows it.
-    """
-    shared = [] if common is None else [common]
-    fine, coarse = (
-        crossfit_own(
-            problem, OwnColumns(np.concatenate([field.splines(problem.counts, knots), *shared], axis=1), last), method
-        )
-        for knots in (KNOTS, COARSE)
-    )
-    return fine._replace(doubt=np.abs(fine.mean - coarse.mean))
-
-
 def crossfit_functions(
     problem: Problem,
-    fields: Mapping[str, Field],
+    fields: Mapping[str, Splines],
     lowest: Float[np.ndarray, " p"],
     steps: Float[np.ndarray, " p"] | None = None,
-    shared_steps: Float[np.ndarray, " s"] | None = None,
 ) -> FoldFit:
     """Return for each function of a quantity the fit of that field which has the smallest error, or the plain mean.
 
@@ -233,13 +242,12 @@ def crossfit_functions(
     ----------
     problem : its integrands are functions of the quantity.
     lowest : (p,) error variances that are to be improved upon.
-    steps : (p,) h at the step of each function. shared_steps : h at steps that all have.
+    steps : (p,) h at the step of each function.
     """
     best = PlainMean().crossfit(problem)
-    for method, field in fields.items():
-        last = None if steps is None else field.steps(problem.counts, steps)
-        common = None if shared_steps is None else field.steps(problem.counts, shared_steps)
-        fit = crossfit_field(problem, field, f"FunctionOf({method})", last, common)
+    for method, splines in fields.items():
+        last = None if steps is None else splines.field.steps(problem.counts, steps)
+        fit = splines.crossfit(problem, f"FunctionOf({method})", last)
         variance = judged_variance(problem, fit)
         better = np.isfinite(variance) & (variance * NEED < lowest) & (lowest > ROUNDING**2)
         best, lowest = merge_fits(best, fit, better), np.where(better, variance, lowest)
@@ -280,7 +288,8 @@ def crossfit_of_coordinates(
                 steps, doubt = _steps_of(selected, value)
                 if len(steps) > MOST_STEPS:
                     continue
-            fit = crossfit_functions(selected, fields, lowest[some], shared_steps=steps)
+            splines = {method: Splines.of(selected, field, steps) for method, field in fields.items()}
+            fit = crossfit_functions(selected, splines, lowest[some])
             fit = fit._replace(doubt=fit.doubt + doubt)
             variance = judged_variance(selected, fit)
             chosen = np.array([status is not Status.PLAIN for status in fit.status])
@@ -346,15 +355,11 @@ def doubt_of_steps(
 def marginals(problem: Problem, method: AbstractControlVariate) -> list[Marginal | None]:
     """Return the integrands as quantities whose functions are controlled; None for one that is not known as such."""
     own = problem.unrotated()
-    found: list[tuple[Quantity, Float[np.ndarray, " k"], Float[np.ndarray, " k"]] | None] = []
-    for column, j in enumerate(coordinate_of(own)):
-        image = None if j < 0 else _monotone(own, column, int(j))
-        if image is not None:
-            found.append(image)
-        elif (stand_in := surrogate(own, column)) is not None:
-            found.append((stand_in, np.array([-1.0, 1.0]), np.array([-1.0, 1.0])))
-        else:
-            found.append(None)
+    found = [None if j < 0 else _monotone(own, column, int(j)) for column, j in enumerate(coordinate_of(own))]
+    rest = [column for column, image in enumerate(found) if image is None]
+    for column, stand_in in zip(rest, surrogates(own, rest), strict=True):
+        if stand_in is not None:
+            found[column] = (stand_in, np.array([-1.0, 1.0]), np.array([-1.0, 1.0]))
     known = [one for one in found if one is not None]
     fields = iter(fields_by_method(problem, [quantity for quantity, _, _ in known], method.fields))
     certain = [one is not None and 1 - one[0].explained <= SAME**2 for one in found]

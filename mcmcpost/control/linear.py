@@ -408,7 +408,7 @@ class Solver:
         # Less one fold, not the sum of the others: a tenth of the time, and folds are no small part of the whole.
         self.without = [PositiveMatrix(whole - own) for own in gram]
         small, penalty = gram[:, :half_size, :half_size], self.penalty[:half_size, :half_size]
-        halves = self.subsets.halves if half_size else []
+        halves = self.subsets.halves[: None if half_size else 0]
         self.halves = [PositiveMatrix(small[half].sum(axis=0) + penalty) for half in halves]
 
     def fit(self, part: Part, *, halves: bool) -> LinearFit:

@@ -51,7 +51,7 @@ class QuantileFunction(NamedTuple):
         low, high = invert(inner) - invert(start), invert(1 - inner) - invert(1 - start)
         return cls(ordered, places, start, khat, low, high)
 
-    def __call__(self, levels: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
+    def __call__(self, levels: Float[np.ndarray, "*s q"]) -> Float[np.ndarray, "*s q"]:
         found = order_quantiles(self.ordered, self.places, np.clip(levels, self.start, 1 - self.start))
         for level, last in ((levels, self.low), (1 - levels, self.high)):
             beyond = np.log(self.start / np.clip(level, np.finfo(float).tiny, self.start))
@@ -65,13 +65,9 @@ class QuantileFunction(NamedTuple):
         About Q(π) in place of the mean of Q(U), otherwise the estimator of Maritz and Jarrett (1978,
         doi:10.1080/01621459.1978.10480027), as ``scipy.stats.mstats.mjci``, which knows independent draws only.
         """
-        inside, middle = np.clip(levels, 0.0, 1.0), self(levels)
-        chances = np.exp(-0.5 * STEPS**2)
-        square = np.zeros(len(levels))
-        for step, chance in zip(STEPS, chances / chances.sum(), strict=True):
-            level = special.betaincinv(size * inside + 1, size * (1 - inside) + 1, special.ndtr(step))
-            square += chance * (self(level) - middle) ** 2
-        return np.sqrt(square)
+        inside, chances = np.clip(levels, 0.0, 1.0), np.exp(-0.5 * STEPS**2)
+        own = special.betaincinv(size * inside + 1, size * (1 - inside) + 1, special.ndtr(STEPS)[:, None])
+        return np.sqrt(chances / chances.sum() @ (self(own) - self(levels)) ** 2)
 
 
 def tail_shape(
@@ -91,9 +87,9 @@ def middle_places(weights: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "n q"]
 
 
 def order_quantiles(
-    ordered: Float[np.ndarray, "n q"], places: Float[np.ndarray, "n q"] | None, levels: Float[np.ndarray, " q"]
-) -> Float[np.ndarray, " q"]:
-    """Return the order statistics' quantiles at `levels`, one level per column, linearly interpolated.
+    ordered: Float[np.ndarray, "n q"], places: Float[np.ndarray, "n q"] | None, levels: Float[np.ndarray, "*s q"]
+) -> Float[np.ndarray, "*s q"]:
+    """Return the order statistics' quantiles at `levels`, each of those of its column, linearly interpolated.
 
     A NaN level belongs to a column that is reported as NaN.
 
@@ -102,8 +98,8 @@ def order_quantiles(
     places : where the order statistics are from zero to one; None for even steps.
     """
     if places is not None:
-        found = [np.interp(*column) for column in zip(np.nan_to_num(levels), places.T, ordered.T, strict=True)]
-        return np.array(found)
+        found = [np.interp(*column) for column in zip(np.nan_to_num(levels).T, places.T, ordered.T, strict=True)]
+        return np.stack(found, axis=-1)
     position = np.clip(np.nan_to_num(levels), 0.0, 1.0) * (len(ordered) - 1)
     low = np.floor(position).astype(int)
     high = np.minimum(low + 1, len(ordered) - 1)

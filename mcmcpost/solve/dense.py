@@ -227,11 +227,10 @@ class PositiveMatrix:
     def solve(self, right: Float[np.ndarray, "r k"]) -> Float[np.ndarray, "r k"]:
         """Return A⁻¹B of the leading block of the size of B, by LAPACK; NaN where it is not positive definite."""
         size = len(right)
-        if self.lower is not None:
-            lower = self.lower[:size, :size]
-        elif self.matrix is None or (lower := cholesky_factor(self.matrix[:size, :size])) is None:
-            return np.full_like(right, np.nan)
-        return scipy.linalg.lapack.dpotrs(lower, right, lower=1)[0]
+        block = None if self.lower is None else self.lower[:size, :size]
+        if self.matrix is not None:
+            block = cholesky_factor(self.matrix[:size, :size])
+        return np.full_like(right, np.nan) if block is None else scipy.linalg.lapack.dpotrs(block, right, lower=1)[0]
 
 
 def generalised_least_squares(

@@ -9,14 +9,13 @@ from control_cases import estimate, gaussian_trace, structure_fields
 
 from mcmcpost.control import Auto, Options, PlainMean, Sample, Subsets, ZeroVariance
 from mcmcpost.control.features.families import FirstOrder, Monomials, controls_of, polynomials
-from mcmcpost.control.features.quantity import OUTERMOST, Field, coordinate, coordinate_of, surrogate
+from mcmcpost.control.features.quantity import OUTERMOST, Field, coordinate, coordinate_of, surrogates
 from mcmcpost.control.features.structure import Blocks, Diagonal, Neighbours, Pairs, Sums, SumsByGlobals
 from mcmcpost.control.functions import (
     MOST_STEPS,
-    OwnColumns,
+    Regression,
     _steps_of,
     crossfit_functions,
-    crossfit_own,
     fields_of,
     marginals,
 )
@@ -119,6 +118,18 @@ def polynomial_of_state(x):
     return x[0] ** 2 * x[3] + x[1] * x[2] - 0.5 * x[-1] ** 3 + x[4]
 
 
+def along_all(families, draws, gradients):
+    """Return the derivatives along the fields of all controls, each draw with a gradient of its own."""
+    found = np.zeros((len(draws), sum(family.size for family in families)))
+    for row, (draw, gradient) in enumerate(zip(draws, gradients, strict=True)):
+        start = 0
+        for family in families:
+            columns, values = family.along(draw[None], gradient)
+            found[row, start + columns] = values[0]
+            start += family.size
+    return found
+
+
 def test_every_family_knows_the_derivative_along_its_fields(rng):
     """v·∇h against a derivative along the field as it is written down, of named dimensions and of monomials."""
     d = len(NAMES)
@@ -129,7 +140,7 @@ def test_every_family_knows_the_derivative_along_its_fields(rng):
     families = [Sums(*given), SumsByGlobals(*given), Neighbours(*given), Diagonal(d), pairs]
     x = rng.normal(size=(4, d))
     gradient = np.asarray(jax.vmap(jax.grad(polynomial_of_state))(x))
-    found = np.concatenate([family.along((x - shift) / scale, gradient * scale) for family in families], axis=1)
+    found = along_all(families, (x - shift) / scale, gradient * scale)
     fields = list(structure_fields(blocks, shift, scale, d))
     assert found.shape[1] == len(fields)
     for column, field in zip(found.T, fields, strict=True):
@@ -140,7 +151,7 @@ def test_every_family_knows_the_derivative_along_its_fields(rng):
     families = [FirstOrder(5), Monomials(exponents[exponents.sum(axis=1) > 1])]
     z = rng.normal(size=(4, 5))
     gradient = np.asarray(jax.vmap(jax.grad(polynomial_of_state))(z))
-    found = np.concatenate([family.along(z, gradient) for family in families], axis=1)
+    found = along_all(families, z, gradient)
     ordered = np.concatenate([np.eye(5, dtype=int), families[1].exponents])
     for column, powers in zip(found.T, ordered, strict=True):
         field = jax.grad(lambda y, powers=powers: jnp.prod(y**powers))
@@ -156,7 +167,7 @@ def test_the_field_of_a_fit_is_that_of_its_coefficients(rng):
     x = trace.draws
     values = np.stack([x[..., 0], x[..., 0] * x[..., 1] + 0.1 * x[..., 2] ** 2], axis=-1)
     problem = make_problem(trace, values)
-    quantities = [coordinate(problem.unrotated(), 0), surrogate(problem.unrotated(), 1)]
+    quantities = [coordinate(problem.unrotated(), 0), *surrogates(problem.unrotated(), [1])]
     assert quantities[1].explained > 1 - 1e-9
     families, labels = polynomials(3, 2), ["first", "second"]
     *_, fits = nested_fits(linear_system(problem, families), labels, 2, problem)
@@ -207,21 +218,21 @@ def own_problem(rng, residual, weighting):
     last[:, 2] = 0.5 * shared[:, 0]  # nothing of its own
     values = np.array([0.3, -2.0, 5.0]) + shared[:, :1] * np.array([1.0, 0.1, 3.0]) + last * np.array([2.0, -1.0, 0.0])
     values += residual * rng.normal(size=values.shape)
-    return problem._replace(values=values * (counts > 0)[:, None], counts=counts), OwnColumns(shared, last)
+    return problem._replace(values=values * (counts > 0)[:, None], counts=counts), shared, last
 
 
 @pytest.mark.parametrize("weighting", ["none", "repeats", "weights"])
 @pytest.mark.parametrize("residual", [1.0, 1e-6, 1e-12])
 def test_regressions_without_folds_are_dense_refits(rng, residual, weighting):
-    problem, columns = own_problem(rng, residual, weighting)
-    fit = crossfit_own(problem, columns, "own")
+    problem, shared, last = own_problem(rng, residual, weighting)
+    fit = Regression(problem, shared).crossfit(problem, "own", last)
     m, k = problem.num_states, problem.folds.num_folds
     root, labels = np.sqrt(problem.counts[:m])[:, None], problem.labels[:m]
     tolerance = 1e-6 * residual + 1e-13  # the ridge toward the fit on all, and rounding
     for j in range(3):
-        design = np.concatenate([np.ones((m, 1)), columns.shared[:m, :2] - [0.0, 30.0]], axis=1)
+        design = np.concatenate([np.ones((m, 1)), shared[:m, :2] - [0.0, 30.0]], axis=1)
         if j < 2:
-            design = np.concatenate([design, columns.last[:m, [j]]], axis=1)
+            design = np.concatenate([design, last[:m, [j]]], axis=1)
 
         def refit(rows, design=design, j=j):
             theta = np.linalg.lstsq(design[rows] * root[rows], problem.values[:m][rows, j] * root[rows, 0], rcond=None)
@@ -241,11 +252,11 @@ def test_regressions_without_folds_are_dense_refits(rng, residual, weighting):
 
 
 def test_a_column_that_only_one_fold_has_does_not_break_the_fits_without_it(rng):
-    problem, columns = own_problem(rng, 0.1, "none")
-    last = columns.last * (problem.labels == 2)[:, None]
-    fit = crossfit_own(problem, OwnColumns(columns.shared, last), "own")
+    problem, shared, last = own_problem(rng, 0.1, "none")
+    regression = Regression(problem, shared)
+    fit = regression.crossfit(problem, "own", last * (problem.labels == 2)[:, None])
     assert np.isfinite(fit.control).all()
-    alone = crossfit_own(problem, OwnColumns(columns.shared), "own")
+    alone = regression.crossfit(problem, "own")
     rest = np.flatnonzero((problem.labels != 2) & (problem.counts > 0))
     # Elsewhere that column is zero: without its fold nothing is known of it, and the others are as without it.
     assert np.abs(fit.refits.without_fold[2] - alone.refits.without_fold[2]).max() < 1e-6
@@ -306,14 +317,13 @@ def test_a_surrogate_has_the_values_and_the_gradient_of_what_it_stands_for(rng):
         1: np.stack([np.ones_like(mu), 0.4 * np.exp(0.4 * tau) * z, np.exp(0.4 * tau)], -1),
     }
     for column, (unexplained, off) in {0: (1e-12, 1e-6), 1: (1e-3, 0.05)}.items():
-        found = surrogate(problem, column)
+        (found,) = surrogates(problem, [column])
         assert sorted(found.places.tolist()) == [0, 1, 2]
         assert 1 - found.explained < unexplained
         expected = slopes[column].reshape(-1, 3)[:, found.places] * scale[found.places] / problem.scale[column]
         error = np.linalg.norm(found.slopes[: len(expected)] - expected) / np.linalg.norm(expected)
         assert error < off
-    assert surrogate(problem, 2) is None
-    assert surrogate(problem, 3) is None
+    assert surrogates(problem, [2, 3]) == [None, None]
 
 
 @pytest.mark.parametrize("method", [ZeroVariance(2), Auto(kernel=False, max_degree=2)], ids=["zv2", "auto"])
@@ -326,7 +336,7 @@ def test_functions_of_what_a_surrogate_stands_for_gain(rng, method):
     events = Sample.of(trace, ("below",), (effect <= 1.0)[..., None] * 1.0).problem_on(problem)
     at = marginal.at((np.array([1.0]) - problem.location) / problem.scale)
     plain = PlainMean().crossfit(events)
-    fit = crossfit_functions(events, marginal.fields, np.ones(1), steps=at)
+    fit = crossfit_functions(events, marginal.prepared(events).splines, np.ones(1), steps=at)
     controlled, own = (events.values - part.control for part in (fit, plain))
     # What a cubic leaves of the quantity itself puts draws near the threshold on its other side.
     assert (own[: events.num_states] ** 2).mean() > 5 * (controlled[: events.num_states] ** 2).mean()

@@ -206,6 +206,7 @@ NO_CHOICE = (
     "DenseActions",
     "SparseActions",
     "Planned",
+    "PositiveMatrix",
     "_",
 )
 

@@ -2,8 +2,8 @@
 
 import abc
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -13,7 +13,8 @@ GAP_DEGREE = 4
 """Degree from which the error includes the distance of the mean from those of the two degrees below."""
 
 
-class AbstractFamily(eqx.Module):
+@dataclass(frozen=True, eq=False)
+class AbstractFamily(abc.ABC):
     """Controls of one kind, in the coordinates of the draws and scores that it is given."""
 
     @property
@@ -30,15 +31,19 @@ class AbstractFamily(eqx.Module):
     def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
         """Return the controls at some states."""
 
-    def along(self, draws: Float[np.ndarray, "b d"], gradient: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
-        """Return the derivatives v·∇h of a function with this gradient along the vector field v of each control.
+    def along(
+        self, draws: Float[np.ndarray, "b d"], direction: Float[np.ndarray, " d"]
+    ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "b n"]]:
+        """Return which controls have a vector field v along a direction somewhere, and how far it goes along it.
 
-        Every control ∇·v + v·s is affine in the score s: with the gradient in its place, less what it is at zero, it
-        is v·∇h. No family has to know more than its controls.
+        Every control ∇·v + v·s is affine in the score s: with the direction in its place, less what it is at zero, it
+        is v·direction. No family has to know more than its controls.
         """
-        return self.controls(draws, gradient) - self.controls(draws, np.zeros_like(draws))
+        scores = np.broadcast_to(direction, draws.shape)
+        return np.arange(self.size), self.controls(draws, scores) - self.controls(draws, np.zeros_like(draws))
 
 
+@dataclass(frozen=True, eq=False)
 class Monomials(AbstractFamily):
     """The Stein features Δφ + ∇φ·s of monomials φ (Mira, Solgi and Imparato 2013, doi:10.1007/s11222-012-9344-6).
 
@@ -60,6 +65,7 @@ class Monomials(AbstractFamily):
         return np.asarray(polynomial_features(draws, scores, self.exponents))
 
 
+@dataclass(frozen=True, eq=False)
 class FirstOrder(AbstractFamily):
     """The scores themselves: the features of the monomials of degree one, of which there may be thousands."""
 
@@ -73,8 +79,11 @@ class FirstOrder(AbstractFamily):
         del draws  # the features of z are the scores alone
         return np.asarray(scores)
 
-    def along(self, draws: Float[np.ndarray, "b d"], gradient: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
-        return self.controls(draws, gradient)
+    def along(
+        self, draws: Float[np.ndarray, "b d"], direction: Float[np.ndarray, " d"]
+    ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "b n"]]:
+        moving = np.flatnonzero(direction)
+        return moving, np.broadcast_to(direction[moving], (len(draws), len(moving)))
 
 
 def polynomials(d: int, degree: int, max_interaction: int | None = None) -> list[AbstractFamily]:

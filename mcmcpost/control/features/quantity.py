@@ -21,7 +21,7 @@ KNOTS = 8
 """Inner knots of the splines, at evenly spaced quantiles."""
 
 COARSE = KNOTS // 2
-"""Inner knots of a second fit; see `mcmcpost.control.functions.crossfit_field`."""
+"""Inner knots of a second fit; see `mcmcpost.control.functions.Splines`."""
 
 OUTERMOST = 0.02
 """Share of the draws beyond the outermost knot on either side."""
@@ -209,8 +209,8 @@ DRAWS_PER_TERM = 5
 """States for each term of a polynomial."""
 
 
-def surrogate(problem: Problem, column: int) -> Quantity | None:
-    """Return a cubic of a few coordinates that stands for an integrand; None where there is no such.
+def surrogates(problem: Problem, columns: Sequence[int]) -> list[Quantity | None]:
+    """Return for each of some integrands a cubic of a few coordinates that stands for it; None where there is none.
 
     Controls that are built on it have mean zero whatever it is: where it is inaccurate they only gain less.
 
@@ -218,12 +218,23 @@ def surrogate(problem: Problem, column: int) -> Quantity | None:
     """
     m = problem.num_states
     rows = np.linspace(0, m - 1, min(m, CHOOSING_STATES)).astype(int)
-    z, f = np.asarray(problem.draws[rows]), problem.values[rows, column]
-    f = (f - f.mean()) / f.std()
+    z, f = np.asarray(problem.draws[rows]), problem.values[np.ix_(rows, columns)]
+    f = (f - f.mean(axis=0)) / f.std(axis=0)
     if len(rows) >= 2 * z.shape[1]:
         along = np.linalg.lstsq(np.concatenate([np.ones((len(z), 1)), z], axis=1), f, rcond=None)[0][1:]
     else:
         along = z.T @ f / len(z)
+    return [_surrogate(problem, z, *of_one) for of_one in zip(columns, f.T, along.T, strict=True)]
+
+
+def _surrogate(
+    problem: Problem,
+    z: Float[np.ndarray, "n d"],
+    column: int,
+    f: Float[np.ndarray, " n"],
+    along: Float[np.ndarray, " d"],
+) -> Quantity | None:
+    """Return the cubic of one integrand; z, f : coordinates and its values at the states by which these are chosen."""
     strongest = np.argsort(-np.abs(along), kind="stable")[: MOST_PLACES // 2]
     places = [int(j) for j in strongest if abs(along[j]) >= SMALLEST_PART * np.abs(along).max()]
     while True:
@@ -242,7 +253,8 @@ def surrogate(problem: Problem, column: int) -> Quantity | None:
         places.append(int(others[largest.argmax()]))
     real = problem.counts > 0
     z, f = _columns(problem, places), problem.values[:, column]
-    degree = max((k for k in (1, 2, 3) if DRAWS_PER_TERM * comb(len(places) + k, k) <= m), default=1)
+    enough = problem.num_states // DRAWS_PER_TERM
+    degree = max((k for k in (1, 2, 3) if comb(len(places) + k, k) <= enough), default=1)
     terms = _monomials(len(places), degree)
     basis, root = _powers(z, terms), np.sqrt(problem.counts)
     found = np.linalg.lstsq(basis * root[:, None], f * root, rcond=None)[0]

@@ -10,6 +10,7 @@ import abc
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,16 +123,25 @@ class Blocks(NamedTuple):
         return cls(np.setdiff1d(np.arange(len(names)), np.concatenate([np.array([], int), *blocks])), blocks)
 
 
+class Last:
+    """The raw coordinates of every block at the draws that were last asked for, which families of a structure share."""
+
+    found: tuple[np.ndarray | None, list[np.ndarray]] = (None, [])  # replaced as one, so that threads see no mixture
+
+
+@dataclass(frozen=True, eq=False)
 class _OnBlocks(AbstractFamily):
     """Controls of a structure, of the trace's own coordinates.
 
     shift, scale : (d,) such that a coordinate is shift + scale·z, where z is standardised and has unit scale.
+    last : what families of one structure share.
     """
 
     globals: Int[np.ndarray, " g"]
     blocks: tuple[Int[np.ndarray, " m"], ...]
     shift: Float[np.ndarray, " d"]
     scale: Float[np.ndarray, " d"]
+    last: Last = field(default_factory=Last)
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -142,20 +152,25 @@ class _OnBlocks(AbstractFamily):
     def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
         return self._affine(draws, scores, 1.0)
 
-    def along(self, draws: Float[np.ndarray, "b d"], gradient: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
-        return self._affine(draws, gradient, 0.0)
+    def along(
+        self, draws: Float[np.ndarray, "b d"], direction: Float[np.ndarray, " d"]
+    ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "b n"]]:
+        return np.arange(self.size), self._affine(draws, direction[None], 0.0)
 
     @abc.abstractmethod
     def _affine(
-        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"], divergence: float
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b1 d"], divergence: float
     ) -> Float[np.ndarray, "b q"]:
-        """Return ∇·v times `divergence` and v·s of every control."""
+        """Return ∇·v times `divergence` and v·s of every control; one s may stand for all."""
 
     def _raw(
-        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b1 d"]
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return raw coordinates and scores of every block."""
-        x = [self.shift[block] + self.scale[block] * draws[:, block] for block in self.blocks]
+        last, x = self.last.found
+        if last is not draws:
+            x = [self.shift[block] + self.scale[block] * draws[:, block] for block in self.blocks]
+            self.last.found = (draws, x)
         return x, [scores[:, block] / self.scale[block] for block in self.blocks]
 
     def _along(self, x: list[np.ndarray], s: list[np.ndarray], divergence: float) -> list[np.ndarray]:
@@ -168,6 +183,7 @@ class _OnBlocks(AbstractFamily):
         ]
 
 
+@dataclass(frozen=True, eq=False)
 class Sums(_OnBlocks):
     """Quadratics of the globals, z_a·s_b + m[a=b], (Σz_a)(Σs_b)/m + [a=b], and (Σz_a) s_k of a global k."""
 
@@ -177,7 +193,7 @@ class Sums(_OnBlocks):
         return g * (g + 1) // 2 + 2 * len(self.pairs) + b * g
 
     def _affine(
-        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"], divergence: float
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b1 d"], divergence: float
     ) -> Float[np.ndarray, "b q"]:
         u, t = draws[:, self.globals], scores[:, self.globals]
         one, two = np.triu_indices(len(self.globals))
@@ -191,6 +207,7 @@ class Sums(_OnBlocks):
         return np.concatenate(parts, axis=1)
 
 
+@dataclass(frozen=True, eq=False)
 class SumsByGlobals(_OnBlocks):
     """(z_a·s_b + m[a=b]) x_k and (z_a·z_b) s_k of every pair of blocks and every global k."""
 
@@ -199,19 +216,20 @@ class SumsByGlobals(_OnBlocks):
         return len(self.globals) * (len(self.pairs) + sum(a <= b for a, b in self.pairs))
 
     def _affine(
-        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"], divergence: float
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b1 d"], divergence: float
     ) -> Float[np.ndarray, "b q"]:
         u, t = draws[:, self.globals], scores[:, self.globals]
         x, s = self._raw(draws, scores)
         parts = [sums[:, None] * u for sums in self._along(x, s, divergence)]
-        nothing = not t.any()  # as of the gradient of one group's effect
+        if not t.any():  # as of the direction of one group's effect
+            return np.concatenate([*parts, np.zeros((len(u), self.size - len(parts) * u.shape[1]))], axis=1)
         for a, b in self.pairs:
             if a <= b:
-                products = t if nothing else np.einsum("bm,bm->b", x[a], x[b])[:, None] / x[a].shape[1] - 1.0
-                parts.append(products * t)
+                parts.append((np.einsum("bm,bm->b", x[a], x[b])[:, None] / x[a].shape[1] - 1.0) * t)
         return np.concatenate(parts, axis=1)
 
 
+@dataclass(frozen=True, eq=False)
 class Neighbours(_OnBlocks):
     """Σx_i s_{i+1}, Σx_{i+1} s_i, each also times x_k, and (Σx_i x_{i+1}) s_k: for sequences, as random walks."""
 
@@ -220,7 +238,7 @@ class Neighbours(_OnBlocks):
         return len(self.blocks) * (2 + 3 * len(self.globals))
 
     def _affine(
-        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"], divergence: float
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b1 d"], divergence: float
     ) -> Float[np.ndarray, "b q"]:
         del divergence  # a coordinate stands with the score of its neighbour
         u, t = draws[:, self.globals], scores[:, self.globals]
@@ -233,6 +251,7 @@ class Neighbours(_OnBlocks):
         return np.concatenate(parts, axis=1)
 
 
+@dataclass(frozen=True, eq=False)
 class Pairs(AbstractFamily):
     """x_i s_j + x_j s_i of pairs of coordinates: of a global and each of a block, or of two blocks at each index.
 
@@ -249,10 +268,15 @@ class Pairs(AbstractFamily):
     def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
         return draws[:, self.first] * scores[:, self.second] + draws[:, self.second] * scores[:, self.first]
 
-    def along(self, draws: Float[np.ndarray, "b d"], gradient: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
-        return self.controls(draws, gradient)  # which have no divergence
+    def along(
+        self, draws: Float[np.ndarray, "b d"], direction: Float[np.ndarray, " d"]
+    ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "b n"]]:
+        moving = np.flatnonzero((direction[self.first] != 0) | (direction[self.second] != 0))
+        some = Pairs(self.first[moving], self.second[moving])
+        return moving, some.controls(draws, np.broadcast_to(direction, draws.shape))  # which have no divergence
 
 
+@dataclass(frozen=True, eq=False)
 class Diagonal(AbstractFamily):
     """x_i s_i + 1 of every coordinate: for what depends on each one's spread, as squares do and standard deviations."""
 
@@ -265,6 +289,12 @@ class Diagonal(AbstractFamily):
     def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
         return draws * scores + 1.0
 
+    def along(
+        self, draws: Float[np.ndarray, "b d"], direction: Float[np.ndarray, " d"]
+    ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "b n"]]:
+        moving = np.flatnonzero(direction)
+        return moving, draws[:, moving] * direction[moving]
+
 
 def structure_families(problem: Problem, room: int, structure: Structure | None = None) -> list[AbstractFamily]:
     """Return the families of a problem's named dimensions, from small to large; none without a block.
@@ -274,7 +304,7 @@ def structure_families(problem: Problem, room: int, structure: Structure | None 
     found = Blocks.of(problem.names, structure)
     if not found.blocks:
         return []
-    given = (found.globals, found.blocks, problem.shift, np.linalg.norm(problem.lower, axis=1))
+    given = (found.globals, found.blocks, problem.shift, np.linalg.norm(problem.lower, axis=1), Last())
     sums: tuple[AbstractFamily, ...] = (Sums(*given), SumsByGlobals(*given), Neighbours(*given))
     families = [family for family in sums if family.size]
     families.append(Diagonal(len(problem.names)))
