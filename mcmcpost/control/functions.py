@@ -199,15 +199,20 @@ class Marginal(NamedTuple):
 
     known, image : (k,) increasing values f of an integrand, standardised, and those of h at the same draws; f and h are
         the same, to a factor and a shift, where there are two.
-    certain : whether h tells where f has a value, and not only nearly, as a polynomial that stands for f does.
+    explained : R² of f by h: one, or that of a polynomial that stands for f.
     splines : the regressions of each field, once it is `prepared`.
     """
 
     fields: Mapping[str, Field]
     known: Float[np.ndarray, " k"]
     image: Float[np.ndarray, " k"]
-    certain: bool = True
+    explained: float = 1.0
     splines: Mapping[str, Splines] = MappingProxyType({})
+
+    @property
+    def certain(self) -> bool:
+        """Whether h tells where f has a value, and not only nearly."""
+        return bool(1 - self.explained <= SAME**2)
 
     def prepared(self, problem: Problem) -> "Marginal":
         """Return the same with the regressions at hand, which take some hundred numbers a state."""
@@ -362,11 +367,7 @@ def marginals(problem: Problem, method: AbstractControlVariate) -> list[Marginal
             found[column] = (stand_in, np.array([-1.0, 1.0]), np.array([-1.0, 1.0]))
     known = [one for one in found if one is not None]
     fields = iter(fields_by_method(problem, [quantity for quantity, _, _ in known], method.fields))
-    certain = [one is not None and 1 - one[0].explained <= SAME**2 for one in found]
-    return [
-        None if one is None else Marginal(next(fields), *one[1:], certain=sure)
-        for one, sure in zip(found, certain, strict=True)
-    ]
+    return [None if one is None else Marginal(next(fields), *one[1:], one[0].explained) for one in found]
 
 
 def fields_by_method(

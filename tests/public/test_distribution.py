@@ -127,6 +127,21 @@ def test_a_draw_at_a_bound_is_inside(normal):
     np.testing.assert_allclose(found.mean, norm.sf(bound), atol=1e-12)
 
 
+def test_it_is_told_how_well_a_quantity_is_explained(rng):
+    x = rng.normal(size=(4, 200, 3))
+    functions = {
+        "coordinate": x[..., 0],
+        "monotone": np.exp(x[..., 0]),
+        "product": x[..., 0] + x[..., 1] * x[..., 2],
+        "nearly": x[..., 0] + 0.5 * np.abs(x[..., 1]) ** 2.5,
+        "noise": rng.normal(size=(4, 200)),
+    }
+    found = mp.distribution(mp.from_arrays(x, -x), functions, "zv2").explained
+    np.testing.assert_allclose(found[:3], 1.0, atol=1e-12)
+    assert 0.98 < found[3] < 0.9999
+    assert np.isnan(found[4])
+
+
 def test_names_say_what_was_asked(normal):
     _, tree = normal
     dist = mp.distribution(tree, method="plain")
@@ -470,7 +485,7 @@ def test_a_stored_trace_has_the_distributions_of_the_one_in_memory(skew, monkeyp
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda dist: dist.cdf([0.0, np.nan]), r"cdf.*finite points.*Pass numpy"),
+        (lambda dist: dist.cdf([0.0, np.nan]), r"cdf.*finite points.*got NaN or an infinity.*Pass numpy"),
         (lambda dist: dist.cdf([]), r"cdf.*finite points.*got shape \(0,\)"),
         (lambda dist: dist.cdf([[0.0], [1.0], [2.0]]), r"\(2, t\) for each quantity.*got shape \(3, 1\)"),
         (lambda dist: dist.cdf(["a"]), r"cdf.*real numeric array"),
