@@ -41,6 +41,7 @@ PAGES = {
             "posteriordb",
             "hierarchical",
             "costs",
+            "structure",
             "marginals",
             "dimension_scaling",
             "south2022",

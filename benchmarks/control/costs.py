@@ -30,16 +30,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
 from jax.scipy.stats import norm
-from scipy.interpolate import make_interp_spline
-from scipy.optimize import minimize
-from scipy.special import expit, logsumexp
+from scipy.special import logsumexp
 
 import mcmcpost as mp
 from benchmarks._command import Command
@@ -47,180 +45,17 @@ from benchmarks._replicate import generator
 from benchmarks._table import emit
 from benchmarks.control._lotka_volterra_pool import expected_prey
 from benchmarks.control._pools import run_lotka_volterra
+from benchmarks.control._posteriors import POSTERIORS, bridge_data
 from models import lotka_volterra
-
-if TYPE_CHECKING:
-    import pymc
 
 FOLDER = Path(__file__).parents[1] / ".cache" / "costs"
 CHAINS, DRAWS, WARMUP = 4, 1_000, 1_000
-TRUTH_RUNS, TRUTH_DRAWS = 16, 12_500
-"""Runs of four chains, and draws of each, that the truth is computed from."""
+TRUTH_DRAWS = 12_500
+"""Draws of each of the four chains of a run that the truth is computed from."""
 REPLICATE_SEED, TRUTH_SEED = 100, 10_000
 """Seeds of the first replicate and of the first run of the truth; the next ones count up."""
 REPRODUCED = ("exact", "on_trust", "constant")
 """Statuses of quantities whose errors are rounding."""
-
-
-def radon() -> "pymc.Model":
-    """Varying intercepts and slopes of 85 counties, correlated, non-centred: 177 parameters."""
-    import pymc as pm
-
-    rng = np.random.default_rng(0)
-    num_counties, num_houses = 85, 919
-    county = rng.integers(0, num_counties, num_houses)
-    floor = rng.integers(0, 2, num_houses).astype(float)
-    uranium = rng.normal(size=num_counties)
-    intercepts = 1.3 + 0.7 * uranium * 0.5 + rng.normal(0, 0.3, num_counties)
-    slopes = -0.6 + rng.normal(0, 0.25, num_counties)
-    y = intercepts[county] + slopes[county] * floor + rng.normal(0, 0.75, num_houses)
-    with pm.Model(coords={"c": np.arange(num_counties), "e": ["intercept", "slope"]}) as model:
-        mu, g = pm.Normal("mu", 0, 2, dims="e"), pm.Normal("g", 0, 1)
-        scales = pm.Exponential.dist(1.0)
-        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=scales)
-        z = pm.Normal("z", 0, 1, dims=("c", "e"))
-        county_mean = np.stack([uranium, 0 * uranium], 1) * g
-        ab = pm.Deterministic("ab", mu + z @ chol.T + county_mean, dims=("c", "e"))
-        sigma = pm.HalfNormal("sigma", 1)
-        pm.Normal("y", ab[county, 0] + ab[county, 1] * floor, sigma, observed=y)
-    return model
-
-
-def random_walk(length: int = 80) -> "pymc.Model":
-    """A local level observed with noise, centred, with both scales unknown: 82 parameters."""
-    import pymc as pm
-
-    rng = np.random.default_rng(4)
-    y = 1.0 + np.cumsum(rng.normal(0, 0.3, length)) + rng.normal(0, 0.5, length)
-    with pm.Model(coords={"time": np.arange(length)}) as model:
-        tau, sigma = pm.HalfNormal("tau", 1), pm.HalfNormal("sigma", 1)
-        start = pm.Normal.dist(0, 3)
-        level = pm.GaussianRandomWalk("level", sigma=tau, init_dist=start, dims="time")
-        pm.Normal("y", level, sigma, observed=y)
-    return model
-
-
-def crossed(num_items: int = 40, num_raters: int = 25) -> "pymc.Model":
-    """A logistic regression, 40 items crossed with 25 raters, each pair once: 69 parameters."""
-    import pymc as pm
-
-    rng = np.random.default_rng(5)
-    item, rater = (axis.ravel() for axis in np.indices((num_items, num_raters)))
-    x = rng.normal(size=len(item))
-    a, b = rng.normal(0, 0.8, num_items), rng.normal(0, 0.5, num_raters)
-    y = rng.random(len(x)) < expit(0.3 + 0.7 * x + a[item] + b[rater])
-    coords = {"item": np.arange(num_items), "rater": np.arange(num_raters)}
-    with pm.Model(coords=coords) as model:
-        intercept, slope = pm.Normal("intercept", 0, 2), pm.Normal("slope", 0, 2)
-        sd_item, sd_rater = pm.HalfNormal("sd_item", 1), pm.HalfNormal("sd_rater", 1)
-        a = pm.Deterministic("a", sd_item * pm.Normal("za", 0, 1, dims="item"), dims="item")
-        b = pm.Deterministic("b", sd_rater * pm.Normal("zb", 0, 1, dims="rater"), dims="rater")
-        logit = intercept + slope * x + a[item] + b[rater]
-        pm.Bernoulli("y", logit_p=logit, observed=y.astype(int))
-    return model
-
-
-PRIOR_SD, THRESHOLDS = 1.5, np.array([0.0, 1.0, -1.0])
-
-
-def three_data() -> tuple[np.ndarray, np.ndarray]:
-    """Return covariates (30, 3) and outcomes (30,), so few that the posterior is skew."""
-    rng = np.random.default_rng(6)
-    x = np.concatenate([np.ones((30, 1)), rng.normal(size=(30, 2))], 1)
-    return x, (rng.random(30) < expit(x @ np.array([0.4, 1.0, -1.0]))).astype(int)
-
-
-def three() -> "pymc.Model":
-    """A logistic regression with 3 coefficients on 30 rows."""
-    import pymc as pm
-
-    x, y = three_data()
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, PRIOR_SD, shape=3)
-        pm.Bernoulli("y", logit_p=x @ beta, observed=y)
-    return model
-
-
-THREE_FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
-    "mean": lambda draw: draw["beta"],
-    "square": lambda draw: draw["beta"] ** 2,
-    "exp": lambda draw: jnp.exp(draw["beta"]),
-    "indicator": lambda draw: draw["beta"] > THRESHOLDS,
-}
-
-
-def three_truth(points: int = 161, width: float = 12.0) -> np.ndarray:
-    """Return the twelve expectations of `THREE_FUNCTIONS` (12,) by quadrature.
-
-    Each is a function of one coefficient. The trapezoidal rule over the other two gives its density
-    on a grid, to rounding since the density is smooth and vanishes at the ends. A quintic spline
-    integrates it, so that a threshold need not be a point of the grid. With two thirds of the
-    spacing no expectation moves by more than 3e-6 of itself.
-    """
-    x, y = three_data()
-
-    def log_density(beta: np.ndarray) -> np.ndarray:
-        logit = beta @ x.T
-        return (y * logit - np.logaddexp(0, logit)).sum(-1) - (beta**2).sum(-1) / (2 * PRIOR_SD**2)
-
-    mode = minimize(lambda beta: -log_density(beta), np.zeros(3), tol=1e-10)
-    sd = np.sqrt(np.diag(mode.hess_inv))
-    axes = np.linspace(mode.x - width * sd, mode.x + width * sd, points).T
-    density = np.empty((points,) * 3)
-    for i, first in enumerate(axes[0]):  # a plane at a time: all rows at all points would be 0.8 GB
-        plane = np.stack(np.meshgrid([first], axes[1], axes[2], indexing="ij"), -1)[0]
-        density[i] = np.exp(log_density(plane) + mode.fun)
-    truth = []
-    for j, axis in enumerate(axes):
-        marginal = density.sum(tuple({0, 1, 2} - {j}))
-
-        def integral(f: np.ndarray, lower: float, axis: np.ndarray = axis) -> float:
-            return float(make_interp_spline(axis, f, k=5).integrate(lower, axis[-1]))
-
-        functions = (axis, axis**2, np.exp(axis))
-        whole = integral(marginal, axis[0])
-        smooth = [integral(marginal * f, axis[0]) / whole for f in functions]
-        truth.append([*smooth, integral(marginal, THRESHOLDS[j]) / whole])
-    return np.array(truth).T.ravel()
-
-
-def bridge_data() -> np.ndarray:
-    return np.random.default_rng(7).normal(1.0, 1.5, 12)
-
-
-def bridge() -> "pymc.Model":
-    """A normal sample of 12 with mean and scale unknown."""
-    import pymc as pm
-
-    with pm.Model() as model:
-        mu, sigma = pm.Normal("mu", 0, 5), pm.HalfNormal("sigma", 2)
-        pm.Normal("y", mu, sigma, observed=bridge_data())
-    return model
-
-
-class Posterior(NamedTuple):
-    """A PyMC program and the quantities of its draws.
-
-    variables : those of the posterior that are reduced, in this order.
-    functions : of a draw, reduced instead of the variables.
-    truth : of the quantities; by default from long chains.
-    num_draws : of each chain.
-    """
-
-    build: Callable[[], "pymc.Model"]
-    variables: tuple[str, ...]
-    functions: Mapping[str, Callable[[Any], Any]] | None = None
-    truth: Callable[[], np.ndarray] | None = None
-    num_draws: int = DRAWS
-
-
-POSTERIORS: Mapping[str, Posterior] = {
-    "radon": Posterior(radon, ("mu", "g", "sigma", "chol_stds", "ab")),
-    "walk": Posterior(random_walk, ("tau", "sigma", "level")),
-    "crossed": Posterior(crossed, ("intercept", "slope", "sd_item", "sd_rater", "a", "b")),
-    "three": Posterior(three, ("beta",), THREE_FUNCTIONS, three_truth, num_draws=250),
-    "bridge": Posterior(bridge, ("mu", "sigma"), num_draws=200),
-}
 
 
 STATISTICS = ("unconstrained_draw", "gradient", "diverging", "logp")
@@ -301,7 +136,7 @@ class Store:
                 mean = self.posterior.truth()
                 found = {"mean": mean, "mcse": np.zeros_like(mean)}
             else:
-                found = long_run_truth(self.compiled, self.posterior.variables)
+                found = long_run_truth(self.compiled, self.posterior.variables, self.posterior.truth_runs)
             np.savez(path, **found)
         with np.load(path) as kept:
             return kept["mean"], kept["mcse"]
@@ -318,16 +153,16 @@ def stacked(tree: xarray.DataTree, variables: tuple[str, ...]) -> tuple[list[str
     return names, np.concatenate(columns, -1)
 
 
-def long_run_truth(compiled: Any, variables: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Return names, means and standard errors over 64 chains of 12,500 draws.
+def long_run_truth(compiled: Any, variables: tuple[str, ...], runs: int) -> dict[str, np.ndarray]:
+    """Return names, means and standard errors over runs of four chains of 12,500 draws.
 
-    Plain means of 200 times as many draws as a replicate has would be no truth for estimates that
+    Plain means of 100 or 200 times as many draws as a replicate has would be no truth for estimates that
     gain 50, so they have control variates too: the scores s, and (u − m) s + 1 of each coordinate,
     whose mean is zero for any constant m. Of the chains only sums are kept, and the fit is to all
-    of them, since 800,000 draws are far more than coefficients.
+    of them, since they are far more than coefficients.
     """
     centre, second, chain_means = None, 0.0, []
-    for run in range(TRUTH_RUNS):
+    for run in range(runs):
         tree = sample(compiled, TRUTH_DRAWS, TRUTH_SEED + run)
         stats = tree["sample_stats"]
         u, s = stats["unconstrained_draw"].values, stats["gradient"].values
@@ -337,8 +172,8 @@ def long_run_truth(compiled: Any, variables: tuple[str, ...]) -> dict[str, np.nd
         columns = np.concatenate([s, (u - centre[0]) * s + 1, h - centre[1]], -1)
         chain_means.append(columns.mean(1))
         flat = columns.reshape(-1, columns.shape[-1])
-        second = second + flat.T @ flat / (TRUTH_RUNS * len(flat))
-        print(f"truth: run {run + 1} of {TRUTH_RUNS}", flush=True)
+        second = second + flat.T @ flat / (runs * len(flat))
+        print(f"truth: run {run + 1} of {runs}", flush=True)
     means = np.concatenate(chain_means)
     covariance = second - np.outer(means.mean(0), means.mean(0))
     num_controls = 2 * u.shape[-1]
@@ -507,8 +342,27 @@ def cases(args: Any) -> Iterator[Case]:
                 yield sampled_case(name, args.folder)
 
 
-def rows(case: Case, method: Any, replicates: int) -> list[dict]:
-    """Reduce the replicates of a case and return its rows."""
+class Measured(NamedTuple):
+    """What the reductions of R replicates cost, and how far from the truth the p quantities are.
+
+    sampler, reduction : CPU seconds, medians over the replicates.
+    true, reported : gains (p,). share : square error of the truth over the mean square error (p,).
+    z2, plain_z2 : ((mean − truth)/error)² (R, p); NaN where the error is rounding.
+    status : (R, p).
+    """
+
+    sampler: float
+    reduction: float
+    true: np.ndarray
+    reported: np.ndarray
+    share: np.ndarray
+    z2: np.ndarray
+    plain_z2: np.ndarray
+    status: np.ndarray
+
+
+def measure(case: Case, method: Any, replicates: int) -> Measured:
+    """Reduce the replicates of a case and compare them with its truth."""
     results, seconds, sampling = [], [], []
     warm_up = max(replicates - 1, 1)  # compiles the programs; it is not the first that is measured
     for r in (warm_up, *range(replicates)):
@@ -526,7 +380,6 @@ def rows(case: Case, method: Any, replicates: int) -> list[dict]:
         np.array([getattr(result, field) for result in measured]) for field in Result._fields[:4]
     )
     status = np.array([result.status for result in measured])
-    sampler, reduction = float(np.median(sampling[1:])), float(np.median(seconds[1:]))
     if case.truth is None:  # a deviation from the mean of R estimates has 1 − 1/R of the variance
         truth, truth_mcse, freedom = mean.mean(0), np.zeros(mean.shape[1]), 1 - 1 / replicates
     else:
@@ -540,6 +393,13 @@ def rows(case: Case, method: Any, replicates: int) -> list[dict]:
         share = truth_mcse**2 / square.mean(0)
     rounding = np.isin(status, REPRODUCED)  # their errors are rounding, and z has no distribution
     z2, share = np.where(rounding, np.nan, z2), np.where(rounding.all(0), np.nan, share)
+    sampler, reduction = float(np.median(sampling[1:])), float(np.median(seconds[1:]))
+    return Measured(sampler, reduction, true, reported, share, z2, plain_z2, status)
+
+
+def rows(case: Case, method: Any, replicates: int) -> list[dict]:
+    """Reduce the replicates of a case and return its rows."""
+    measured = measure(case, method, replicates)
 
     def row(label: str, places: list[int]) -> dict:
         with warnings.catch_warnings():
@@ -549,16 +409,16 @@ def rows(case: Case, method: Any, replicates: int) -> list[dict]:
                 "d": case.num_parameters,
                 "quantity": label,
                 "number": len(places),
-                "sampler CPU s": sampler,
-                "reduction CPU s": reduction,
-                "ratio": reduction / sampler,
-                "true": float(np.median(true[places])),
-                "reported": float(np.median(reported[places])),
-                "z²": float(np.nanmean(z2[:, places])),
-                "worst |z|": float(np.sqrt(np.nanmax(z2[:, places]))),
-                "plain z²": float(plain_z2[:, places].mean()),
-                "truth": float(np.nanmedian(share[places])),
-                "status": counted(status[:, places]),
+                "sampler CPU s": measured.sampler,
+                "reduction CPU s": measured.reduction,
+                "ratio": measured.reduction / measured.sampler,
+                "true": float(np.median(measured.true[places])),
+                "reported": float(np.median(measured.reported[places])),
+                "z²": float(np.nanmean(measured.z2[:, places])),
+                "worst |z|": float(np.sqrt(np.nanmax(measured.z2[:, places]))),
+                "plain z²": float(measured.plain_z2[:, places].mean()),
+                "truth": float(np.nanmedian(measured.share[places])),
+                "status": counted(measured.status[:, places]),
             }
 
     return [row(label, places) for label, places in case.places.items()]
