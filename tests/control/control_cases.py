@@ -1,5 +1,6 @@
 """Problems and methods that several test modules share."""
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -88,7 +89,10 @@ def quantiles(
 def structure_fields(
     blocks: Blocks, shift: np.ndarray, scale: np.ndarray, d: int
 ) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
-    """Yield the vector fields of the families of named dimensions, in their order, as functions of raw coordinates."""
+    """Yield the vector fields of the families of named dimensions, in order, as functions of raw coordinates.
+
+    Neighbours are those of lags 1 and 3.
+    """
     unit = np.eye(d)
     k, m = blocks.globals, len(blocks.blocks[0])
     pairs = [(a, b) for a in range(len(blocks.blocks)) for b in range(len(blocks.blocks))]
@@ -113,16 +117,16 @@ def structure_fields(
     for a, b in [pair for pair in pairs if pair[0] <= pair[1]]:
         for i in k:
             yield lambda x, a=a, b=b, i=i: (jnp.dot(part[a] @ x, part[b] @ x) / m - 1) * own[i]
-    for a in range(len(part)):
-        ahead = lambda x, a=a: (part[a] @ x)[:-1] @ part[a][1:]  # noqa: E731
-        back = lambda x, a=a: (part[a] @ x)[1:] @ part[a][:-1]  # noqa: E731
+    for a, lag in itertools.product(range(len(part)), (1, 3)):
+        ahead = lambda x, a=a, lag=lag: (part[a] @ x)[:-lag] @ part[a][lag:]  # noqa: E731
+        back = lambda x, a=a, lag=lag: (part[a] @ x)[lag:] @ part[a][:-lag]  # noqa: E731
         yield ahead
         yield back
         for field in (ahead, back):
             for i in k:
                 yield lambda x, field=field, i=i: field(x) * standard(x)[i]
         for i in k:
-            yield lambda x, a=a, i=i: jnp.dot((part[a] @ x)[:-1], (part[a] @ x)[1:]) / m * own[i]
+            yield lambda x, a=a, i=i, lag=lag: jnp.dot((part[a] @ x)[:-lag], (part[a] @ x)[lag:]) / m * own[i]
     for i in range(d):
         yield lambda x, i=i: standard(x)[i] * own[i]
     for i in blocks.blocks[1]:

@@ -11,6 +11,7 @@ from control_cases import estimate, structure_fields
 
 from mcmcpost.control import Auto, Structured, ZeroVariance
 from mcmcpost.control.features.structure import (
+    LAGS,
     Blocks,
     Diagonal,
     Neighbours,
@@ -85,13 +86,32 @@ def test_controls_are_the_stein_operator_of_their_fields(rng):
     x, s = rng.normal(size=(6, d)), rng.normal(size=(6, d))
     given = (blocks.globals, blocks.blocks, shift, scale)
     pairs = Pairs(np.repeat(blocks.globals[:1], 7), blocks.blocks[1])
-    families = [Sums(*given), SumsByGlobals(*given), Neighbours(*given), Diagonal(d), pairs]
+    families = [Sums(*given), SumsByGlobals(*given), Neighbours(*given, lags=(1, 3, 4)), Diagonal(d), pairs]
     found = np.concatenate([family.controls((x - shift) / scale, s * scale) for family in families], axis=1)
     fields = list(structure_fields(blocks, shift, scale, d))
     assert found.shape[1] == len(fields) == sum(family.size for family in families)
     for column, field in zip(found.T, fields, strict=True):
         expected = [jnp.trace(jax.jacfwd(field)(row)) + field(row) @ score for row, score in zip(x, s, strict=True)]
         np.testing.assert_allclose(column, np.array(expected), rtol=1e-9, atol=1e-9)
+
+
+def test_sequences_are_told_from_groups(rng):
+    """A walk by its levels or by its increments, beside groups, whose order means nothing."""
+    length, states = 20, 250
+    names = [f"{name}[{i}]" for name in ("walk", "steps", "group") for i in range(length)]
+    precision = np.zeros((3 * length, 3 * length))
+    walk, steps, group = (slice(k * length, (k + 1) * length) for k in range(3))
+    forward = np.eye(length) - np.eye(length, k=-1)
+    precision[walk, walk] = forward.T @ forward + 0.5 * np.eye(length)
+    back = np.linalg.inv(forward)
+    precision[steps, steps] = np.eye(length) + 2.0 * back.T @ back
+    precision[group, group] = 1.5 * np.eye(length) - 1 / length
+    draws = np.linalg.solve(np.linalg.cholesky(precision).T, rng.normal(size=(3 * length, 4 * states))).T
+    draws = draws.reshape(4, states, -1)
+    problem = make_problem(make_trace(draws, -draws @ precision, names), draws[..., :1]).unrotated()
+    near, far = (family for family in structure_families(problem, 0) if isinstance(family, Neighbours))
+    assert [block.tolist() for block in near.blocks] == [list(range(length)), list(range(length, 2 * length))]
+    assert (near.lags, far.lags) == LAGS
 
 
 def _hierarchy(rng, chains, draws, groups=20):
