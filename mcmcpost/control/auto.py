@@ -152,11 +152,11 @@ class Auto(AbstractControlVariate):
         if problem.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, PlainMean().label)
         best, lowest, tried = PlainMean().crossfit(problem), plain_variance(problem), []
-        families, labels = self.families(problem)
+        own = self._coordinates(problem)
+        families, labels = self.families(own)
         if families:
             say_step(labels[-1])
             most = _serving(labels)
-            own = self._coordinates(problem)
             system = linear_system(own, families[:1])
             first = choose_families(own, system, labels[:1], lowest)
             best = first.at_states()
@@ -192,14 +192,17 @@ class Auto(AbstractControlVariate):
         return problem.unrotated() if Blocks.of(problem.names, self.structure).blocks else problem
 
     def fields(self, problem: Problem) -> list[LinearFits]:
-        families, labels = self.families(problem) if problem.num_train >= MIN_TRAIN else ([], [])
+        own = self._coordinates(problem)
+        families, labels = self.families(own) if problem.num_train >= MIN_TRAIN else ([], [])
         if not families:
             return []
-        own = self._coordinates(problem)
         return nested_fits(linear_system(own, families), labels, _serving(labels), own)
 
     def families(self, problem: Problem) -> tuple[list[AbstractFamily], list[str]]:
-        """Return the linear families that the draws allow, from small to large, and the method's label with each."""
+        """Return the linear families that the draws allow, from small to large, and the method's label with each.
+
+        problem : in the `_coordinates` that they are of.
+        """
         d = problem.draws.shape[1]
         top = MAX_DEGREE.get(d, 3) if self.max_degree is None else self.max_degree
         named = [(polynomials(d, 1)[0], ZeroVariance(1).label)]
@@ -260,13 +263,14 @@ class Auto(AbstractControlVariate):
     def _promises(self, problem: Problem) -> Bool[np.ndarray, " p"]:
         """Return for which integrands a kernel beats the linear families on a few evenly spaced states."""
         few = problem.thin(TRIAL_STATES).seen()
-        families, labels = self.families(few)
+        own = self._coordinates(few)
+        families, labels = self.families(own)
         top = MAX_DEGREE.get(few.draws.shape[1], 3) if self.max_degree is None else self.max_degree
         method = self._semi_exact(few, TRIAL_STATES, top, GridREML(polish=False))
         if method is None:
             return np.ones(few.values.shape[1], bool)
         plain = plain_variance(few)
-        linear = judged_variance(few, choose_families(few, linear_system(few, families), labels, plain).at_states())
+        linear = judged_variance(own, choose_families(own, linear_system(own, families), labels, plain).at_states())
         kernel = judged_variance(few, crossfit_kernel(few, method, method.degree))
         return kernel * PROMISING < np.fmin(linear, plain)
 

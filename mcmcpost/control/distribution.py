@@ -8,7 +8,7 @@ quantity's mean.
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -42,9 +42,6 @@ from mcmcpost.core.errors import TRUSTED, InputError, Status
 from mcmcpost.core.mcse import Weights, kernel_density, mcse_mean
 from mcmcpost.core.precision import in_float64
 from mcmcpost.scores import effective_size
-
-if TYPE_CHECKING:
-    pass
 
 
 class Distribution(NamedTuple):
@@ -189,8 +186,9 @@ class Distribution(NamedTuple):
     def _one(self, j: int) -> "Distribution":
         """Return the distribution of one quantity of the sample, with the regressions of its functions at hand."""
         own = self.select(np.array([j]))
-        known = [one and own.problem and one.prepared(own.problem) for one in own.marginals]
-        return own._replace(marginals=tuple(known))
+        if own.problem is None or (known := own.marginals[0]) is None:
+            return own
+        return own._replace(marginals=(known.prepared(own.problem),))
 
     def _by_quantity(self, answer: "Callable[[Distribution], Estimate]", *, apart: bool = False) -> Estimate:
         """Return the results for all quantities, in their order, each of those whose functions are known by itself.

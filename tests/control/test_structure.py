@@ -114,6 +114,20 @@ def test_sequences_are_told_from_groups(rng):
     assert (near.lags, far.lags) == LAGS
 
 
+def test_auto_finds_the_structure_of_the_traces_own_coordinates(rng):
+    """In rotated ones no neighbours are alike: a walk is a sequence for both methods, with the same controls."""
+    length = 15
+    forward = np.eye(length) - np.eye(length, k=-1)
+    precision = forward.T @ forward + 0.2 * np.eye(length)
+    draws = np.linalg.solve(np.linalg.cholesky(precision).T, rng.normal(size=(length, 2_000))).T.reshape(4, 500, -1)
+    trace = make_trace(draws, -draws @ precision, [f"walk[{i}]" for i in range(length)])
+    values = (draws[..., 1:] * draws[..., :-1]).sum(axis=-1, keepdims=True) ** 2
+    structured, auto = (estimate(trace, values, method) for method in (Structured(), Auto(kernel=False, max_degree=2)))
+    own = structured.info["num_features"]
+    assert own == [15, 17, 19, 27, 41]  # scores, sums, neighbours, farther ones, squares, of which the sums hold one
+    assert auto.info["tried"][0]["num_features"][: len(own)] == own
+
+
 def _hierarchy(rng, chains, draws, groups=20):
     """Return a trace of z | t ~ N(0, e^{2t}), t ~ N(0, 0.3²): the mean of the scale e^t is exp(0.045)."""
     t = 0.3 * rng.normal(size=(chains, draws))
