@@ -81,6 +81,21 @@ def test_leading_families_are_fits_of_their_own(rng):
             np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_of_many_dependent_controls_the_right_ones_are_kept(seed):
+    """Sums, neighbours and quadratics of an AR(1) normal span its 230 polynomials and no direction of rounding more."""
+    d, rng = 20, np.random.default_rng(seed)
+    sd = np.geomspace(0.1, 10.0, d)
+    factor = np.linalg.cholesky(0.5 ** np.abs(np.subtract.outer(np.arange(d), np.arange(d)))) * sd[:, None]
+    z = rng.normal(size=(4, 1_000, d))
+    scores = -np.linalg.solve(factor.T, z.reshape(-1, d).T).T.reshape(z.shape)
+    draws = 1.0 + z @ factor.T
+    found = estimate(make_trace(draws, scores, [f"x[{i}]" for i in range(d)]), draws**2, Auto(kernel=False))
+    np.testing.assert_allclose(found.mean, 1.0 + sd**2, rtol=1e-10)
+    assert set(found.status) == {Status.EXACT}
+    assert found.info["tried"][0]["num_features"][-1] == d * (d + 3) // 2
+
+
 @pytest.mark.parametrize("size", [1e-6, 1e-9, 1e-12])
 @pytest.mark.parametrize("blocks", [False, True])
 def test_rounding_invents_no_gain(rng, size, blocks, monkeypatch):
