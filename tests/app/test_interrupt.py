@@ -158,8 +158,8 @@ def test_ctrl_c_in_a_terminal(tmp_path, monkeypatch, command, delay):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # nothing compiled yet: both take more than that
     folder = tmp_path / "cwd"
     folder.mkdir()
-    draws = np.random.default_rng(0).normal(size=(4, 500, 3))
-    mp.save_tree(mp.from_arrays(draws, -draws), folder / "trace.nc")
+    draws = np.log(np.random.default_rng(0).gamma(3.0, size=(4, 500, 8)))  # no polynomial is exact: kernels are tried
+    mp.save_tree(mp.from_arrays(draws, 3.0 - np.exp(draws)), folder / "trace.nc")
     model = "import numpyro\nfrom numpyro.distributions import Normal\n"
     model += "def model(y): numpyro.sample('y', Normal(numpyro.sample('x', Normal())), obs=y)\n"
     (folder / "model.py").write_text(model + "def data(): return {'y': 0.3}\n")
