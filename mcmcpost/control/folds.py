@@ -136,7 +136,10 @@ class Subsets(NamedTuple):
         crossed = [a & b for one, two in itertools.pairwise(signs) for a in (one, ~one) for b in (two, ~two)]
         quarters = np.array(crossed, bool).reshape(-1, num_folds)
         quarters = quarters[np.abs(quarters.mean(axis=1) - 0.25) <= 0.1]
-        return Subsets(np.concatenate([signs, ~signs]), quarters[: 2 * num_folds])
+        found = Subsets(np.concatenate([signs, ~signs]), quarters[: 2 * num_folds])
+        for sets in found:
+            sets.flags.writeable = False  # all who ask have the same
+        return found
 
 
 def padded(rows: int) -> int:

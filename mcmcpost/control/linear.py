@@ -30,13 +30,12 @@ DISTANCE = 1e-10
 DISTANCE_FROM_SUMS = 1e-5
 """The same where only sums are at hand, which have half of the digits."""
 
+CLEAR = 1e-3
+"""The same from which sums of controls in memory make the basis: their factor is then right to 1e-10, as rounding of
+1e-16 over its square."""
 
 NEED = 1.05
 """A larger family must lower the error variance by this factor, or the smaller one is kept."""
-
-CLEAR = 1e-3
-"""The same from which the sums of controls in memory keep digits enough for the basis."""
-
 
 DRAWS_PER_FEATURE = 3.0
 """Training states per feature below which a fit without a penalty is made only if it is asked for."""

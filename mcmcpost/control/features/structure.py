@@ -363,9 +363,8 @@ def _sequences(problem: Problem, blocks: tuple[Int[np.ndarray, " m"], ...]) -> t
 
     def excess(columns: Float[np.ndarray, "n m"]) -> float:
         length = columns.shape[1]
-        centred = columns - columns.mean(axis=0)
-        size = np.linalg.norm(centred, axis=0)
-        correlation = (centred / np.where(size > 0, size, 1.0)).T @ (centred / np.where(size > 0, size, 1.0))
+        with np.errstate(invalid="ignore", divide="ignore"):  # of a coordinate that stands still at these states
+            correlation = np.nan_to_num(np.corrcoef(columns, rowvar=False))
         far = np.mean([np.diagonal(correlation, lag).mean() for lag in range(length // 3, 2 * length // 3)])
         return abs(float(np.diagonal(correlation, 1).mean() - far))
 
