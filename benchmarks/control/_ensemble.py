@@ -53,7 +53,7 @@ class Ensemble(AbstractControlVariate):
             total = member if total is None else Member(*(a + b for a, b in zip(total, member, strict=True)))
         assert total is not None
         mean, control, without_fold, halves = (part / self.num_members for part in total)
-        refits = Refits(without_fold, halves, Refits.none(problem).quarters)
+        refits = Refits(without_fold, halves, Refits.none(*without_fold.shape).quarters)
         info = {"num_coordinates": sizes[-1]}
         return FoldFit(mean, control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (self.label,) * p, info)
 

@@ -152,20 +152,20 @@ class Auto(AbstractControlVariate):
         if problem.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, PlainMean().label)
         best, lowest, tried = PlainMean().crossfit(problem), plain_variance(problem), []
-        own = self._coordinates(problem)
-        families, labels = self.families(own)
+        own = self.coordinates(problem)
+        families, labels = self.families(own, own.num_train)
         if families:
             say_step(labels[-1])
             most = _serving(labels)
             system = linear_system(own, families[:1])
-            first = choose_families(own, system, labels[:1], lowest)
+            first = choose_families(own, own.outline, system, labels[:1], lowest)
             best = first.at_states()
             # Nothing more is tried where the scores alone leave rounding, as for what is linear under a normal density.
             left = np.flatnonzero(judged_variance(problem, best) > ROUNDING**2)
             if len(left) and len(families) > 1:
                 some = own.select(left)
                 system = linear_system(some, families)
-                richer = choose_families(some, system, labels, lowest[left])
+                richer = choose_families(some, some.outline, system, labels, lowest[left])
                 best = replace_columns(best, richer.at_states(), left, np.arange(len(left)))._replace(info=richer.info)
             controlled = np.array([status is not Status.PLAIN for status in best.status])
             lowest = np.where(controlled, judged_variance(problem, best), lowest)
@@ -184,35 +184,28 @@ class Auto(AbstractControlVariate):
                 tried.append({"method": candidate.label, "integrands": len(columns)} | fit.info)
         return best._replace(info={"tried": tried})
 
-    def _coordinates(self, problem: Problem) -> Problem:
-        """Return the problem in the trace's own coordinates where there is structure in them.
-
-        Polynomials of a total degree are the same in any.
-        """
+    def coordinates(self, problem: Problem) -> Problem:
+        # Those of the trace where there is structure in them; polynomials of a total degree are the same in any.
         return problem.unrotated() if Blocks.of(problem.names, self.structure).blocks else problem
 
     def fields(self, problem: Problem) -> list[LinearFits]:
-        own = self._coordinates(problem)
-        families, labels = self.families(own) if problem.num_train >= MIN_TRAIN else ([], [])
+        own = self.coordinates(problem)
+        families, labels = self.families(own, own.num_train) if own.num_train >= MIN_TRAIN else ([], [])
         if not families:
             return []
         return nested_fits(linear_system(own, families), labels, _serving(labels), own)
 
-    def families(self, problem: Problem) -> tuple[list[AbstractFamily], list[str]]:
-        """Return the linear families that the draws allow, from small to large, and the method's label with each.
-
-        problem : in the `_coordinates` that they are of.
-        """
+    def families(self, problem: Problem, num_train: int) -> tuple[list[AbstractFamily], list[str]]:
         d = problem.draws.shape[1]
         top = MAX_DEGREE.get(d, 3) if self.max_degree is None else self.max_degree
         named = [(polynomials(d, 1)[0], ZeroVariance(1).label)]
         if top >= 2:
-            room = room_of(problem.num_train, d)
+            room = room_of(num_train, d)
             named += [(family, Structured().label) for family in structure_families(problem, room, self.structure)]
         for degree in range(2, top + 1):
             if num_polynomial_features(d, degree) <= MAX_FEATURES:
                 named.append((polynomials(d, degree)[-1], ZeroVariance(degree).label))
-        return affordable(named, problem, SHARED * self.max_work)
+        return affordable(named, num_train, SHARED * self.max_work)
 
     def _dearer(
         self, problem: Problem, lowest: Float[np.ndarray, " p"]
@@ -263,14 +256,15 @@ class Auto(AbstractControlVariate):
     def _promises(self, problem: Problem) -> Bool[np.ndarray, " p"]:
         """Return for which integrands a kernel beats the linear families on a few evenly spaced states."""
         few = problem.thin(TRIAL_STATES).seen()
-        own = self._coordinates(few)
-        families, labels = self.families(own)
+        own = self.coordinates(few)
+        families, labels = self.families(own, own.num_train)
         top = MAX_DEGREE.get(few.draws.shape[1], 3) if self.max_degree is None else self.max_degree
         method = self._semi_exact(few, TRIAL_STATES, top, GridREML(polish=False))
         if method is None:
             return np.ones(few.values.shape[1], bool)
         plain = plain_variance(few)
-        linear = judged_variance(own, choose_families(own, linear_system(own, families), labels, plain).at_states())
+        fits = choose_families(own, own.outline, linear_system(own, families), labels, plain)
+        linear = judged_variance(own, fits.at_states())
         kernel = judged_variance(few, crossfit_kernel(few, method, method.degree))
         return kernel * PROMISING < np.fmin(linear, plain)
 

@@ -40,6 +40,7 @@ STEADY = 1e-9
 def fields_of(fits: LinearFits, quantities: Sequence[Quantity]) -> list[Field]:
     """Return the field of each quantity; quantity j is what column j of the fits is of."""
     problem, families = fits.problem, fits.system.families
+    assert problem is not None
     coefficients, control = fits.in_controls()[:, 1:], fits.at_states().control
     # v·∇h is the sum of what v does along the coordinates that h depends on: a few, which many quantities share.
     users: dict[int, list[tuple[int, int]]] = {}
@@ -127,7 +128,7 @@ class Regression:
         gamma = np.where(known, gamma, 0.0)
         theta, gamma = start + by_values - by_last * gamma[:, None], own + gamma
         constants = np.einsum("r,srp->sp", self.rule, theta) + gamma * last_rule
-        refits = Refits(constants[:k], constants[k:-1], Refits.none(problem).quarters)
+        refits = Refits(constants[:k], constants[k:-1], Refits.none(k, constants.shape[1]).quarters)
         control = np.zeros_like(problem.values)
         for fold, (rows, (part, x, _)) in enumerate(zip(self.folds, by_fold, strict=True)):
             control[rows] = (part @ theta[fold] + x * gamma[fold]) / self.root[rows] - constants[fold]

@@ -6,7 +6,7 @@ is a small positive definite system, well conditioned whatever the controls were
 the residuals: rounding does not invent gains.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from mcmcpost.control.features.polynomial_basis import independent_columns
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import ROUNDING, FoldFit, Refits
 from mcmcpost.control.moments import Moments
-from mcmcpost.control.problem import Problem
+from mcmcpost.control.problem import Outline, Problem
 from mcmcpost.control.standard_errors import combined_error, plain_variance
 from mcmcpost.core.arrays import StoredRows, in_blocks, is_large, over_rows, zeros
 from mcmcpost.core.errors import Status
@@ -109,12 +109,12 @@ class LinearFit(NamedTuple):
 class LinearFits(NamedTuple):
     """The fits of all quantities of a problem, each of some family and with some ridge.
 
-    problem : in the coordinates of the families.
+    problem : in the coordinates of the families; None where there are only sums.
     fits : which quantities each fit is of; they need not be in order.
     status, method, info, doubt : as in `FoldFit`.
     """
 
-    problem: Problem
+    problem: Problem | None
     system: LinearSystem
     fits: tuple[tuple[Int[np.ndarray, " _"], LinearFit], ...]
     status: tuple[Status, ...]
@@ -125,9 +125,18 @@ class LinearFits(NamedTuple):
     @property
     def mean(self) -> Float[np.ndarray, " p"]:
         """The constants of the fits on all folds."""
-        found = np.empty(self.problem.values.shape[1])
+        found = np.empty(self.system.start.shape[1])
         for columns, fit in self.fits:
             found[columns] = fit.mean
+        return found
+
+    @property
+    def refits(self) -> Refits:
+        """The constants of the other fits."""
+        found = Refits.none(len(self.system.moments.gram), self.system.start.shape[1])
+        for columns, fit in self.fits:
+            for means, own in zip(found, fit.refits, strict=True):
+                means[:, columns] = own
         return found
 
     def in_basis(self) -> Float[np.ndarray, "k r p"]:
@@ -150,12 +159,9 @@ class LinearFits(NamedTuple):
 
     def at_states(self) -> FoldFit:
         """Return the control variates at the states of the problem."""
-        problem, system, p = self.problem, self.system, self.problem.values.shape[1]
-        refits = Refits.none(problem)
-        for columns, fit in self.fits:
-            for means, found in zip(refits, fit.refits, strict=True):
-                means[:, columns] = found
-        control = zeros((len(problem.counts), p))
+        problem, system, refits = self.problem, self.system, self.refits
+        assert problem is not None, "sums have no states"
+        control = zeros((len(problem.counts), system.start.shape[1]))
         if system.rows is not None:
             control[...] = _fitted(system.rows, problem.labels, self.in_basis(), np.asarray(refits.without_fold))
         else:
@@ -265,18 +271,32 @@ def _mix(
 
 def _system_from_sums(problem: Problem, families: tuple[AbstractFamily, ...], *, refine: bool) -> LinearSystem:
     rows, total = (problem.draws, problem.scores), problem.counts.sum()
-    p, width = problem.values.shape[1], 1 + sum(family.size for family in families)
+    width = 1 + sum(family.size for family in families)
     arrays = (problem.labels, problem.counts, problem.values)
 
     def look(*constants: np.ndarray) -> Moments:
         given = (problem.folds.num_folds, families, *constants)
-        found = Moments.zero(problem.folds.num_folds, constants[0].shape[1] if constants else width, p)
+        size = constants[0].shape[1] if constants else width
+        found = Moments.zero(problem.folds.num_folds, size, problem.values.shape[1])
         for _, part in over_rows(_moments_of, rows, arrays, given, entries=found.gram.size + found.cross.size):
             found += part
         return found
 
-    first = look()
-    gram = first.gram.sum(axis=0)
+    return system_of(look(), total, families, look if refine else None)
+
+
+def system_of(
+    first: Moments,
+    total: float,
+    families: tuple[AbstractFamily, ...],
+    look: Callable[[np.ndarray, np.ndarray], Moments] | None = None,
+) -> LinearSystem:
+    """Return the system of draws of which there are sums.
+
+    first : of the constant and the controls. total : the draws, by weight.
+    look : the sums of xᵀM and f − xᵀMθ from M and θ, where the draws can be seen again; else they come from the first.
+    """
+    width, gram = first.gram.shape[1], first.gram.sum(axis=0)
     norms = _norms(np.sqrt(np.diagonal(gram)[1:]))
     across = gram[0, 1:] / norms / np.sqrt(total)
     centred = gram[1:, 1:] / norms[:, None] / norms - np.outer(across, across)
@@ -289,7 +309,7 @@ def _system_from_sums(problem: Problem, families: tuple[AbstractFamily, ...], *,
     mix[np.concatenate([[True], kept])] = small
     moments = first.mixed(mix)
     start = PositiveMatrix(moments.gram.sum(axis=0)).solve(moments.cross.sum(axis=0))
-    moments = look(mix, start) if refine else moments.less(start)
+    moments = moments.less(start) if look is None else look(mix, start)
     return LinearSystem(families, sizes, kept, small, None, moments, start, small[0], inverse)
 
 
@@ -448,7 +468,7 @@ class Solver:
 
 
 def affordable(
-    named: Sequence[tuple[AbstractFamily, str]], problem: Problem, max_work: float = np.inf
+    named: Sequence[tuple[AbstractFamily, str]], num_train: int, max_work: float = np.inf
 ) -> tuple[list[AbstractFamily], list[str]]:
     """Return the families, and their labels, that the draws and the work allow beside those before them.
 
@@ -456,6 +476,7 @@ def affordable(
 
     Parameters
     ----------
+    num_train : the smallest number of states on which a fit without a fold is made.
     max_work : multiplications of the look at the draws.
     """
     families: list[AbstractFamily] = []
@@ -463,7 +484,7 @@ def affordable(
     size = 1
     for place, (family, label) in enumerate(named):
         wanted = size + family.size
-        enough = problem.num_train >= DRAWS_PER_RIDGED * wanted and 2 * len(problem.counts) * wanted**2 <= max_work
+        enough = num_train >= DRAWS_PER_RIDGED * wanted and 2 * num_train * wanted**2 <= max_work
         if wanted <= (MAX_FEATURES if place else MAX_SCORES + 1) and enough:
             families.append(family)
             labels.append(label)
@@ -474,7 +495,8 @@ def affordable(
 
 
 def choose_families(
-    problem: Problem,
+    problem: Problem | None,
+    outline: Outline,
     system: LinearSystem,
     labels: Sequence[str],
     plain: Float[np.ndarray, " p"],
@@ -487,18 +509,19 @@ def choose_families(
 
     Parameters
     ----------
+    problem : in the coordinates of the families; None where there are only sums. outline : of it.
     system : of the problem. labels : of its families, for the record.
     plain : (p,) the error variance of the plain means, to be improved upon.
     most : families that may be chosen, where the fits are wanted for their fields alone: refits on halves, which tell
         the error of a mean, are then not made. By default all, and they are.
     """
     families, for_means = system.families[:most], most is None
-    p, total = problem.values.shape[1], problem.counts.sum()
+    p, total = system.start.shape[1], outline.total
     everything, lowest = np.arange(p), plain.copy()
     choice = np.full((p, 2), -1.0)  # which family, and its ridge
     doubt, below = np.zeros(p), dict[float, list[np.ndarray]]()
     tried = {
-        place: ridges(problem.num_train, size, square=system.mix is not None)
+        place: ridges(outline.num_train, size, square=system.mix is not None)
         for place, size in enumerate(system.sizes[:most])
         if size > (0, *system.sizes)[place]  # otherwise its controls are combinations of those before
     }
@@ -519,7 +542,7 @@ def choose_families(
             smaller_means.append(fit.mean)
             apart = np.where(variance > ROUNDING**2, apart, 0.0)
             residual = np.sqrt(variance / total)
-            error = total * combined_error(problem, fit.mean, fit.refits, crossfit, residual, apart) ** 2
+            error = total * combined_error(outline, fit.mean, fit.refits, crossfit, residual, apart) ** 2
             smaller = error < of_family
             of_family, ridge_of_family = np.where(smaller, error, of_family), np.where(smaller, ridge, ridge_of_family)
             doubt_of_family = np.where(smaller, apart, doubt_of_family)
@@ -569,7 +592,7 @@ def nested_fits(system: LinearSystem, labels: Sequence[str], most: int, problem:
     """
     plain, own = plain_variance(problem), system.on(problem)
     limits = [1] if min(most, len(system.families)) == 1 else [1, most]
-    return [choose_families(problem, own, labels, plain, limit) for limit in limits]
+    return [choose_families(problem, problem.outline, own, labels, plain, limit) for limit in limits]
 
 
 def _constant(system: LinearSystem, columns: Int[np.ndarray, " p"]) -> LinearFit:

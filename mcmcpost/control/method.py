@@ -13,6 +13,7 @@ from mcmcpost.control.problem import Problem
 from mcmcpost.core.errors import InputError, Status
 
 if TYPE_CHECKING:
+    from mcmcpost.control.features.families import AbstractFamily
     from mcmcpost.control.linear import LinearFits
 
 ROUNDING = 1e-10
@@ -30,11 +31,19 @@ class Refits(NamedTuple):
     quarters: Float[Array | np.ndarray, "r *p"]
 
     @classmethod
-    def none(cls, problem: Problem) -> "Refits":
+    def none(cls, num_folds: int, p: int) -> "Refits":
         """Return that no fit was made again."""
-        subsets, p = Subsets.of(problem.folds.num_folds), problem.values.shape[1]
-        sizes = (problem.folds.num_folds, len(subsets.halves), len(subsets.quarters))
+        subsets = Subsets.of(num_folds)
+        sizes = (num_folds, len(subsets.halves), len(subsets.quarters))
         return cls(*(np.full((size, p), np.nan) for size in sizes))
+
+    @classmethod
+    def of_means(cls, sums: Float[np.ndarray, "k p"], sizes: Float[np.ndarray, " k"]) -> "Refits":
+        """Return the means over parts of the folds, from the sum over each and its size."""
+        k, p = sums.shape
+        halves = Subsets.of(k).halves
+        parts = (kept @ sums / (kept @ sizes)[:, None] for kept in (~np.eye(k, dtype=bool), halves))
+        return cls(*parts, cls.none(k, p).quarters)
 
 
 class FoldFit(NamedTuple):
@@ -93,6 +102,21 @@ class AbstractControlVariate(eqx.Module):
     def label(self) -> str:
         """The method as reported, for example ``ZeroVariance(degree=2)``."""
 
+    def coordinates(self, problem: Problem) -> Problem:
+        """Return the problem in the coordinates of the linear families."""
+        return problem
+
+    def families(self, problem: Problem, num_train: int) -> "tuple[list[AbstractFamily], list[str]]":
+        """Return the linear families from small to large, and the method's label with each; none by default.
+
+        Parameters
+        ----------
+        problem : in its `coordinates`, of all states or of some that stand for them.
+        num_train : the smallest number of states on which a fit without a fold is made.
+        """
+        del problem, num_train
+        return [], []
+
     def fields(self, problem: Problem) -> "list[LinearFits]":
         """Return the linear fits whose fields serve functions of the integrands, simplest first; none by default."""
         del problem
@@ -122,7 +146,7 @@ def no_control(problem: Problem, status: Status, label: str, info: dict[str, Any
     return FoldFit(
         mean=mean,
         control=np.zeros_like(problem.values),
-        refits=Refits.none(problem),
+        refits=Refits.none(problem.folds.num_folds, p),
         doubt=np.zeros(p),
         status=(status,) * p,
         method=(label,) * p,
@@ -139,16 +163,9 @@ def refuse_weighted(label: str, problem: Problem) -> None:
 
 def mean_of_residuals(problem: Problem, control: Float[np.ndarray, "m p"]) -> tuple[Float[np.ndarray, " p"], Refits]:
     """Return the mean of the held-out residuals as the estimate, and that over parts of the folds."""
-    k, subsets = problem.folds.num_folds, Subsets.of(problem.folds.num_folds)
     folds, counts = problem.folds, problem.counts
-    sums = folds.totals(problem.values, counts) - folds.totals(control, counts)
-    sizes = folds.totals(counts[:, None])[:, 0]
-
-    def over(folds: Bool[np.ndarray, "s k"]) -> Float[np.ndarray, "s p"]:
-        return folds @ sums / (folds @ sizes)[:, None]
-
-    refits = Refits(over(~np.eye(k, dtype=bool)), over(subsets.halves), Refits.none(problem).quarters)
-    return over(np.ones((1, k), bool))[0], refits
+    sums, sizes = folds.totals(problem.values, counts) - folds.totals(control, counts), problem.outline.sizes
+    return sums.sum(axis=0) / sizes.sum(), Refits.of_means(sums, sizes)
 
 
 def merge_fits(old: FoldFit, new: FoldFit, take: Bool[np.ndarray, " p"]) -> FoldFit:

@@ -44,6 +44,28 @@ SHORT_BLOCK = 2
 """Autocorrelation times that a fold has at least where draws are few, up to four folds."""
 
 
+class Outline(NamedTuple):
+    """What the choice of a fit and its error need to know of a problem beside its sums.
+
+    sizes : (k,) draws of each fold, by weight.
+    participants : (p,), num_train : as in `Problem`. num_coordinates : d.
+    """
+
+    sizes: Float[np.ndarray, " k"]
+    participants: Float[np.ndarray, " p"]
+    num_train: int
+    num_coordinates: int
+
+    @property
+    def total(self) -> float:
+        """The draws, by weight."""
+        return float(self.sizes.sum())
+
+    def select(self, columns: np.ndarray | slice) -> "Outline":
+        """Return the outline of some integrands."""
+        return self._replace(participants=self.participants[columns])
+
+
 class Problem(NamedTuple):
     """A regression of integrands on Stein features at the distinct states of a trace.
 
@@ -87,6 +109,12 @@ class Problem(NamedTuple):
     def num_train(self) -> int:
         """The smallest number of states on which a fit without a fold is made; of weighted states, their share."""
         return int(self.folds.num_train * min(1.0, self.counts.sum() / self.num_states))
+
+    @property
+    def outline(self) -> Outline:
+        """What is known of the problem without its states."""
+        sizes = self.folds.totals(self.counts[:, None])[:, 0]
+        return Outline(sizes, self.participants, self.num_train, self.draws.shape[1])
 
     @property
     def labels(self) -> Int[np.ndarray, " m"]:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import ROUNDING, FoldFit, PlainMean, Refits, mean_of_residuals
-from mcmcpost.control.problem import Options, Problem, Sample, are_few, column_sd, participants, sd_over_draws
+from mcmcpost.control.problem import Options, Outline, Problem, Sample, are_few, column_sd, participants, sd_over_draws
 from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.errors import Status
 from mcmcpost.core.mcse import (
@@ -57,11 +57,11 @@ def total_error(problem: Problem, fit: FoldFit, residual_error: Float[np.ndarray
     residual_error : (p,) in the problem's units, as the result is.
     """
     crossfit = (problem.counts @ problem.values - problem.counts @ fit.control) / problem.counts.sum()
-    return combined_error(problem, fit.mean, fit.refits, crossfit, residual_error, fit.doubt)
+    return combined_error(problem.outline, fit.mean, fit.refits, crossfit, residual_error, fit.doubt)
 
 
 def combined_error(
-    problem: Problem,
+    outline: Outline,
     mean: Float[np.ndarray, " p"],
     refits: Refits,
     crossfit: Float[np.ndarray, " p"],
@@ -69,12 +69,12 @@ def combined_error(
     doubt: Float[np.ndarray, " p"] | float = 0.0,
 ) -> Float[np.ndarray, " p"]:
     """Return `total_error` from the mean, the refits, and the mean and the error of the held-out residuals."""
-    variance = np.fmax(SAFETY * refit_variance(problem, mean, refits), residual_error**2)
-    inflation = tail_inflation(problem.participants, problem.counts.sum())
+    variance = np.fmax(SAFETY * refit_variance(outline, mean, refits), residual_error**2)
+    inflation = tail_inflation(outline.participants, outline.total)
     return np.sqrt(variance * inflation + (mean - crossfit) ** 2 + doubt**2)
 
 
-def refit_variance(problem: Problem, mean: Float[np.ndarray, " p"], refits: Refits) -> Float[np.ndarray, " p"]:
+def refit_variance(outline: Outline, mean: Float[np.ndarray, " p"], refits: Refits) -> Float[np.ndarray, " p"]:
     """Return the variance of a fit's mean that its refits show; NaN where there are none.
 
     Where the variance of an optimal estimator falls with the number of draws as n^(−2a), its mean square deviation on a
@@ -86,10 +86,8 @@ def refit_variance(problem: Problem, mean: Float[np.ndarray, " p"], refits: Refi
 
     Where draws are few (`are_few`) halves and quarters say nothing: only single folds are left out, at the rate ½.
     """
-    share = problem.participants / problem.counts.sum()
-    size = problem.folds.totals(problem.counts[:, None])[:, 0]
-    few = are_few(size.sum(), problem.draws.shape[1])
-    size /= size.sum()
+    share, size = outline.participants / outline.total, outline.sizes / outline.total
+    few = are_few(outline.total, outline.num_coordinates)
     halves, quarters = Subsets.of(len(size))
     without_fold = ~np.eye(len(size), dtype=bool)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost.control.features.families import GAP_DEGREE, polynomials
+from mcmcpost.control.features.families import GAP_DEGREE, AbstractFamily, polynomials
 from mcmcpost.control.features.structure import as_structure, check_structure, room_of, structure_families
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.linear import (
@@ -130,10 +130,21 @@ class ZeroVariance(AbstractControlVariate):
         fit = found.at_states()
         if self.degree < GAP_DEGREE:
             return fit
-        lower = [dataclasses.replace(self, degree=self.degree - step).linear(found.problem) for step in (1, 2)]
+        lower = [dataclasses.replace(self, degree=self.degree - step).linear(problem) for step in (1, 2)]
         gap = np.max([np.abs(fit.mean - below.mean) for below in lower if below], axis=0)
         inexact = residual_variance(problem, fit.control) > ROUNDING**2
         return fit._replace(doubt=np.hypot(fit.doubt, np.where(inexact, gap, 0.0)))
+
+    def coordinates(self, problem: Problem) -> Problem:
+        # A restricted span would turn with the sample covariance, and its means with it.
+        restricted = self.max_interaction is not None and self.max_interaction < self.degree
+        return problem.unrotated() if restricted else problem
+
+    def families(self, problem: Problem, num_train: int) -> tuple[list[AbstractFamily], list[str]]:
+        d = problem.draws.shape[1]
+        labels = [ZeroVariance(degree).label for degree in range(1, self.degree + 1)]
+        named = zip(polynomials(d, self.degree, self.max_interaction), labels, strict=True)
+        return affordable(list(named), num_train)
 
     def fields(self, problem: Problem) -> list[LinearFits]:
         simplest = [] if self.degree == 1 else ZeroVariance(1).fields(problem)
@@ -144,9 +155,7 @@ class ZeroVariance(AbstractControlVariate):
         """Return the fit without what the degrees below say of it; None of too few draws."""
         if problem.num_train < MIN_TRAIN:
             return None
-        if self.max_interaction is not None and self.max_interaction < self.degree:
-            # Coordinates that the sample covariance rotates would make the features, and their means, depend on it.
-            problem = problem.unrotated()
+        problem = self.coordinates(problem)
         families = polynomials(problem.draws.shape[1], self.degree, self.max_interaction)
         number = sum(family.size for family in families)
         penalty, p = self.penalty, problem.values.shape[1]
@@ -216,13 +225,17 @@ class Structured(AbstractControlVariate):
         found = self.fields(problem)
         return found[-1].at_states() if found else no_control(problem, Status.TOO_FEW_DRAWS, self.label)
 
+    def coordinates(self, problem: Problem) -> Problem:
+        return problem.unrotated()
+
+    def families(self, problem: Problem, num_train: int) -> tuple[list[AbstractFamily], list[str]]:
+        d = problem.draws.shape[1]
+        every = [*polynomials(d, 1), *structure_families(problem, room_of(num_train, d), self.structure)]
+        return affordable([(family, self.label) for family in every], num_train)
+
     def fields(self, problem: Problem) -> list[LinearFits]:
-        if problem.num_train < MIN_TRAIN:
-            return []
-        own = problem.unrotated()
-        d = own.draws.shape[1]
-        every = [*polynomials(d, 1), *structure_families(own, room_of(problem.num_train, d), self.structure)]
-        families, labels = affordable([(family, self.label) for family in every], problem)
+        own = self.coordinates(problem)
+        families, labels = self.families(own, own.num_train) if own.num_train >= MIN_TRAIN else ([], [])
         return nested_fits(linear_system(own, families), labels, len(families), own) if families else []
 
 

@@ -50,10 +50,10 @@ def test_balanced_halves_of_a_mean_are_its_jackknife(folds, rng):
     blocks = problem.values[: folds * 30].reshape(folds, 30).mean(axis=1)
     expected = blocks.var(ddof=1) / folds
     for means in (refits, refits._replace(halves=np.full_like(refits.halves, np.nan))):
-        np.testing.assert_allclose(refit_variance(problem, plain.mean, means), expected, rtol=1e-9)
+        np.testing.assert_allclose(refit_variance(problem.outline, plain.mean, means), expected, rtol=1e-9)
     alone = refits._replace(without_fold=np.full_like(refits.without_fold, np.nan))
-    np.testing.assert_allclose(refit_variance(problem, plain.mean, alone), expected, rtol=1e-9)
-    assert np.isnan(refit_variance(problem, plain.mean, Refits.none(problem))).all()
+    np.testing.assert_allclose(refit_variance(problem.outline, plain.mean, alone), expected, rtol=1e-9)
+    assert np.isnan(refit_variance(problem.outline, plain.mean, Refits.none(folds, 1))).all()
 
 
 @pytest.mark.parametrize("folds", [4, 5, 8, 12, 16])
@@ -75,10 +75,10 @@ def test_the_rate_of_convergence_is_read_off_halves_and_quarters(rate, rng):
     means = [rng.normal(size=(len(k), 2000)) * np.sqrt(k.mean(axis=1)[:, None] ** (-2 * rate) - 1) for k in kept]
     fit = PlainMean().crossfit(problem)._replace(mean=np.zeros(2000), refits=Refits(*means))
     every = np.full(2000, 800.0)
-    found = refit_variance(problem._replace(participants=every), fit.mean, fit.refits)
+    found = refit_variance(problem._replace(participants=every).outline, fit.mean, fit.refits)
     assert 0.9 < np.median(found) < 1.6
     slow = refit_variance(
-        problem._replace(participants=0 * every), fit.mean, fit.refits
+        problem._replace(participants=0 * every).outline, fit.mean, fit.refits
     )  # no draw participates: the rate of a mean
     assert np.median(slow) >= 0.99 * np.median(found)
     if rate > 0.5:
@@ -383,7 +383,7 @@ def test_halves_of_few_draws_say_nothing(draws, few, rng):
     plain = PlainMean().crossfit(problem)
     _, refits = mean_of_residuals(problem, plain.control)
     wide = refits._replace(halves=refits.halves + 1.0)
-    found, alone = (refit_variance(problem, plain.mean, own) for own in (wide, refits))
+    found, alone = (refit_variance(problem.outline, plain.mean, own) for own in (wide, refits))
     assert (found == alone).all() if few else (found > 10 * alone).all()
 
 

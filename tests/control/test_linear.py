@@ -156,7 +156,7 @@ def test_auto_fits_no_kernel_where_a_linear_fit_is_exact(rng, monkeypatch):
 def test_families_take_part_as_far_as_draws_allow(rng, d, draws, degrees):
     problem = make_problem(gaussian_trace(rng, (4, draws, d)), rng.normal(size=(4, draws, 1)))
     unnamed = tuple("x" * (i + 1) for i in range(d))
-    families, labels = Auto(kernel=False, max_degree=2).families(problem._replace(names=unnamed))
+    families, labels = Auto(kernel=False, max_degree=2).families(problem._replace(names=unnamed), problem.num_train)
     assert labels == [f"ZeroVariance(degree={degree})" for degree in range(1, degrees + 1)]
     assert len(families) == degrees
 

@@ -266,7 +266,7 @@ def _fit(
     """Return the fit of the integrands that have a setting, on all states; NaN for others."""
     p = problem.values.shape[1]
     mean, moved, control = np.full(p, np.nan), np.full(p, np.nan), zeros(problem.values.shape)
-    refits = Refits.none(problem)
+    refits = Refits.none(problem.folds.num_folds, p)
     status = [Status.CONTROLLED] * p
     facts = []
     tuned = choice.kernel is None and isinstance(solver, Cholesky) and not problem.by_residuals
@@ -324,7 +324,7 @@ def _fit_some(
     """
     p = problem.values.shape[1]
     mean, control = np.full(p, np.nan), zeros(problem.values.shape)
-    refits = Refits.none(problem)
+    refits = Refits.none(problem.folds.num_folds, p)
     status = [Status.CONTROLLED] * p
     rows = jax.device_put((part.draws, part.scores))
     rules, facts = [], []
