@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.method import AbstractControlVariate, FoldFit, columnwise
 from mcmcpost.control.problem import Options, Problem, Sample, column_sd
-from mcmcpost.control.standard_errors import DISAGREEMENT, heavy_tailed, judge, plain_means
+from mcmcpost.control.standard_errors import DISAGREEMENT, Residuals, heavy_tailed, judge, plain_means, total_error
 from mcmcpost.core.arguments import check_tree_type
 from mcmcpost.core.arrays import columns_of, copy_of, in_blocks, zeros
 from mcmcpost.core.errors import TRUSTED, WITHOUT_GAIN, WORST_FIRST, InputError, Status
@@ -329,7 +329,10 @@ def assemble(
             for block in in_blocks(*rows[0].shape):
                 rows[0][block] = rows[1][block] - fit.control[problem.inverse[block], some] * own.scale
             without = columnwise(lambda fields, index=index: fields[index], plain)
-            part = judge(asked, residual, without, fit.select(some), own, weights, options)
+            seen, chosen = Residuals.of(residual, asked, weights), fit.select(some)
+            mean = own.location + own.scale * chosen.mean
+            mcse = own.scale * total_error(own, chosen, seen.error / own.scale)
+            part = judge(mean, mcse, seen, without, chosen.status, chosen.method, own.outline, options)
             for place, used in enumerate(index):
                 if part.used[place]:
                     residuals[..., used] = residual[..., place]

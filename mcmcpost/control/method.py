@@ -41,9 +41,9 @@ class Refits(NamedTuple):
     def of_means(cls, sums: Float[np.ndarray, "k p"], sizes: Float[np.ndarray, " k"]) -> "Refits":
         """Return the means over parts of the folds, from the sum over each and its size."""
         k, p = sums.shape
-        halves = Subsets.of(k).halves
-        parts = (kept @ sums / (kept @ sizes)[:, None] for kept in (~np.eye(k, dtype=bool), halves))
-        return cls(*parts, cls.none(k, p).quarters)
+        parts = ~np.eye(k, dtype=bool), Subsets.of(k).halves
+        without_fold, halves = (kept @ sums / (kept @ sizes)[:, None] for kept in parts)
+        return cls(without_fold, halves, cls.none(k, p).quarters)
 
 
 class FoldFit(NamedTuple):

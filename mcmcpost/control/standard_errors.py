@@ -4,7 +4,7 @@ The error is how far the mean moves when some of the draws are left out, and wha
 an integrand depends on its fit and on its plain mean.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -255,29 +255,52 @@ def _plain_status(sample: Sample) -> Iterator[Status]:
             yield Status.PLAIN if varying else Status.UNSEEN if unseen else Status.CONSTANT
 
 
+class Residuals(NamedTuple):
+    """What draws show of some integrands less their cross-fitted control variates.
+
+    mean, variance : (k,) over draws. error : (k,) of the mean, from the draws alone. of_values : (k,) the variance of
+        the integrands themselves.
+    """
+
+    mean: Float[np.ndarray, " k"]
+    variance: Float[np.ndarray, " k"]
+    error: Float[np.ndarray, " k"]
+    of_values: Float[np.ndarray, " k"]
+
+    @classmethod
+    def of(
+        cls, residual: Float[np.ndarray, "c n k"], values: Float[np.ndarray, "c n k"], weights: Weights | None
+    ) -> "Residuals":
+        """Return those of the residuals, and of the values, at every draw."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean, error = mean_over_draws(residual, weights), mcse_mean(residual, weights)
+            return cls(mean, variance_over_draws(residual, weights), error, variance_over_draws(values, weights))
+
+
 def judge(
-    asked: Float[np.ndarray, "c n k"],
-    residual: Float[np.ndarray, "c n k"],
+    mean: Float[np.ndarray, " k"],
+    mcse: Float[np.ndarray, " k"],
+    seen: Residuals,
     plain: Columns,
-    fit: FoldFit,
-    problem: Problem,
-    weights: Weights | None,
+    status: Sequence[Status],
+    method: Sequence[str],
+    outline: Outline,
     options: Options,
 ) -> Columns:
-    """Return what is reported of some integrands, given their values and cross-fitted residuals.
+    """Return what is reported of some integrands, given their controlled and their plain means.
 
     A controlled mean that contradicts the plain one is returned where the caller overrode the score gate.
+
+    Parameters
+    ----------
+    mean, mcse : of the fits, with `total_error`. status, method : k of them, of the fits.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
-        seen, variance = mcse_mean(residual, weights), variance_over_draws(residual, weights)
         size = np.abs(plain.mean) + plain.sd
         ess = (plain.sd / plain.mcse) ** 2
-        mcse = problem.scale * total_error(problem, fit, seen / problem.scale)
-        exact = np.isfinite(seen) & (np.maximum(np.sqrt(variance), mcse) <= ROUNDING * size)
-        mean = problem.location + problem.scale * fit.mean
-        total = problem.counts.sum()
-        independent = plain.sd / np.sqrt(total)  # an ESS above the number of draws is often chance
-        slack = np.fmax(plain.mcse, independent) * np.sqrt(tail_inflation(problem.participants, total))
+        exact = np.isfinite(seen.error) & (np.maximum(np.sqrt(seen.variance), mcse) <= ROUNDING * size)
+        independent = plain.sd / np.sqrt(outline.total)  # an ESS above the number of draws is often chance
+        slack = np.fmax(plain.mcse, independent) * np.sqrt(tail_inflation(outline.participants, outline.total))
         doubted, limit = (
             scipy.stats.t.isf(chance, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
             for chance in (DOUBT, DISAGREEMENT)
@@ -286,26 +309,26 @@ def judge(
         believed = ~(apart > limit)
         doubt = apart * np.clip((apart - doubted) / (limit - doubted), 0.0, 1.0)
         mcse = np.where(exact | ~believed, mcse, np.hypot(mcse, doubt))
-        usable = np.isfinite(mcse) & np.isfinite(fit.mean) & ((mcse < plain.mcse) | (not options.fallback))
+        usable = np.isfinite(mcse) & np.isfinite(mean) & ((mcse < plain.mcse) | (not options.fallback))
         reported = np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse)
         gain = (plain.mcse / reported) ** 2
-        ratio = variance_over_draws(asked, weights) / variance
-    fitted = np.array([status not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for status in fit.status])
-    finished = np.array([status is not Status.NOT_CONVERGED for status in fit.status])
+        ratio = seen.of_values / seen.variance
+    fitted = np.array([own not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for own in status])
+    finished = np.array([own is not Status.NOT_CONVERGED for own in status])
     used = fitted & usable & believed
-    status = np.array(fit.status, dtype=object)
-    status[used & exact & finished] = Status.EXACT if options.verified else Status.ON_TRUST
-    status[fitted & ~usable] = Status.PLAIN
-    status[fitted & ~usable & ~np.isfinite(plain.mcse)] = Status.TOO_FEW_DRAWS
-    status[fitted & usable & ~believed] = Status.BAD_SCORES
+    reached = np.array(status, dtype=object)
+    reached[used & exact & finished] = Status.EXACT if options.verified else Status.ON_TRUST
+    reached[fitted & ~usable] = Status.PLAIN
+    reached[fitted & ~usable & ~np.isfinite(plain.mcse)] = Status.TOO_FEW_DRAWS
+    reached[fitted & usable & ~believed] = Status.BAD_SCORES
     return Columns(
         mean=np.where(used, mean, plain.mean),
         mcse=np.where(used, reported, plain.mcse),
         sd=plain.sd,
         gain=np.where(used, gain, 1.0),
         variance_ratio=np.where(used, ratio, 1.0),
-        mean_crossfit=np.where(used, mean_over_draws(residual, weights), plain.mean),
-        status=tuple(status),
-        method=tuple(np.where(used, np.array(fit.method, dtype=object), PlainMean().label)),
+        mean_crossfit=np.where(used, seen.mean, plain.mean),
+        status=tuple(reached),
+        method=tuple(np.where(used, np.array(method, dtype=object), PlainMean().label)),
         used=used,
     )
