@@ -37,6 +37,7 @@ from .control import (
     SemiExact as SemiExact,
     SteinWeights as SteinWeights,
     Structured as Structured,
+    TraceMoments as TraceMoments,
     ZeroVariance as ZeroVariance,
 )
 from .core.errors import (
@@ -100,6 +101,7 @@ from .stein_rules import (
     stein_thinning as stein_thinning,
     stein_weights as stein_weights,
 )
+from .sums import moments as moments
 from .tasks import (
     ChainVariance as ChainVariance,
     ConvexTaskCovariance as ConvexTaskCovariance,

@@ -18,6 +18,7 @@ from mcmcpost.control import (
     Estimate,
     Options,
     Smooth,
+    TraceMoments,
     contradicting,
     estimate_derived,
     estimate_expectations,
@@ -26,7 +27,7 @@ from mcmcpost.control import (
     pool,
     repeated_chain,
     stored_estimate,
-    worth_of,
+    with_worth,
 )
 from mcmcpost.core.arguments import (
     as_names,
@@ -41,6 +42,7 @@ from mcmcpost.core.mcse import tail_draws
 from mcmcpost.core.precision import in_float64
 from mcmcpost.distributions import answer_distribution, resolve_interval
 from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
+from mcmcpost.sums import as_moments, expectation_of_moments
 from mcmcpost.trees import ConvergenceWarning, Integrands, named_values
 from mcmcpost.trees.convention import oriented
 from mcmcpost.trees.integrands import NOT_TRACEABLE, tell_names
@@ -221,7 +223,7 @@ def answer_spread(question: Question, kind: str) -> Estimate:
 
 
 def expectation(
-    tree: "xarray.DataTree",
+    tree: "xarray.DataTree | TraceMoments",
     integrands: Any = None,
     method: str | AbstractControlVariate = "auto",
     *,
@@ -237,7 +239,8 @@ def expectation(
     tree : a trace with scores, from `from_numpyro`, `attach_scores`, `from_arrays`, nutpie or `load_tree`. Draws and
         scores in the chunks of dask, larger than memory, are reduced chunk by chunk. Draws with weights,
         ``sample_stats.log_weight``, have self-normalised means and weighted control variates
-        (docs/methods/weighted_draws.md).
+        (docs/methods/weighted_draws.md). Or the sums of traces, from `moments`, or a tree that holds them: integrands
+        are then names of quantities that were summed, and the method is that of the sums.
     integrands : None for every variable of the posterior group that is a number for every draw, with a warning of the
         others; a list of variable names; an array (chain, draw[, p]) or a function of one constrained draw (a dict of
         arrays), named ``f``; or a mapping from names to such.
@@ -270,11 +273,14 @@ def expectation(
         ``heavy_tail``.
     """
     options = Options(standardize, folds, allow_bad_scores, fallback)
+    if (sums := as_moments(tree)) is not None:
+        return expectation_of_moments(sums, integrands, method, options)
+    assert not isinstance(tree, TraceMoments)
     return answer(pose(tree, integrands, method, options, weighted=True))
 
 
 def summary(
-    tree: "xarray.DataTree",
+    tree: "xarray.DataTree | TraceMoments",
     integrands: Any = None,
     method: str | AbstractControlVariate = "auto",
     *,
@@ -314,6 +320,13 @@ def summary(
     levels = check_probabilities(quantiles) if np.size(quantiles) else np.empty(0)
     interval = resolve_interval("summary", ci_prob, ci_kind)
     options = Options(standardize, folds, allow_bad_scores, fallback)
+    if (sums := as_moments(tree)) is not None:
+        if sd or median or interval or len(levels):
+            cure = 'Sum the squares too, {"x2": lambda draw: draw["x"] ** 2}, or ask the trace.'
+            raise InputError("summary", "means alone of sums", "what needs the draws", cure)
+        found = expectation_of_moments(sums, integrands, method, options)
+        return found.to_dataframe().drop(columns=["mean", "sd"])
+    assert not isinstance(tree, TraceMoments)
     question = pose(tree, integrands, method, options, weighted=True)
     table = answer(question).to_dataframe().drop(columns=["mean", "sd"])
     if sd:
@@ -394,9 +407,7 @@ def answer(question: Question) -> Estimate:
     """Return the expectations of the integrands of a question."""
     estimate = in_float64(estimate_expectations)(question.sample, question.method, question.options)
     warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
-    if question.seconds is None or not (worth := worth_of(estimate, question.seconds)):
-        return estimate
-    return estimate._replace(info=estimate.info | {"sampling_time": question.seconds, "worth": worth})
+    return estimate if question.seconds is None else with_worth(estimate, question.seconds)
 
 
 LOG_LIKELIHOOD = "log_likelihood"

@@ -273,6 +273,52 @@ def reduce(
 
 
 @app.command()
+def moments(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="TRACE...", help="Traces (.nc, .zarr, .csv) of one posterior, of any lengths."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New file of sums, .nc or .zarr.")],
+    append: Annotated[
+        Path | None,
+        typer.Option(metavar="SUMS", help="Add to the sums of this file; draws that are in them are left out."),
+    ] = None,
+    var_names: VarNames = None,
+    filter_vars: FilterVars = None,
+    expect: Expect = None,
+    method: Method = MethodName.AUTO,
+    model: ModelOf = None,
+    as_json: AsJson = False,
+    allow_bad_scores: AllowBadScores = False,
+    option: Options = None,
+) -> None:
+    """Sum over traces what `reduce` needs of them, without their draws. Files of sums are given to `reduce` later."""
+    with _program():
+        import mcmcpost
+        from mcmcpost.app.commands import sum_traces
+        from mcmcpost.app.edge import phase
+        from mcmcpost.app.expressions import parse_expressions
+        from mcmcpost.app.quantities import Asked
+
+        asked = Asked(parse_expressions(expect or []), var_names, filter_vars)
+        check_output(output)
+        check_distinct("moments", [str(source.resolve()) for source in sources], "traces")
+        total = sum_traces(sources, append, asked, method.value, model, option, allow_bad_scores)
+        facts = {
+            "chains": total.num_chains,
+            "draws": total.num_draws,
+            "quantities": len(total.features.names),
+            "controls": total.features.size - 1,
+        }
+        if as_json:
+            _print_json(facts)
+        else:
+            print(", ".join(f"{count:,} {name}" for name, count in facts.items()))
+        with phase(f"writing {output}"):
+            mcmcpost.save_tree(total.to_datatree(), output)
+
+
+@app.command()
 def evidence(
     sources: Annotated[
         list[Path],

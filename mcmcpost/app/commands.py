@@ -28,9 +28,9 @@ from mcmcpost.app.edge import (
 )
 from mcmcpost.app.model_file import ModelFile, load_model_file, parse_options
 from mcmcpost.app.page import check_destination, gather, read_subject, render, write_html
-from mcmcpost.app.quantities import Asked, named_scalars, say_left_out
+from mcmcpost.app.quantities import GROUP as QUANTITIES, Asked, chosen_names, named_scalars, say_left_out
 from mcmcpost.app.source import check_memory, keeping, load_trace
-from mcmcpost.control import Estimate, Options
+from mcmcpost.control import Estimate, Options, TraceMoments
 from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
 from mcmcpost.core.runtime import digits_of, duration, number_of_draws, number_of_quantities, one_line, significant
 from mcmcpost.distributions import answer_distribution
@@ -39,6 +39,7 @@ from mcmcpost.expectations import answer
 from mcmcpost.ladders import tempered_target
 from mcmcpost.sample import pose
 from mcmcpost.scores import check_scores
+from mcmcpost.sums import as_moments, new_draws
 from mcmcpost.trees import (
     check_convergence,
     is_ladder,
@@ -84,6 +85,8 @@ def reduce_tree(
     allow_bad_scores: bool,
 ) -> Reduced:
     """Return the expectations of every quantity and, where they are asked for, quantiles and intervals."""
+    if (sums := as_moments(tree)) is not None:
+        return Reduced(_of_sums(sums, asked, method, probabilities is not None or interval is not None))
     variables = posterior_variables(tree)
     say_left_out(variables)
     with phase("score gate"):
@@ -101,6 +104,52 @@ def reduce_tree(
         dist = answer_distribution(question)
         quantiles = None if probabilities is None else dist.quantile(probabilities)
         return Reduced(means, quantiles, None if interval is None else dist.interval(*interval))
+
+
+def _of_sums(sums: TraceMoments, asked: Asked, method: str, more: bool) -> Estimate:
+    """Return the expectations of the quantities that were summed; more : whether more than means is asked for."""
+    if asked.expressions or more:
+        got = "--expect, --quantile or --ci"
+        raise InputError("reduce", "means of what was summed", got, "Ask the trace, or mcmcpost moments --expect.")
+    variables = list(dict.fromkeys(name.partition("[")[0] for name in sums.features.names))
+    with phase("control variates"):
+        return mcmcpost.expectation(sums, None if asked.names is None else chosen_names(variables, asked), method)
+
+
+def sum_traces(
+    sources: Sequence[Path],
+    before: Path | None,
+    asked: Asked,
+    method: str,
+    model: Path | None,
+    option: list[str] | None,
+    allow_bad_scores: bool,
+) -> TraceMoments:
+    """Return the sums over the chains of traces, each read by itself, and those of a file of sums `before` them.
+
+    Draws that are in the sums already, of chains that went on, are left out.
+    """
+    total = None if before is None else as_moments(mcmcpost.load_tree(before))
+    if before is not None and total is None:
+        raise InputError("--append", "a file of sums, from mcmcpost moments", before, "Sum its trace first.")
+    for source in sources:
+        refuse_model_file("moments", source)
+        tree = load_trace([source], model, option, allow_bad_scores=allow_bad_scores)
+        start, draws = (0, 1) if total is None else new_draws(tree, total)
+        if start >= draws:
+            raise InputError("moments", f"draws in {source} that are not summed yet", "none", "Leave it out.")
+        variables = posterior_variables(tree)
+        say_left_out(variables)
+        # Names leave what is stored where it is; expressions, and stored quantities, are made of all draws.
+        computed = asked.expressions or QUANTITIES in tree.children
+        integrands: Any = (
+            named_scalars(tree, variables, asked) if computed else chosen_names(list(variables.usable), asked)
+        )
+        with phase(f"sums over {source}"):
+            own = mcmcpost.moments(tree, integrands, method, like=total, start=start, allow_bad_scores=allow_bad_scores)
+        total = own if total is None else total + own
+    assert total is not None
+    return total
 
 
 def say_worth(estimate: Estimate, seconds: float) -> None:

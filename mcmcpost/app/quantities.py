@@ -143,7 +143,7 @@ def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked:
         variable.
     """
     known = ValuesOnDemand(variables.usable | _stored(tree))
-    chosen = _chosen(list(known), asked)
+    chosen = chosen_names(list(known), asked)
     scalars: dict[str, np.ndarray] = {}
     for name in (name for name in chosen if name in variables.usable):
         part = variables.elements_of(name)
@@ -156,7 +156,7 @@ def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked:
     return scalars
 
 
-def _chosen(known: list[str], asked: Asked) -> list[str]:
+def chosen_names(known: list[str], asked: Asked) -> list[str]:
     """Return the names of the variables that are asked for, in the order of ArviZ's `var_names`."""
     import arviz_base
     import xarray

@@ -11,7 +11,7 @@ from mcmcpost.control.estimate import (
     pool,
     repeated_chain,
     stored_estimate,
-    worth_of,
+    with_worth,
 )
 from mcmcpost.control.features.structure import structure_of
 from mcmcpost.control.folds import Subsets
@@ -21,6 +21,17 @@ from mcmcpost.control.linear import NEED
 from mcmcpost.control.method import AbstractControlVariate, FoldFit, PlainMean, Refits
 from mcmcpost.control.problem import Options, Problem, Sample, participants, read_moments, standard_coordinates
 from mcmcpost.control.standard_errors import SAFETY, tail_inflation
+from mcmcpost.control.trace_moments import (
+    MOMENTS,
+    Features,
+    Layout,
+    Sums,
+    TraceMoments,
+    check_same_features,
+    fingerprints_of,
+    stored_moments,
+    sums_of,
+)
 from mcmcpost.control.weights import SteinWeights, check_weights, solve_stein_weights
 from mcmcpost.control.zero_variance import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge, Structured, ZeroVariance
 
@@ -28,6 +39,7 @@ __all__ = [
     "HIGHEST_DEGREE",
     "KINDS",
     "MAX_DEGREE",
+    "MOMENTS",
     "NEED",
     "REML",
     "SAFETY",
@@ -37,9 +49,11 @@ __all__ = [
     "Curve",
     "Distribution",
     "Estimate",
+    "Features",
     "FoldFit",
     "GridREML",
     "Lasso",
+    "Layout",
     "LeastSquares",
     "Options",
     "PlainMean",
@@ -52,12 +66,16 @@ __all__ = [
     "SteinWeights",
     "Structured",
     "Subsets",
+    "Sums",
+    "TraceMoments",
     "ZeroVariance",
+    "check_same_features",
     "check_weights",
     "contradicting",
     "estimate_derived",
     "estimate_expectations",
     "estimate_spread",
+    "fingerprints_of",
     "level_texts",
     "participants",
     "pool",
@@ -66,7 +84,9 @@ __all__ = [
     "solve_stein_weights",
     "standard_coordinates",
     "stored_estimate",
+    "stored_moments",
     "structure_of",
+    "sums_of",
     "tail_inflation",
-    "worth_of",
+    "with_worth",
 ]

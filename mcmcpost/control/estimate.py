@@ -400,6 +400,13 @@ DOUBLED = 2.0
 """The gain of as many draws again, which divide errors by its root."""
 
 
+def with_worth(estimate: Estimate, seconds: float) -> Estimate:
+    """Return the estimate with what it is worth in `info`, if its draws took so many seconds."""
+    worth = worth_of(estimate, seconds)
+    facts = {"sampling_time": seconds, "worth": worth} if worth else {}
+    return estimate._replace(info=estimate.info | facts)
+
+
 def worth_of(estimate: Estimate, seconds: float) -> str:
     """Return in one or two sentences what sampling more would cost, if the draws of an estimate took so many seconds.
 
@@ -408,7 +415,9 @@ def worth_of(estimate: Estimate, seconds: float) -> str:
     """
     gains = np.array([estimate.gain[j] for j in estimate.listed if estimate.status[j] not in WITHOUT_GAIN])
     chains, draws, _ = estimate.residuals.shape
-    run, took = f"{chains} × {draws:,}", duration(seconds)
+    # Sums over traces of several lengths know how many draws there were.
+    run = f"{estimate.info['num_draws']:,}" if "num_draws" in estimate.info else f"{chains} × {draws:,}"
+    took = duration(seconds)
     large = gains[gains >= DOUBLED]
     sentences = []
     if len(large):

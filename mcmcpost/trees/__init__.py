@@ -2,7 +2,7 @@
 
 from mcmcpost.trees.arrays import from_arrays
 from mcmcpost.trees.attach import Target, attach_scores, read_density, read_target
-from mcmcpost.trees.convention import read_stored_trace, read_trace, read_weights
+from mcmcpost.trees.convention import draws_and_scores, read_stored_trace, read_trace, read_weights
 from mcmcpost.trees.diagnostics import (
     Convergence,
     ConvergenceWarning,
@@ -43,6 +43,7 @@ __all__ = [
     "check_convergence",
     "check_slopes",
     "check_tree",
+    "draws_and_scores",
     "from_arrays",
     "from_blackjax",
     "from_cmdstan",

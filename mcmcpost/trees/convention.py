@@ -69,7 +69,7 @@ def read_trace(tree: "xarray.DataTree", *, weighted: bool = False) -> Trace:
         attrs declare another convention than +∇ log density, log-Jacobian included, on the unconstrained space; draws
         and scores label their parameters in different orders; the draws have weights that are not asked for.
     """
-    draws, scores, names = _read(tree)
+    draws, scores, names = draws_and_scores(tree)
     if not weighted:
         refuse_weights("read_trace", tree)
     trace = make_trace(draws.values, scores.values, names, copy=False)
@@ -81,13 +81,13 @@ def read_stored_trace(tree: "xarray.DataTree", *, weighted: bool = False) -> Tra
 
     Weighted draws are read into memory.
     """
-    draws, scores, names = _read(tree)
+    draws, scores, names = draws_and_scores(tree)
     if is_chunked(draws) and is_chunked(scores) and not has_weights(tree):
         return make_stored_trace(draws.data, scores.data, names)
     return read_trace(tree, weighted=weighted)
 
 
-def _read(tree: "xarray.DataTree") -> "tuple[xarray.DataArray, xarray.DataArray, tuple[str, ...] | None]":
+def draws_and_scores(tree: "xarray.DataTree") -> "tuple[xarray.DataArray, xarray.DataArray, tuple[str, ...] | None]":
     """Return draws, scores and the labels of the parameters, after the checks of `read_trace`."""
     check_tree_type("read_trace", tree)
     if GROUP in tree.children and TEMPERATURE in tree.children[GROUP].dims:

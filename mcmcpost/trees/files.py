@@ -8,12 +8,15 @@ import json
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import reduce
 from importlib.util import find_spec
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mcmcpost.control import MOMENTS, stored_moments
 from mcmcpost.core.arguments import as_path, check_flags, check_no_pipe, check_tree_type, missing_file
 from mcmcpost.core.arrays import SCRATCH, in_blocks, is_large, scratch_folder, slices_of, zeros
 from mcmcpost.core.devices import is_first_process
@@ -98,7 +101,7 @@ def _differing(parts: "Sequence[xarray.Dataset]") -> list[Hashable]:
 def _check_same_groups(
     one: str, first: "Mapping[str, xarray.Dataset]", name: str, other: "Mapping[str, xarray.Dataset]"
 ) -> None:
-    cure = "Give chains of one run, with the same draws; reduce others by themselves."
+    cure = "Chains of other lengths can be summed: mcmcpost moments, or moments(one) + moments(other)."
     if first.keys() != other.keys():
         listed, got = (", ".join(group for group in groups if group != "/") for groups in (first, other))
         raise InputError(WHERE, f"the groups of {one} ({listed}) in {name}", got, cure)
@@ -162,7 +165,8 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
         say which draw it is (without them it is one chain), and ``gradient_NAME`` is the score of the unconstrained
         parameter in column NAME. Every column that is no gradient becomes a variable of the posterior group;
         ``theta[0]``, ``theta[1]``, or ``theta.1``, ``theta.2``, one array.
-    more : files of other chains of the same model, as jobs of their own write them. Chains are numbered anew.
+    more : files of other chains of the same model, as jobs of their own write them. Chains are numbered anew. Files of
+        sums, from `moments`, are added.
     lazy : leave variables of 134 MB and more where they are, in the chunks of dask, which has to be installed. The file
         stays open.
 
@@ -186,7 +190,15 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
         raise MissingPackageError("load_tree", "the package dask", "no dask", cure)
     places = [as_path("load_tree", one) for one in (path, *more)]
     trees = [_load(place, lazy) for place in places]
-    return trees[0] if len(trees) == 1 else join_chains([str(place) for place in places], trees)
+    if len(trees) == 1:
+        return trees[0]
+    of_sums = [MOMENTS in tree.children for tree in trees]
+    if all(of_sums):
+        return reduce(add, map(stored_moments, trees)).to_datatree()
+    if any(of_sums):
+        cure = "Sum the others too: mcmcpost moments."
+        raise InputError("load_tree", "sums alone, or traces alone", "both", cure)
+    return join_chains([str(place) for place in places], trees)
 
 
 def _load(place: Path, lazy: bool) -> "xarray.DataTree":

@@ -21,7 +21,7 @@ MAIN_HOUSE = (
     ("evidence",),
     ("trees",),
     ("sample",),
-    ("distributions",),
+    ("distributions", "sums"),
     ("expectations",),
     ("sensitivity", "evidences", "stein_rules"),
 )

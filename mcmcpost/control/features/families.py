@@ -2,10 +2,11 @@
 
 import abc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 
@@ -30,6 +31,12 @@ class AbstractFamily(abc.ABC):
     @abc.abstractmethod
     def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
         """Return the controls at some states."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the family is made of, of which `from_json` makes it again."""
+        return {"family": type(self).__name__} | {
+            part.name: _as_json(getattr(self, part.name)) for part in fields(self) if part.repr
+        }
 
     def along(
         self, draws: Float[np.ndarray, "b d"], direction: Float[np.ndarray, " d"]
@@ -102,3 +109,47 @@ def controls_of(
     """Return the constant one and the controls of all families, side by side."""
     parts = [family.controls(draws, scores) for family in families]
     return np.concatenate([np.ones((len(draws), 1)), *parts], axis=1)
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, AbstractFamily):
+        return value.to_json()
+    if isinstance(value, np.ndarray):
+        return {"array": value.tolist()}
+    return [_as_json(part) for part in value] if isinstance(value, tuple) else value
+
+
+def from_json(value: Any) -> Any:
+    """Return the family, or the part of one, that `AbstractFamily.to_json` wrote."""
+    if isinstance(value, list):
+        return tuple(map(from_json, value))
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        return np.array(value["array"])
+    kinds: list[Any] = [AbstractFamily]
+    while (kind := kinds.pop()).__name__ != value["family"]:
+        kinds += kind.__subclasses__()
+    return kind(**{name: from_json(part) for name, part in value.items() if name != "family"})
+
+
+@dataclass(frozen=True, eq=False)
+class Some(AbstractFamily):
+    """Some of the controls of a family.
+
+    kept : (q,) of the family's controls.
+    """
+
+    family: AbstractFamily
+    kept: Bool[np.ndarray, " q"]
+
+    @property
+    def doubted(self) -> bool:
+        return self.family.doubted
+
+    @property
+    def size(self) -> int:
+        return int(np.count_nonzero(self.kept))
+
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        return self.family.controls(draws, scores)[:, self.kept]

@@ -141,7 +141,7 @@ class _OnBlocks(AbstractFamily):
     blocks: tuple[Int[np.ndarray, " m"], ...]
     shift: Float[np.ndarray, " d"]
     scale: Float[np.ndarray, " d"]
-    last: Last = field(default_factory=Last)
+    last: Last = field(default_factory=Last, repr=False)
 
     @property
     def pairs(self) -> list[tuple[int, int]]:

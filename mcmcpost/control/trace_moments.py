@@ -1,0 +1,633 @@
+"""Sums over the draws of a trace that add: over chunks, chains, jobs and machines, and as a sampler goes on.
+
+All that a linear estimate and its errors need is in them (docs/mathematics.md section 2), in memory that does not grow
+with the draws: of every fold the sums of `Moments`, of every short run of a chain the sums of controls and quantities,
+in which residuals are linear, and some evenly spaced draws for what sums do not show, as tails.
+"""
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from mcmcpost.control.estimate import Estimate, covariance_of
+from mcmcpost.control.features.families import AbstractFamily, Some, controls_of, from_json
+from mcmcpost.control.linear import LinearFits, Part, choose_families, system_of
+from mcmcpost.control.method import PlainMean, Refits, columnwise
+from mcmcpost.control.moments import Moments
+from mcmcpost.control.problem import MIN_BLOCK, MIN_FOLDS, Options, Outline, participants
+from mcmcpost.control.standard_errors import Columns, Residuals, combined_error, heavy_tailed, judge
+from mcmcpost.core.arrays import in_blocks
+from mcmcpost.core.errors import TRUSTED, InputError, Status
+from mcmcpost.core.mcse import mcse_mean
+from mcmcpost.core.precision import beyond_rounding
+from mcmcpost.scores import effective_size
+
+if TYPE_CHECKING:
+    import xarray
+
+MOMENTS = "moments"
+"""The group of a tree that holds sums."""
+
+MOST_RUNS = 2_048
+"""Runs of which one trace has sums; twice as many after traces were added."""
+
+MOST_SAMPLED = 2_048
+"""Evenly spaced draws that are kept of one trace, likewise: a standard deviation is known to 2 % from so many."""
+
+LOST = 1e-10
+"""Variance of residuals, of a quantity of unit variance, below which differences of sums have no digits of it."""
+
+SAME = 1e-6
+"""Relative distance of a control from the span of others up to which it is a combination of them."""
+
+
+class Layout(NamedTuple):
+    """How the draws of chains of one length are cut into runs and folds, and which are kept, whatever their chunks.
+
+    There are eight folds: whole chains where there are as many, and else eighths of every chain. A run is in one fold.
+
+    chains, draws : c, n. runs : r of each chain. step : of the draws that are kept.
+    start : draws of the same chains before these, as where a run went on.
+    """
+
+    chains: int
+    draws: int
+    runs: int
+    step: int
+    start: int = 0
+
+    @classmethod
+    def of(cls, chains: int, draws: int, start: int = 0) -> "Layout":
+        """Return that of so many chains and draws."""
+        runs = 1 if chains >= MIN_FOLDS else MIN_FOLDS
+        if draws < runs:
+            cure = "Sum eight chains at once, or longer ones."
+            raise InputError("moments", f"{MIN_FOLDS} chains, or draws of each", f"{chains} of {draws}", cure)
+        while 2 * runs * chains <= MOST_RUNS and 2 * runs <= draws:
+            runs *= 2
+        step = 1
+        while chains * -(-draws // step) > MOST_SAMPLED and step < draws:
+            step *= 2
+        return cls(chains, draws, runs, step, start)
+
+    @property
+    def of_whole_chains(self) -> bool:
+        """Whether folds are whole chains."""
+        return self.chains >= MIN_FOLDS
+
+    @property
+    def sampled(self) -> Int[np.ndarray, " s"]:
+        """The draws of each chain that are kept."""
+        return np.arange(0, self.draws, self.step)
+
+    @property
+    def folds(self) -> Int[np.ndarray, "c r"]:
+        """The fold of each run."""
+        if self.of_whole_chains:
+            return np.repeat(np.arange(self.chains)[:, None] % MIN_FOLDS, self.runs, axis=1)
+        return np.repeat(np.arange(self.runs)[None] * MIN_FOLDS // self.runs, self.chains, axis=0)
+
+    def run_of(self, draws: Int[np.ndarray, " b"]) -> Int[np.ndarray, " b"]:
+        """Return in which run of a chain each draw is."""
+        return draws * self.runs // self.draws
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """The controls of a trace, and the quantities, in the units in which both are summed.
+
+    coordinates : d labels of those that move. shift, scale : (d,) a coordinate is shift + scale·z. The scale is a power
+        of two, so that of two traces it is the same but for a few coordinates: products x_i s_j + x_j s_i in units of
+        another ratio are other controls.
+    families, labels : from small to large, and the method's label with each.
+    names : p labels of the quantities. location, unit : (p,) a quantity is location + unit·f. events : as in `Sample`.
+    """
+
+    coordinates: tuple[str, ...]
+    shift: Float[np.ndarray, " d"]
+    scale: Float[np.ndarray, " d"]
+    families: tuple[AbstractFamily, ...]
+    labels: tuple[str, ...]
+    names: tuple[str, ...]
+    location: Float[np.ndarray, " p"]
+    unit: Float[np.ndarray, " p"]
+    events: Bool[np.ndarray, " p"]
+
+    @property
+    def size(self) -> int:
+        """The number of controls, the constant included."""
+        return 1 + sum(family.size for family in self.families)
+
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q1"]:
+        """Return the constant and the controls at some draws."""
+        return controls_of(self.families, (draws - self.shift) / self.scale, scores * self.scale)
+
+    def standard(self, values: Float[np.ndarray, "*b p"]) -> Float[np.ndarray, "*b p"]:
+        """Return quantities in the units in which they are summed."""
+        return (values - self.location) / self.unit
+
+    def is_same(self, other: "Features") -> bool:
+        """Return whether sums of both are sums of the same."""
+        arrays = ("shift", "scale", "location", "unit")
+        alike = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in arrays)
+        return alike and [own.to_json() for own in self.families] == [own.to_json() for own in other.families]
+
+    def select(self, kept: Bool[np.ndarray, " q"]) -> "Features":
+        """Return those of some controls."""
+        parts = np.split(kept, np.cumsum([family.size for family in self.families])[:-1])
+        chosen = [
+            (family if part.all() else Some(family, part), label)
+            for family, label, part in zip(self.families, self.labels, parts, strict=True)
+            if part.any()
+        ]
+        families, labels = zip(*chosen, strict=True) if chosen else ((), ())
+        return replace(self, families=families, labels=labels)
+
+    def in_terms_of(self, other: "Features") -> tuple[Float[np.ndarray, "r1 q1"], Bool[np.ndarray, " q1"]]:
+        """Return the map from other controls to these, and which of these are combinations of the others.
+
+        It is read off their values at random points: no family has to know how it changes with the units.
+        """
+        points = np.random.default_rng(0).normal(size=(2, 2 * max(self.size, other.size) + 8, len(self.shift)))
+        draws, scores = self.shift + self.scale * points[0], points[1] / self.scale
+        ours, theirs = self.controls(draws, scores), other.controls(draws, scores)
+        norms = np.linalg.norm(theirs, axis=0)
+        norms = np.where(norms > 0, norms, 1.0)
+        change = np.linalg.lstsq(theirs / norms, ours, rcond=1e-12)[0] / norms[:, None]
+        apart = np.linalg.norm(ours - theirs @ change, axis=0)
+        return change, apart <= SAME * np.linalg.norm(ours, axis=0)
+
+
+def check_same_features(features: Features, names: Sequence[str], coordinates: Sequence[str]) -> None:
+    """Refuse other quantities, or other coordinates that move, than those that are summed."""
+    for what, ours, theirs in (
+        ("quantities", features.names, names),
+        ("parameters", features.coordinates, coordinates),
+    ):
+        if ours != theirs:
+            others = sorted({*ours} ^ {*theirs}) or "another order"
+            raise InputError("moments", f"the same {what}", others, "Sum the same of every trace.")
+
+
+class Chains(NamedTuple):
+    """Chains of one length: sums over their runs, and some of their draws.
+
+    layout : of the chains. fingerprints : (c,) numbers that tell each from others; see `fingerprints_of`.
+    counts : (c, r) draws of each run. controls, values : (c, r, q + 1), (c, r, p) sums over it, as summed in `Moments`.
+    draws, scores, sample : (c, s, d) twice, (c, s, p) the draws that are kept, and the quantities there, as given.
+    """
+
+    layout: Layout
+    fingerprints: Int[np.ndarray, " c"]
+    counts: Float[np.ndarray, "c r"]
+    controls: Float[np.ndarray, "c r q1"]
+    values: Float[np.ndarray, "c r p"]
+    draws: Float[np.ndarray, "c s d"]
+    scores: Float[np.ndarray, "c s d"]
+    sample: Float[np.ndarray, "c s p"]
+
+    @classmethod
+    def zero(cls, layout: Layout, fingerprints: Int[np.ndarray, " c"], features: Features) -> "Chains":
+        """Return those of no draw."""
+        c, r, s = layout.chains, layout.runs, len(layout.sampled)
+        d, p = len(features.shift), len(features.names)
+        shapes = [(c, r), (c, r, features.size), (c, r, p), (c, s, d), (c, s, d), (c, s, p)]
+        return cls(layout, fingerprints, *map(np.zeros, shapes))
+
+    def __add__(self, other: "Chains") -> "Chains":  # type: ignore[override]
+        """Return the sums over other draws of the same chains too."""
+        return Chains(*self[:2], *(one + two for one, two in zip(self[2:], other[2:], strict=True)))
+
+    def thinned(self, step: int) -> "Chains":
+        """Return the chains with every `step`-th draw kept, a multiple of the present step by a power of two."""
+        draws, scores, sample = (part[:, :: step // self.layout.step] for part in self[5:])
+        return self._replace(layout=self.layout._replace(step=step), draws=draws, scores=scores, sample=sample)
+
+    def with_longer_runs(self) -> "Chains":
+        """Return sums over runs of twice the length, if there are two in a fold."""
+        c, r = self.counts.shape
+        if r == (1 if self.layout.of_whole_chains else MIN_FOLDS):
+            return self
+        sums = (part.reshape(c, r // 2, 2, *part.shape[2:]).sum(axis=2) for part in self[2:5])
+        counts, controls, values = sums
+        return self._replace(layout=self.layout._replace(runs=r // 2), counts=counts, controls=controls, values=values)
+
+
+class Sums(NamedTuple):
+    """The sums over some draws of chains of one length.
+
+    moments : of every fold. chains : of every run.
+    low, high : (p,) the range of each quantity. missing : (p,) draws at which it is not finite.
+    """
+
+    moments: Moments
+    chains: Chains
+    low: Float[np.ndarray, " p"]
+    high: Float[np.ndarray, " p"]
+    missing: Float[np.ndarray, " p"]
+
+    def __add__(self, other: "Sums") -> "Sums":  # type: ignore[override]
+        """Return the sums over other draws of the same chains too."""
+        low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+        return Sums(self.moments + other.moments, self.chains + other.chains, low, high, self.missing + other.missing)
+
+
+def sums_of(
+    features: Features,
+    layout: Layout,
+    fingerprints: Int[np.ndarray, " chains"],
+    draws: Float[np.ndarray, "c b d"],
+    scores: Float[np.ndarray, "c b d"],
+    values: Float[np.ndarray, "c b p"],
+    place: tuple[int, int] = (0, 0),
+) -> Sums:
+    """Return the sums over a chunk of a trace.
+
+    layout, fingerprints : of the trace. draws, scores : of the coordinates that move.
+    place : the chain and the draw at which the chunk begins.
+    """
+    p, folds = values.shape[-1], layout.folds
+    found, moments = Chains.zero(layout, fingerprints, features), Moments.zero(MIN_FOLDS, features.size, p)
+    low, high, missing = np.full(p, np.inf), np.full(p, -np.inf), np.zeros(p)
+    for chain, own in enumerate(zip(draws, scores, values, strict=True), place[0]):
+        for some in in_blocks(len(own[0]), features.size + p):
+            x, s, f = (part[some].astype(float) for part in own)
+            at = place[1] + np.arange(some.start, some.stop)
+            _check_finite(x, s, chain, layout.start + at)
+            low, high, finite = np.fmin(low, f.min(axis=0)), np.fmax(high, f.max(axis=0)), np.isfinite(f)
+            missing += (~finite).sum(axis=0)
+            kept = np.flatnonzero(at % layout.step == 0)
+            for sample, part in zip((found.draws, found.scores, found.sample), (x, s, f), strict=True):
+                sample[chain, at[kept] // layout.step] = part[kept]
+            controls, f = features.controls(x, s), np.where(finite, features.standard(f), 0.0)
+            runs = layout.run_of(at)
+            first = np.flatnonzero(np.diff(runs, prepend=-1))
+            # A run that goes on in another block, or chunk, has sums in both.
+            found.counts[chain, runs[first]] += np.diff(first, append=len(at))
+            found.controls[chain, runs[first]] += np.add.reduceat(controls, first)
+            found.values[chain, runs[first]] += np.add.reduceat(f, first)
+            moments += Moments.of(controls, f, folds[chain, runs], np.ones(len(at)), MIN_FOLDS)
+    return Sums(moments, found, low, high, missing)
+
+
+TELLING = 8
+"""Draws at the start of a chain that tell it from others."""
+
+
+def fingerprints_of(starts: Float[np.ndarray, "c t d"]) -> Int[np.ndarray, " c"]:
+    """Return numbers that tell chains from others, by their first draws, `TELLING` of them."""
+    rows = np.ascontiguousarray(starts[:, :TELLING], dtype=float)
+    return np.array([zlib.crc32(row.tobytes()) for row in rows], np.int64)
+
+
+def _check_finite(x: Float[np.ndarray, "b d"], s: Float[np.ndarray, "b d"], chain: int, at: np.ndarray) -> None:
+    bad = ~(np.isfinite(x).all(axis=1) & np.isfinite(s).all(axis=1))
+    if bad.any():
+        got = f"NaN or infinity at chain {chain}, draw {at[np.argmax(bad)]}, the first of {bad.sum()} in a block"
+        raise InputError("moments", "finite draws and scores", got, "Remove them.")
+
+
+@dataclass(frozen=True, eq=False)
+class TraceMoments:
+    """Sums over traces of one posterior, from `moments`: ``a + b`` are those of the draws of both.
+
+    `expectation` and `summary` estimate from them what they would from the draws, by linear control variates. They are
+    as large for any number of draws: 8(q² + pq) + r(p + q) + s(2d + p) numbers, of q controls, p quantities, and up to
+    4,000 runs r and sampled draws s.
+
+    features : what is summed. moments, low, high, missing : as in `Sums`. groups : chains of one length each.
+    verified, bad_scores : what the score gate found, as in `Options`.
+    seconds : that sampling took; None where a trace has no record of it.
+    """
+
+    features: Features
+    moments: Moments
+    low: Float[np.ndarray, " p"]
+    high: Float[np.ndarray, " p"]
+    missing: Float[np.ndarray, " p"]
+    groups: tuple[Chains, ...]
+    verified: bool
+    bad_scores: bool
+    seconds: float | None
+
+    @property
+    def num_chains(self) -> int:
+        """Chains of all lengths."""
+        return sum(group.layout.chains for group in self.groups)
+
+    @property
+    def num_draws(self) -> int:
+        """Draws of all chains together."""
+        return sum(group.layout.chains * group.layout.draws for group in self.groups)
+
+    def __add__(self, other: "TraceMoments") -> "TraceMoments":
+        """Return the sums over the draws of both, of the controls that both have.
+
+        Raises
+        ------
+        ValueError : the quantities or the parameters are others; a chain is in both.
+        """
+        if not isinstance(other, TraceMoments):
+            return NotImplemented
+        self._check_addable(other)
+        mine, theirs = self, other
+        if not self.features.is_same(other.features):
+            change, both = self.features.in_terms_of(other.features)
+            mine = self.with_controls(both)
+            theirs = other.converted(mine.features, change[:, both])
+        groups = (*mine.groups, *theirs.groups)
+        step = max(group.layout.step for group in groups)
+        groups = tuple(group.thinned(step) for group in groups)
+        while sum(group.sample[..., 0].size for group in groups) > 2 * MOST_SAMPLED:
+            step *= 2
+            groups = tuple(group.thinned(step) for group in groups)
+        before = 0
+        while before != (before := sum(group.counts.size for group in groups)) > 2 * MOST_RUNS:
+            groups = tuple(group.with_longer_runs() for group in groups)
+        seconds = None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
+        return TraceMoments(
+            features=mine.features,
+            moments=mine.moments + theirs.moments,
+            low=np.minimum(self.low, other.low),
+            high=np.maximum(self.high, other.high),
+            missing=self.missing + other.missing,
+            groups=groups,
+            verified=self.verified and other.verified,
+            bad_scores=self.bad_scores or other.bad_scores,
+            seconds=seconds,
+        )
+
+    def _check_addable(self, other: "TraceMoments") -> None:
+        check_same_features(self.features, other.features.names, other.features.coordinates)
+        for group in other.groups:
+            before = self.draws_of(group.fingerprints)
+            if before > group.layout.start:
+                got = f"draws {group.layout.start} to {before - 1} of a chain in both"
+                cure = "Add other chains, or leave these out: moments(tree, like=first, start=draws)."
+                raise InputError("moments", "every draw once", got, cure)
+
+    def draws_of(self, fingerprints: Int[np.ndarray, " c"]) -> int:
+        """Return the draws of chains that are in the sums: up to where the longest of them is."""
+        known = [g.layout.start + g.layout.draws for g in self.groups if np.isin(g.fingerprints, fingerprints).any()]
+        return max(known, default=0)
+
+    def with_controls(self, kept: Bool[np.ndarray, " q1"]) -> "TraceMoments":
+        """Return the sums of some controls, the first of which is the constant."""
+        return self if kept.all() else self.converted(self.features.select(kept[1:]), np.eye(len(kept))[:, kept])
+
+    def converted(self, features: Features, change: Float[np.ndarray, "q1 r1"]) -> "TraceMoments":
+        """Return the sums of the controls xᵀC, and of the quantities, in the units of other features."""
+        gram, cross, squares = self.moments
+        factor = self.features.unit / features.unit
+        offset = (self.features.location - features.location) / features.unit
+        moved = cross * factor + gram[:, :, :1] * offset
+        squares = factor**2 * squares + 2 * factor * offset * cross[:, 0] + offset**2 * gram[:, 0, :1]
+        groups = tuple(
+            group._replace(
+                controls=group.controls @ change, values=group.values * factor + group.counts[..., None] * offset
+            )
+            for group in self.groups
+        )
+        return replace(
+            self,
+            features=features,
+            moments=Moments(change.T @ gram @ change, change.T @ moved, squares),
+            groups=groups,
+        )
+
+    def to_datatree(self) -> "xarray.DataTree":
+        """Return a tree with the sums in the group `moments`, which netCDF and Zarr can hold."""
+        import xarray
+
+        features, arrays = self.features, dict[str, np.ndarray]()
+        for name in ("shift", "scale", "location", "unit", "events"):
+            arrays[name] = getattr(features, name)
+        arrays |= self.moments._asdict() | {name: getattr(self, name) for name in ("low", "high", "missing")}
+        for number, group in enumerate(self.groups):
+            arrays |= {f"{name}_{number}": part for name, part in group._asdict().items() if name != "layout"}
+        dims = {name: [f"{name}_{axis}" for axis in range(part.ndim)] for name, part in arrays.items()}
+        variables = {
+            name: (dims[name], part.astype(np.int8) if part.dtype == bool else part) for name, part in arrays.items()
+        }
+        facts = {name: getattr(self, name) for name in ("verified", "bad_scores", "seconds")}
+        facts |= {name: getattr(features, name) for name in ("coordinates", "names", "labels")}
+        facts |= {"families": [family.to_json() for family in features.families]}
+        facts |= {"layouts": [group.layout for group in self.groups]}
+        attrs = {"moments": json.dumps(facts), "mcmcpost_version": version("mcmcpost")}
+        return xarray.DataTree.from_dict({MOMENTS: xarray.Dataset(variables, attrs=attrs)})
+
+    def select(self, columns: Int[np.ndarray, " k"]) -> "TraceMoments":
+        """Return the sums of some quantities."""
+        own, parts = self.features, ("location", "unit", "events")
+        chosen = {name: getattr(own, name)[columns] for name in parts}
+        groups = (g._replace(values=g.values[..., columns], sample=g.sample[..., columns]) for g in self.groups)
+        return replace(
+            self,
+            features=replace(own, names=tuple(own.names[j] for j in columns), **chosen),
+            moments=self.moments.quantities(columns),
+            low=self.low[columns],
+            high=self.high[columns],
+            missing=self.missing[columns],
+            groups=tuple(groups),
+        )
+
+    def estimate(self, options: Options) -> Estimate:
+        """Return the expectations: by the linear control variates that lower each error, and else plain means.
+
+        `residuals` are means over runs; where chains differ in length, as of one chain.
+        """
+        features, p = self.features, len(self.low)
+        plain, series = self._plain(), [group.values / group.counts[..., None] for group in self.groups]
+        varying = np.array([status is Status.PLAIN for status in plain.status])
+        parts, source, heavy = [plain], np.arange(p), np.zeros(p, bool)
+        info: dict[str, Any] = {"num_chains": self.num_chains, "num_draws": self.num_draws}
+        if varying.any():
+            columns = np.flatnonzero(varying)
+            source[columns] = p + np.arange(len(columns))
+            folds = self._folds(plain)
+            outline, fits = self._fits(columns, folds, plain)
+            left = [_residuals(group, folds, fits.in_controls(), columns) for group in self.groups]
+            own = self._judged(fits, left, folds, columns, plain, outline, options)
+            parts.append(own)
+            for before, after in zip(series, left, strict=True):
+                before[..., columns[own.used]] = after[..., own.used]
+            heavy[columns] = heavy_tailed(self._kept("sample")[None][..., columns])
+            info |= fits.info | {"num_folds": int(folds.max()) + 1}
+        found = columnwise(lambda *arrays: np.concatenate(arrays)[source], *parts)
+        status = [Status.HEAVY_TAIL if h and s in TRUSTED else s for h, s in zip(heavy, found.status, strict=True)]
+        if len({one.shape[1] for one in series}) > 1:
+            series = [np.concatenate([one.reshape(1, -1, p) for one in series], axis=1)]
+        rows = features.location + features.unit * np.concatenate(series)
+        return Estimate(
+            names=features.names,
+            mean=found.mean,
+            mcse=found.mcse,
+            gain=found.gain,
+            variance_ratio=found.variance_ratio,
+            status=tuple(
+                Status.BAD_SCORES if self.bad_scores and v else s for v, s in zip(varying, status, strict=True)
+            ),
+            method=found.method,
+            sd=plain.sd,
+            mean_plain=plain.mean,
+            mcse_plain=plain.mcse,
+            mean_crossfit=found.mean_crossfit,
+            residuals=rows,
+            covariance=covariance_of(rows, found.mcse),
+            info=info,
+        )
+
+    def _kept(self, name: str) -> Float[np.ndarray, "s _"]:
+        """Return the draws, the scores or the sample of all chains, one after the other."""
+        parts = [getattr(group, name) for group in self.groups]
+        return np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
+
+    def _plain(self) -> Columns:
+        """Return the plain means; the error is that of the means of runs (batch means)."""
+        features, total = self.features, self.num_draws
+        finite = self.missing == 0
+        varying = finite & beyond_rounding(np.stack([self.low, self.high])[None])
+        unseen = finite & (self.low == self.high) & np.isin(self.low, (0.0, 1.0)) & features.events
+        first, second = self.moments.cross[:, 0].sum(axis=0) / total, self.moments.squares.sum(axis=0) / total
+        sd = np.sqrt(np.maximum(second - first**2, 0.0) * total / (total - 1))
+        error = _error(self.groups, [group.values / group.counts[..., None] for group in self.groups])
+        # The draws that are kept have at most as many effective ones as all have.
+        ess = sum(float(effective_size(group.draws, group.draws.std(axis=(0, 1))).min()) for group in self.groups)
+        nan = np.where(finite, 0.0, np.nan)
+        mean = np.where(varying, features.location + features.unit * first, self.low) + nan
+        status = np.where(varying, Status.PLAIN, np.where(unseen, Status.UNSEEN, Status.CONSTANT))
+        return Columns(
+            mean=mean,
+            mcse=np.where(varying, features.unit * error, np.where(unseen, 1 / (ess + 2), 0.0)) + nan,
+            sd=np.where(varying, features.unit * sd, 0.0) + nan,
+            gain=1 + nan,
+            variance_ratio=1 + nan,
+            mean_crossfit=mean,
+            status=tuple(map(Status, np.where(finite, status, Status.UNDEFINED))),
+            method=(PlainMean().label,) * len(mean),
+            used=np.zeros(len(mean), bool),
+        )
+
+    def _folds(self, plain: Columns) -> Int[np.ndarray, " eight"]:
+        """Return into which of fewer folds the eight go, so that each has `MIN_BLOCK` autocorrelation times of a chain.
+
+        That time is the median over the quantities of draws per effective draw.
+        """
+        with np.errstate(invalid="ignore", divide="ignore"):
+            time = np.nanmedian(np.maximum(self.num_draws * (plain.mcse / plain.sd) ** 2, 1.0))
+        cut = [group.layout.draws for group in self.groups if not group.layout.of_whole_chains]
+        number = MIN_FOLDS
+        while number > 2 and cut and min(cut) < number * MIN_BLOCK * time:
+            number //= 2
+        return np.arange(MIN_FOLDS) * number // MIN_FOLDS
+
+    def _fits(
+        self, columns: Int[np.ndarray, " j"], folds: Int[np.ndarray, " eight"], plain: Columns
+    ) -> tuple[Outline, LinearFits]:
+        """Return the fits of the quantities that vary, of the family and with the ridge that each needs."""
+        features, total = self.features, float(self.num_draws)
+        moments = self.moments.over(np.arange(folds.max() + 1)[:, None] == folds).quantities(columns)
+        sizes, sums = moments.gram[:, 0, 0], moments.cross[:, 0]
+        draws, sample = self._kept("draws"), self._kept("sample")[:, columns]
+        share = np.minimum(participants(sample), participants(draws).min()) / len(draws)
+        outline = Outline(sizes, share * total, int(total - sizes.max()), len(features.shift))
+        mean = sums.sum(axis=0) / total
+        spread = plain.sd[columns] / features.unit[columns]
+        alone = combined_error(outline, mean, Refits.of_means(sums, sizes), mean, spread / np.sqrt(total))
+        system = system_of(moments, total, features.families)
+        return outline, choose_families(None, outline, system, features.labels, total * alone**2)
+
+    def _judged(
+        self,
+        fits: LinearFits,
+        left: Sequence[Float[np.ndarray, "_ _ j"]],
+        folds: Int[np.ndarray, " eight"],
+        columns: Int[np.ndarray, " j"],
+        plain: Columns,
+        outline: Outline,
+        options: Options,
+    ) -> Columns:
+        """Return what is reported of the quantities that vary. left : means of their residuals over runs."""
+        location, unit = self.features.location[columns], self.features.unit[columns]
+        weighted = [np.tensordot(group.counts, own, 2) for group, own in zip(self.groups, left, strict=True)]
+        crossfit, error = np.sum(weighted, axis=0) / self.num_draws, _error(self.groups, left)
+        variance = np.empty(len(columns))
+        for own, fit in fits.fits:
+            variance[own] = Part.of(fits.system, fit.without.shape[1], own).held_out(fit)[1]
+        direct = self._variance_of_sample(fits.in_controls(), folds, columns)
+        variance = np.where(variance < LOST, direct, variance)
+        seen = Residuals(location + unit * crossfit, unit**2 * variance, unit * error, plain.sd[columns] ** 2)
+        mcse = unit * combined_error(outline, fits.mean, fits.refits, crossfit, error, fits.doubt)
+        without = columnwise(lambda field: field[columns], plain)
+        return judge(location + unit * fits.mean, mcse, seen, without, fits.status, fits.method, outline, options)
+
+    def _variance_of_sample(
+        self, theta: Float[np.ndarray, "k q1 p"], folds: Int[np.ndarray, " eight"], columns: Int[np.ndarray, " p"]
+    ) -> Float[np.ndarray, " p"]:
+        """Return the variance of the residuals at the draws that are kept."""
+        parts = []
+        for group in self.groups:
+            layout = group.layout
+            label = folds[layout.folds[:, layout.run_of(layout.sampled)]].reshape(-1)
+            controls = self.features.controls(*(part.reshape(len(label), -1) for part in (group.draws, group.scores)))
+            residual = self.features.standard(group.sample.reshape(len(label), -1))[:, columns]
+            for fold, coefficients in enumerate(theta):
+                residual[label == fold] -= controls[label == fold] @ coefficients
+            parts.append(residual)
+        return np.concatenate(parts).var(axis=0)
+
+
+def stored_moments(tree: "xarray.DataTree") -> TraceMoments:
+    """Return the sums that `TraceMoments.to_datatree` wrote to a tree."""
+    group = tree.children[MOMENTS].to_dataset()
+    facts: dict[str, Any] = json.loads(group.attrs["moments"])
+    arrays: dict[str, Any] = {str(name): variable.values for name, variable in group.data_vars.items()}
+    layouts = [Layout(*layout) for layout in facts["layouts"]]
+    features = Features(
+        coordinates=tuple(facts["coordinates"]),
+        shift=arrays["shift"],
+        scale=arrays["scale"],
+        families=tuple(map(from_json, facts["families"])),
+        labels=tuple(facts["labels"]),
+        names=tuple(facts["names"]),
+        location=arrays["location"],
+        unit=arrays["unit"],
+        events=arrays["events"].astype(bool),
+    )
+    return TraceMoments(
+        features=features,
+        moments=Moments(*(arrays[name] for name in Moments._fields)),
+        low=arrays["low"],
+        high=arrays["high"],
+        missing=arrays["missing"],
+        groups=tuple(
+            Chains(layout, *(arrays[f"{name}_{number}"] for name in Chains._fields[1:]))
+            for number, layout in enumerate(layouts)
+        ),
+        verified=facts["verified"],
+        bad_scores=facts["bad_scores"],
+        seconds=facts["seconds"],
+    )
+
+
+def _residuals(
+    group: Chains, folds: Int[np.ndarray, " eight"], theta: Float[np.ndarray, "k q1 p"], columns: Int[np.ndarray, " p"]
+) -> Float[np.ndarray, "c r p"]:
+    """Return the means over runs of the quantities less their control variates without the run's fold."""
+    label, found = folds[group.layout.folds], group.values[..., columns]
+    for fold, coefficients in enumerate(theta):
+        found[label == fold] -= group.controls[label == fold] @ coefficients
+    return found / group.counts[..., None]
+
+
+def _error(groups: Sequence[Chains], means: Sequence[Float[np.ndarray, "_ _ p"]]) -> Float[np.ndarray, " p"]:
+    """Return the error of the mean of all draws from means over runs, of chains of each length."""
+    sizes = np.array([group.counts.sum() for group in groups])
+    parts = np.stack([mcse_mean(own) for own in means])
+    return np.sqrt(((sizes / sizes.sum())[:, None] ** 2 * parts**2).sum(axis=0))

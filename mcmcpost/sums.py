@@ -1,0 +1,261 @@
+"""Sums over traces that add: public `moments`, and the expectations that are estimated from them."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from mcmcpost.control import (
+    MOMENTS,
+    AbstractControlVariate,
+    Estimate,
+    Features,
+    Layout,
+    Options,
+    Sample,
+    Sums,
+    TraceMoments,
+    check_same_features,
+    fingerprints_of,
+    stored_moments,
+    sums_of,
+    with_worth,
+)
+from mcmcpost.control.problem import MIN_FOLDS, make_problem
+from mcmcpost.control.trace_moments import TELLING
+from mcmcpost.core.arguments import as_names, check_count, check_kind
+from mcmcpost.core.arrays import ENTRIES, Box, is_chunked, merged, slices_of
+from mcmcpost.core.errors import InputError
+from mcmcpost.core.precision import in_float64, units_of
+from mcmcpost.core.runtime import did_you_mean
+from mcmcpost.sample import contradicted, pose, resolve_method, warn_of_contradiction
+from mcmcpost.trace import Trace
+from mcmcpost.trees import (
+    check_convergence,
+    draws_and_scores,
+    integrand_values,
+    posterior_variables,
+    warn_of_convergence,
+)
+from mcmcpost.trees.convention import GROUP, as_chain_draw
+
+if TYPE_CHECKING:
+    import xarray
+
+
+def moments(
+    tree: "xarray.DataTree",
+    integrands: Any = None,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    like: TraceMoments | None = None,
+    start: int = 0,
+    allow_bad_scores: bool = False,
+) -> TraceMoments:
+    """Return the sums over a trace that `expectation` and `summary` need; those of several traces add.
+
+    ``expectation(moments(one) + moments(other))`` is what the draws of both say, whatever their lengths, without the
+    draws: of other chains, of other jobs, or of a sampler that went on. Draws in chunks of dask are summed where they
+    are, by a tree of additions. The sums are those of linear control variates: kernels, and functions of one quantity,
+    need draws.
+
+    Parameters
+    ----------
+    tree, integrands, allow_bad_scores : as in `expectation`, without weights. Functions see one draw each.
+    method : ``"auto"``, ``"structured"``, ``"zv2"``, … or such an object: whose linear families are summed.
+    like : the sums of another trace of the same posterior: quantities, controls and units are taken from it. Without
+        it two traces have their own, and only the controls that both can express can be added, which are all but a few
+        products of coordinates.
+    start : leave out so many draws of each chain, since other sums have them: of a sampler that went on.
+
+    Returns
+    -------
+    TraceMoments : ``+``, `to_datatree` for `save_tree`, and `select`.
+
+    Raises
+    ------
+    ScoreError : as `expectation`.
+    ValueError, TypeError : a method that is not linear; input as for `expectation`; draws that are not finite; fewer
+        than eight draws of each chain, or chains.
+
+    Warns
+    -----
+    ScoreWarning, ConvergenceWarning : as `expectation`; of draws in chunks, some of them tell.
+    """
+    check_kind("moments", "like", like, (TraceMoments, None), "Pass what moments() returned.")
+    draws, scores, _ = draws_and_scores(tree)
+    chains, whole = draws.shape[:2]
+    check_count("moments", "start", start, "It is a number of draws.", least=0, most=whole - 1)
+    fingerprints = fingerprints_of(draws[:, :TELLING].values)
+    if start:
+        tree, integrands = _cut(tree, draw=slice(start, None)), _arrays_cut(integrands, slice(None), slice(start, None))
+    layout = Layout.of(chains, whole - start, start)
+    chunked = is_chunked(draws) and is_chunked(scores)
+    if integrands is None:
+        integrands = list(posterior_variables(tree).usable) or None
+    seen = _evenly_spaced(tree, integrands, layout.step) if chunked else (tree, integrands)
+    question = pose(*seen, method, Options(allow_bad_scores=allow_bad_scores))
+    sample, own = question.sample, question.sample.trace
+    assert isinstance(own, Trace)
+    if like is not None:
+        features = like.features
+        check_same_features(features, sample.names, own.names)
+    else:
+        features = in_float64(_features)(sample, own, resolve_method(method), layout)
+    given = (features, layout, fingerprints)
+    if chunked:
+        sums = _over_chunks(tree, integrands, np.isin(question.every.names, own.names), given)
+    else:
+        sums = in_float64(sums_of)(*given, own.draws, own.scores, sample.values)
+    return TraceMoments(
+        features=features,
+        moments=sums.moments,
+        low=sums.low,
+        high=sums.high,
+        missing=sums.missing,
+        groups=(sums.chains,),
+        verified=question.options.verified,
+        bad_scores=question.options.bad_scores,
+        seconds=None if question.seconds is None else question.seconds * (1 - start / whole),
+    )
+
+
+def new_draws(tree: "xarray.DataTree", known: TraceMoments) -> tuple[int, int]:
+    """Return how many draws of each chain of a trace are in sums already, and how many there are."""
+    draws, _, _ = draws_and_scores(tree)
+    return known.draws_of(fingerprints_of(draws[:, :TELLING].values)), draws.shape[1]
+
+
+def as_moments(tree: Any) -> TraceMoments | None:
+    """Return the sums that are given themselves, or in a tree; None where a trace is given."""
+    stored = hasattr(tree, "children") and MOMENTS in tree.children
+    return stored_moments(tree) if stored else tree if isinstance(tree, TraceMoments) else None
+
+
+def expectation_of_moments(
+    trace: TraceMoments, integrands: Any, method: str | AbstractControlVariate, options: Options
+) -> Estimate:
+    """Return the expectations of all quantities that were summed, or of those of some names or variables."""
+    import xarray
+
+    if method != "auto" or options.standardize is not None or options.folds is not None:
+        got = "`method`, `standardize` or `folds`"
+        raise InputError("expectation", "sums alone", got, "Choose the method where they are summed: moments(tree).")
+    if integrands is not None:
+        names = [integrands] if isinstance(integrands, str) else as_names("expectation", "integrands", integrands)
+        trace = trace.select(_places(trace.features.names, names))
+    samples = [group.sample for group in trace.groups]
+    length = min(sample.shape[1] for sample in samples)
+    values = np.concatenate([sample[:, :length] for sample in samples])
+    warn_of_convergence(check_convergence(xarray.DataTree(), [(trace.features.names, values)]))
+    options = options._replace(bad_scores=trace.bad_scores, verified=trace.verified)
+    estimate = in_float64(trace.estimate)(options)
+    warn_of_contradiction(contradicted(estimate, known=trace.bad_scores))
+    return estimate if trace.seconds is None else with_worth(estimate, trace.seconds)
+
+
+def _places(known: Sequence[str], names: Sequence[str]) -> Int[np.ndarray, " k"]:
+    """Return where quantities stand that are named themselves, or by their variable."""
+    places: list[int] = []
+    for name in names:
+        own = [j for j, one in enumerate(known) if name in (one, one.partition("[")[0])]
+        if not own:
+            cure = f"{did_you_mean(name, known)}Others have to be summed: moments(tree, integrands)."
+            raise InputError("expectation", "names of quantities that were summed", name, cure)
+        places += own
+    return np.array(places)
+
+
+def _features(sample: Sample, trace: Trace, method: AbstractControlVariate, layout: Layout) -> Features:
+    """Return what is summed of a trace: the families that its draws allow, in units of the evenly spaced draws."""
+    some = slice(None, None, max(layout.step * trace.draws.shape[1] // layout.draws, 1))
+    draws, scores, values = (np.asarray(part[:, some]) for part in (trace.draws, trace.scores, sample.values))
+    mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
+    scale = 2.0 ** np.rint(np.log2(np.where(sd > 0, sd, 1.0)))
+    values = np.where(np.isfinite(values), values, 0.0)
+    units = units_of(values)
+    spread = units * (values / units).std(axis=(0, 1))
+    problem = make_problem(Trace(draws, scores, trace.names), values, coordinates=(mean, np.diag(scale)))
+    problem = method.coordinates(problem)
+    total = layout.chains * layout.draws
+    families, labels = method.families(problem, total - total // MIN_FOLDS)
+    if not families:
+        cure = 'Use "auto", "structured", "zv1" to "zv3", or ZeroVariance(degree) without a penalty.'
+        got = f"{method.label} with {total} draws"
+        raise InputError("moments", "a linear method, and draws enough for its scores", got, cure)
+    return Features(
+        coordinates=trace.names,
+        shift=mean,
+        scale=scale,
+        families=tuple(families),
+        labels=tuple(labels),
+        names=sample.names,
+        location=values.mean(axis=(0, 1)),
+        unit=np.where(spread > 0, spread, 1.0),
+        events=sample.events,
+    )
+
+
+def _cut(tree: "xarray.DataTree", **places: slice) -> "xarray.DataTree":
+    """Return some draws of the groups that have draws; others are left out."""
+    import xarray
+
+    groups = {name: node.to_dataset() for name, node in tree.children.items() if name in ("posterior", GROUP)}
+    parts = {name: group.isel(places, missing_dims="ignore") for name, group in groups.items()}
+    found = xarray.DataTree.from_dict(parts)
+    found.attrs = dict(tree.attrs)
+    return found
+
+
+def _arrays_cut(integrands: Any, chains: slice, draws: slice) -> Any:
+    """Return integrands of some draws; names and functions as they are."""
+    if isinstance(integrands, Mapping):
+        return {name: _arrays_cut(entry, chains, draws) for name, entry in integrands.items()}
+    if integrands is None or callable(integrands) or isinstance(integrands, str | list | tuple):
+        return integrands
+    return as_chain_draw("integrands", "f", integrands)[chains, draws]
+
+
+def _evenly_spaced(tree: "xarray.DataTree", integrands: Any, step: int) -> "tuple[xarray.DataTree, Any]":
+    """Return every `step`-th draw, in memory."""
+    every = slice(None, None, step)
+    return _cut(tree, draw=every).load(), _arrays_cut(integrands, slice(None), every)
+
+
+BRANCHES = 8
+"""Sums that are added in one task."""
+
+
+def _over_chunks(tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray, " d"], given: tuple) -> Sums:
+    """Return the sums over draws in chunks of dask, which are added where they are: one of them comes back."""
+    import dask
+
+    draws, scores, _ = draws_and_scores(tree)
+    chains, lengths = draws.data.chunks[:2]
+    lengths = merged(lengths, max(1, ENTRIES // (max(chains) * draws.shape[2])))
+    summed = dask.delayed(in_float64(_sums_of_chunk), pure=False)
+    shared = dask.delayed((given, kept), traverse=False)
+    parts = []
+    for box in itertools.starmap(Box, itertools.product(slices_of(chains), slices_of(lengths))):
+        piece = _cut(tree, chain=box.chains, draw=box.draws)["posterior"].to_dataset()
+        blocks = (part.data[box.chains, box.draws] for part in (draws, scores))
+        parts.append(summed(shared, box, *blocks, piece, _arrays_cut(integrands, *box)))
+    joined = dask.delayed(partial(reduce, add), pure=False)
+    while len(parts) > 1:
+        parts = [joined(list(batch)) for batch in itertools.batched(parts, BRANCHES)]
+    return parts[0].compute()
+
+
+def _sums_of_chunk(
+    shared: tuple, box: Box, draws: np.ndarray, scores: np.ndarray, piece: "xarray.Dataset", integrands: Any
+) -> Sums:
+    import xarray
+
+    (features, layout, fingerprints), kept = shared
+    values = integrand_values(xarray.DataTree.from_dict({"posterior": piece}), integrands).values
+    place = (box.chains.start, box.draws.start)
+    return sums_of(features, layout, fingerprints, draws[..., kept], scores[..., kept], values, place)

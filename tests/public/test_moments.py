@@ -1,0 +1,226 @@
+"""Sums over traces that add: the same numbers whatever the chunks, chains and jobs."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import scipy.special
+import xarray
+
+import mcmcpost as mp
+from mcmcpost import core, sums
+from mcmcpost.control import Layout, Sums, stored_moments, sums_of
+
+MIX = np.array([[1.0, 0.0, 0.0], [0.5, 2.0, 0.0], [-0.3, 0.4, 30.0]])
+SHAPE = 4.0
+
+
+def make_tree(seed: int, chains: int = 4, draws: int = 200, correlation: float = 0.0) -> xarray.DataTree:
+    """Return a trace of mixed logarithms of gamma variates, each an autoregression on the normal scale."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(chains, draws, 3))
+    for i in range(1, draws):
+        z[:, i] = correlation * z[:, i - 1] + np.sqrt(1 - correlation**2) * z[:, i]
+    u = np.log(scipy.special.gammaincinv(SHAPE, scipy.special.ndtr(z)))
+    scores = (SHAPE - np.exp(u)) @ np.linalg.inv(MIX)
+    tree = mp.from_arrays(u @ MIX.T, scores, names=["a", "b", "c"])
+    tree["posterior"] = tree["posterior"].to_dataset().assign(u=(("chain", "draw", "k"), u))
+    return tree
+
+
+QUANTITIES = {
+    "x": lambda draw: draw["a"],
+    "u": lambda draw: draw["u"],
+    "square": lambda draw: draw["u"][0] ** 2,
+    "large": lambda draw: (draw["u"][0] > 1.0) * 1.0,
+}
+MEAN, SPREAD = scipy.special.digamma(SHAPE), scipy.special.polygamma(1, SHAPE)
+TRUTH = np.array([*[MEAN] * 4, MEAN**2 + SPREAD, scipy.special.gammaincc(SHAPE, np.e)])
+
+
+def assert_same(one: mp.Estimate, two: mp.Estimate, rtol: float = 1e-9) -> None:
+    for name in ("mean", "mcse", "sd", "mean_plain", "mcse_plain", "variance_ratio"):
+        np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=rtol, err_msg=name)
+    assert one.status == two.status
+    assert one.method == two.method
+
+
+def test_sums_do_not_depend_on_the_chunks(rng):
+    found = mp.moments(make_tree(0), QUANTITIES)
+    draws, scores, values = (rng.normal(size=(4, 200, k)) for k in (3, 3, len(TRUTH)))
+    given = (found.features, Layout.of(4, 200), np.arange(4))
+    whole = sums_of(*given, draws, scores, values)
+    cuts = [0, 3, 4, 90, 137, 200]
+    parts = [
+        sums_of(*given, *(a[c : c + 2, i:j] for a in (draws, scores, values)), place=(c, i))
+        for c in (0, 2)
+        for i, j in itertools.pairwise(cuts)
+    ]
+    added = parts[0]
+    for part in parts[1:]:
+        added += part
+    for one, two in zip(arrays_of(added), arrays_of(whole), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-9)
+
+
+def arrays_of(sums: Sums) -> list[np.ndarray]:
+    return [*sums.moments, *sums.chains[1:], *sums[2:]]
+
+
+@pytest.mark.parametrize("chunks", [{"draw": 400}, {"chain": 1, "draw": 171}, {"chain": 3, "draw": 250}])
+@pytest.mark.parametrize("start", [0, 30])
+def test_draws_in_chunks_of_dask_have_the_sums_of_those_in_memory(chunks, start, monkeypatch):
+    pytest.importorskip("dask")
+    tree = make_tree(1, draws=1_000)
+    values = tree["posterior"]["a"].values ** 2
+    found = []
+    for one in (tree, tree.chunk(chunks)):
+        monkeypatch.setattr(core.arrays, "LARGE", 1_000 if one is not tree else 1 << 22)
+        monkeypatch.setattr(sums, "ENTRIES", 300)
+        for asked in (["a", "u"], QUANTITIES, values):
+            found.append(mp.expectation(mp.moments(one, asked, start=start)))
+    for one, two in zip(found[:3], found[3:], strict=True):
+        assert_same(one, two, rtol=1e-6)
+
+
+def test_other_chains_add_to_what_all_chains_say():
+    first, second = make_tree(2), make_tree(3)
+    sums = mp.moments(first, QUANTITIES)
+    both = sums + mp.moments(second, QUANTITIES, like=sums)
+    units_of_their_own = sums + mp.moments(second, QUANTITIES)
+    assert_same(mp.expectation(both), mp.expectation(units_of_their_own), rtol=1e-6)
+    joined = xarray.DataTree.from_dict(
+        {
+            name: xarray.concat([tree[name].to_dataset().drop_vars("chain") for tree in (first, second)], "chain")
+            for name in ("posterior", "sample_stats")
+        }
+    )
+    every = dataclasses.replace(sums, groups=())  # what is summed, alone
+    whole = mp.expectation(mp.moments(joined, QUANTITIES, like=every))
+    found = mp.expectation(both)
+    assert found.info["num_draws"] == 1_600
+    assert (np.abs(found.mean - whole.mean) < whole.mcse).all()  # of eight chains folds are chains
+    np.testing.assert_allclose(found.mean_plain, whole.mean_plain, rtol=1e-12)
+    np.testing.assert_allclose(found.mcse, whole.mcse, rtol=0.7)
+
+
+def test_chains_of_other_lengths_and_a_run_that_went_on():
+    tree = make_tree(4, draws=300)
+    sums = mp.moments(tree.isel(draw=slice(200)), QUANTITIES)
+    longer = sums + mp.moments(tree, QUANTITIES, like=sums, start=200)
+    other = longer + mp.moments(make_tree(5, chains=2, draws=80), QUANTITIES, like=sums)
+    assert (longer.num_draws, other.num_draws, other.num_chains) == (1_200, 1_360, 10)
+    whole = mp.expectation(tree, QUANTITIES, mp.Auto(kernel=False))
+    found = mp.expectation(longer)
+    np.testing.assert_allclose(found.mean_plain, whole.mean_plain, rtol=1e-12)
+    np.testing.assert_allclose(found.sd, whole.sd, rtol=1e-12)
+    for again in (tree, tree.isel(draw=slice(250))):
+        with pytest.raises(mp.InputError, match="every draw once"):
+            longer + mp.moments(again, QUANTITIES, like=sums)
+    assert (np.abs(mp.expectation(other).mean - TRUTH) < 4 * mp.expectation(other).mcse).all()
+
+
+def test_sums_read_back_say_the_same(tmp_path):
+    sums = mp.moments(make_tree(6), QUANTITIES) + mp.moments(make_tree(7, chains=1, draws=90), QUANTITIES)
+    for suffix in ("nc", "zarr"):
+        path = mp.save_tree(sums.to_datatree(), tmp_path / f"sums.{suffix}")
+        tree = mp.load_tree(path)
+        assert_same(mp.expectation(tree), mp.expectation(sums), rtol=1e-14)
+        more = mp.moments(make_tree(8), QUANTITIES, like=stored_moments(tree))
+        assert_same(mp.expectation(sums + more), mp.expectation(stored_moments(tree) + more), rtol=1e-14)
+    more = mp.save_tree(mp.moments(make_tree(9), QUANTITIES).to_datatree(), tmp_path / "more.nc")
+    assert stored_moments(mp.load_tree(path, more)).num_draws == 890 + 800
+    with pytest.raises(mp.InputError, match="sums alone"):
+        mp.load_tree(path, mp.save_tree(make_tree(9), tmp_path / "trace.nc"))
+
+
+def test_errors_are_honest_and_gains_those_of_the_draws():
+    squares, plain, errors = [], [], []
+    for seed in range(30):
+        tree = make_tree(100 + seed, draws=250, correlation=0.7 * (seed % 2))
+        found = mp.expectation(mp.moments(tree, QUANTITIES))
+        squares.append((found.mean - TRUTH) ** 2)
+        errors.append(found.mcse**2)
+        plain.append((found.mean_plain - TRUTH) ** 2)
+    z = np.mean(np.array(squares) / np.array(errors), axis=0)
+    assert 0.4 < z.mean() < 1.5, z
+    assert z.max() < 2.6, z  # what a fit of the draws themselves has at such gains
+    gains = np.median(plain, axis=0) / np.median(squares, axis=0)
+    assert (gains[:5] > 500).all(), gains
+    assert gains[5] > 1.5
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-9, 1e-12])
+@pytest.mark.parametrize("location", [0.0, 1e6])
+def test_rounding_invents_no_gain(size, location, rng):
+    """What a control leaves has a known size: neither more nor less is reported, down to the digits of the quantity."""
+    x = rng.normal(size=(4, 500, 2))
+    left = size * rng.normal(size=(4, 500))
+    values = location + x[..., 0] + left
+    found = mp.expectation(mp.moments(mp.from_arrays(location + x, -x), values))
+    rounding = np.finfo(float).eps * max(location, 1.0)
+    assert found.mcse[0] > 0.4 * size / np.sqrt(2_000)
+    assert found.mcse[0] < 3 * (size + rounding) / np.sqrt(2_000) + 3 * rounding
+    assert abs(found.mean[0] - location - left.mean()) < 3 * found.mcse[0] + 3 * rounding
+
+
+def test_constants_events_and_what_is_not_finite():
+    tree = make_tree(10)
+    values = np.ones((4, 200, 4))
+    values[..., 1] = 0.5
+    values[..., 2] = tree["posterior"]["a"].values
+    values[1, 3, 2] = np.nan
+    values[..., 3] = tree["posterior"]["a"].values
+    found = mp.expectation(mp.moments(tree, values))
+    assert list(found.status[:3]) == ["unseen", "constant", "undefined"]
+    assert found.mcse[0] > 1e-3
+    assert np.isnan(found.mean[2])
+    assert found.gain[3] > 3
+
+
+def test_many_short_chains():
+    tree = make_tree(11, chains=200, draws=5)
+    found = mp.expectation(mp.moments(tree, QUANTITIES))
+    assert found.info["num_folds"] == 8
+    assert (np.abs(found.mean - TRUTH) < 4.5 * found.mcse).all()
+    assert (found.gain[:5] > 5).all()
+
+
+def test_a_summary_and_names_of_some_quantities():
+    sums = mp.moments(make_tree(12), QUANTITIES)
+    table = mp.summary(sums, ["u", "large"])
+    assert list(table.index) == ["u[0]", "u[1]", "u[2]", "large"]
+    assert_same(mp.expectation(sums, "square"), mp.expectation(sums).select(np.array([4])), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda sums: sums + sums, "every draw once"),
+        (lambda sums: sums + mp.moments(make_tree(1)), "same quantities"),
+        (lambda sums: mp.moments(make_tree(1), like=sums), "same quantities"),
+        (lambda _: mp.moments(make_tree(1), method="cf"), "linear method"),
+        (lambda _: mp.moments(make_tree(1), start=200), "at most 199"),
+        (lambda _: mp.moments(make_tree(1, chains=2, draws=7)), "8 chains, or draws"),
+        (lambda sums: mp.expectation(sums, ["v"]), "names of quantities"),
+        (lambda sums: mp.expectation(sums, method="zv1"), "sums alone"),
+        (lambda sums: mp.summary(sums, ci_prob=0.9), "means alone"),
+    ],
+)
+def test_what_cannot_be_summed_or_asked_is_refused_in_one_line(ask, message):
+    sums = mp.moments(make_tree(0), QUANTITIES)
+    with pytest.raises(mp.InputError, match=message) as caught:
+        ask(sums)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_input_is_not_changed():
+    tree = make_tree(13)
+    before = tree.copy(deep=True)
+    sums = mp.moments(tree, QUANTITIES)
+    kept = [part.copy() for part in sums.moments]
+    sums + mp.moments(make_tree(14), QUANTITIES)
+    mp.expectation(sums)
+    assert all(np.array_equal(one, two) for one, two in zip(kept, sums.moments, strict=True))
+    xarray.testing.assert_identical(tree, before)
