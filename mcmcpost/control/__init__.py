@@ -19,7 +19,7 @@ from mcmcpost.control.kernels.choice import REML, GridREML
 from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact
 from mcmcpost.control.linear import NEED
 from mcmcpost.control.method import AbstractControlVariate, FoldFit, PlainMean, Refits
-from mcmcpost.control.problem import Options, Problem, Sample, participants, read_moments, standard_coordinates
+from mcmcpost.control.problem import Options, Problem, Sample, read_moments, standard_coordinates
 from mcmcpost.control.standard_errors import SAFETY, tail_inflation
 from mcmcpost.control.trace_moments import (
     MOMENTS,
@@ -34,6 +34,7 @@ from mcmcpost.control.trace_moments import (
 )
 from mcmcpost.control.weights import SteinWeights, check_weights, solve_stein_weights
 from mcmcpost.control.zero_variance import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge, Structured, ZeroVariance
+from mcmcpost.core.mcse import participants
 
 __all__ = [
     "HIGHEST_DEGREE",

@@ -29,13 +29,15 @@ from mcmcpost.control.functions import (
 from mcmcpost.control.method import AbstractControlVariate, PlainMean, mean_of_residuals, replace_columns
 from mcmcpost.control.order_statistics import (
     EXPONENTIAL,
+    ROUNDING,
     QuantileFunction,
+    converged_ends,
     middle_places,
     order_quantiles,
+    shortest_of_draws,
     tail_shape,
 )
 from mcmcpost.control.problem import Options, Problem, Sample, with_values
-from mcmcpost.control.shortest_interval import ROUNDING, converged_ends, shortest_of_draws
 from mcmcpost.control.standard_errors import RULE_OF_THREE, plain_variance
 from mcmcpost.core.arguments import as_real, check_number, check_probabilities
 from mcmcpost.core.errors import TRUSTED, InputError, Status

@@ -17,8 +17,8 @@ from mcmcpost.control.features.families import AbstractFamily, controls_of
 from mcmcpost.control.features.polynomial_basis import independent_columns
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import ROUNDING, FoldFit, Refits
-from mcmcpost.control.moments import Moments
-from mcmcpost.control.problem import Outline, Problem
+from mcmcpost.control.moments import Moments, Outline
+from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import combined_error, plain_variance
 from mcmcpost.core.arrays import StoredRows, in_blocks, is_large, over_rows, zeros
 from mcmcpost.core.errors import Status

@@ -87,3 +87,26 @@ class Moments(NamedTuple):
         tail = self.gram[:, :, size:] @ coefficients
         squares = (coefficients * (2 * self.cross[:, size:] + tail[:, size:])).sum(axis=1)
         return Moments(self.gram[:, :size, :size], self.cross[:, :size] + tail[:, :size], self.squares + squares)
+
+
+class Outline(NamedTuple):
+    """What the choice of a fit and its error need to know of draws beside their sums.
+
+    sizes : (k,) draws of each fold, by weight.
+    participants : (p,) draws that make up the variance of a quantity. num_train : those of the smallest fit without a
+        fold. num_coordinates : d. All as in `Problem`.
+    """
+
+    sizes: Float[np.ndarray, " k"]
+    participants: Float[np.ndarray, " p"]
+    num_train: int
+    num_coordinates: int
+
+    @property
+    def total(self) -> float:
+        """The draws, by weight."""
+        return float(self.sizes.sum())
+
+    def select(self, columns: np.ndarray | slice) -> "Outline":
+        """Return the outline of some integrands."""
+        return self._replace(participants=self.participants[columns])

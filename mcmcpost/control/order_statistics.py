@@ -1,5 +1,9 @@
-"""Quantiles of draws by themselves: order statistics, what lies beyond the last of them, and their errors."""
+"""Quantiles of draws by themselves: order statistics, what lies beyond the last of them, and their errors.
 
+And the shortest interval that holds a probability, from a distribution function at points near its ends.
+"""
+
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -8,6 +12,7 @@ from jaxtyping import Float
 from scipy import special
 
 from mcmcpost.core.mcse import pareto_khat
+from mcmcpost.scores import effective_size
 
 TAIL = 20.0
 """Effective draws of a tail that is taken for a Pareto tail: which of them lie close together is chance."""
@@ -105,3 +110,123 @@ def order_quantiles(
     high = np.minimum(low + 1, len(ordered) - 1)
     column = np.arange(ordered.shape[1])
     return ordered[low, column] + (position - low) * (ordered[high, column] - ordered[low, column])
+
+
+NEARBY = 21
+"""Points near either end of the shortest interval at which the distribution function is estimated."""
+
+ROUNDING = 1e-13
+"""Relative error of a distribution function that is exact."""
+
+
+def shortest_of_draws(series: Float[np.ndarray, "c n"], prob: float) -> tuple[Float[np.ndarray, " two"], float]:
+    """Return the shortest interval that holds so many of the draws, and how far its ends may be from the true ones."""
+    ordered = np.sort(series, axis=None)
+    held = max(1, min(int(np.ceil(prob * len(ordered))), len(ordered) - 1))
+    first = int(np.argmin(ordered[held:] - ordered[:-held]))
+    ess = float(effective_size(series[..., None], series.std()[None])[0])
+    # The ends of a shortest interval converge as n^(-1/3) (Grübel 1988), not as quantiles do.
+    return ordered[[first, first + held]], SURROUNDINGS * float(ordered.std()) * ess ** (-1 / 3)
+
+
+SURROUNDINGS = 6.0
+"""Distance to which an end is looked for, over sd/ess^(1/3): about four of its standard errors, which are 1.2 to 1.5.
+
+With two, the ends stayed near those of the draws, in whatever of the shortest intervals these had by chance, and so did
+those without a fold: the errors were half of what they should be.
+"""
+
+
+FINE = 1_001
+"""Points between which the ends are looked for."""
+
+QUARTIC = 4
+"""Degree of the polynomial that a distribution function is near an end."""
+
+CLOSER = 10.0
+"""Errors of an end to which the points about it reach."""
+
+SMALLEST_REACH = 0.1
+"""Part to which that distance is made smaller at once."""
+
+CLOSEST = 1e-3
+"""Part of the first distance below which slopes are rounding, and the ends with them."""
+
+PASSES = 8
+"""How often the points at which the distribution function is known are moved to where the ends were found."""
+
+
+def converged_ends(
+    evaluate: Callable[[np.ndarray], tuple[np.ndarray, ...]],
+    ends: Float[np.ndarray, " two"],
+    reach: float,
+    series: Float[np.ndarray, "c n"],
+    prob: float,
+) -> tuple[Float[np.ndarray, " two"], Float[np.ndarray, " two"]]:
+    """Return the ends of the shortest interval and their standard errors, by the jackknife over folds.
+
+    evaluate : from points (two, t) to the distribution function there, that without each fold, and its errors.
+    """
+    low, high, closest = series.min(), series.max(), CLOSEST * reach
+    rounding = ROUNDING * (reach + np.abs(ends)) / CLOSEST
+    for _ in range(PASSES):
+        grid = np.stack([np.linspace(max(end - reach, low), min(end + reach, high), NEARBY) for end in ends])
+        whole, without, known = evaluate(grid)
+        found = _ends(grid, whole, prob)
+        moved = np.array([_ends(grid, part, prob) for part in without])
+        k = len(moved)
+        error = _jackknife(moved)
+        # What is known of the errors of the function, beyond how it moves without a fold, is so of the ends.
+        shown = _jackknife(without)
+        error *= max(1.0, float(np.median(known[shown > 0] / shown[shown > 0]))) if shown.any() else 1.0
+        error = np.hypot(error, (k - 1) * (moved.mean(axis=0) - found))  # and by its bias, since it is not linear
+        # What a polynomial of that degree cannot follow, at most, is how far that of a lower degree is from it.
+        error = np.hypot(error, found - _ends(grid, whole, prob, QUARTIC - 1))
+        edge = np.minimum(np.abs(found - grid[:, 0]), np.abs(found - grid[:, -1])) <= np.ptp(grid, axis=1) / FINE
+        # Where it is at an edge, it is not there, or beyond the draws.
+        error = np.hypot(error, np.where(edge, reach, rounding))
+        settled = (np.abs(found - ends) < reach / 2).all()
+        ends = found
+        # The better the function is known, the closer the points, so that the polynomial follows it.
+        wanted = max(CLOSER * float(error.max()), SMALLEST_REACH * reach, closest)
+        if settled and wanted > reach / 2:
+            break
+        if settled:
+            reach = wanted
+    return ends, error
+
+
+def _jackknife(without: Float[np.ndarray, "k q"]) -> Float[np.ndarray, " q"]:
+    """Return the standard errors of numbers from their values without each of k folds."""
+    k = len(without)
+    return np.sqrt((k - 1) / k * ((without - without.mean(axis=0)) ** 2).sum(axis=0))
+
+
+def _ends(
+    grid: Float[np.ndarray, "two t"], probabilities: Float[np.ndarray, " 2*t"], prob: float, degree: int = QUARTIC
+) -> Float[np.ndarray, " two"]:
+    """Return the ends, one near each row of points, between which there is so much probability, least far apart.
+
+    There the densities are the same. Near either end the distribution function is taken for a polynomial, so that its
+    slope is smooth; where the densities are never the same, the interval begins or ends with the draws.
+    """
+    (low, low_slope), (high, high_slope) = (
+        _smooth(points, values, degree) for points, values in zip(grid, np.split(probabilities, 2), strict=True)
+    )
+    lower, upper = (np.linspace(points[0], points[-1], FINE) for points in grid)
+    end = np.interp(low(lower) + prob, np.maximum.accumulate(high(upper)), upper)
+    excess = low_slope(lower) - high_slope(end)
+    crossing = np.flatnonzero((excess[:-1] < 0) & (excess[1:] >= 0))
+    if not len(crossing):
+        first = 0 if excess[0] >= 0 else -1
+        return np.array([lower[first], end[first]])
+    k = crossing[np.argmin(np.abs(crossing - FINE // 2))]
+    part = -excess[k] / (excess[k + 1] - excess[k])
+    return np.array([lower[k] + part * (lower[k + 1] - lower[k]), end[k] + part * (end[k + 1] - end[k])])
+
+
+def _smooth(
+    points: Float[np.ndarray, " t"], values: Float[np.ndarray, " t"], degree: int
+) -> tuple[np.polynomial.Polynomial, np.polynomial.Polynomial]:
+    fitted = np.polynomial.Polynomial.fit(points, values, degree)
+    return fitted, fitted.deriv()

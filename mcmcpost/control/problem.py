@@ -13,6 +13,7 @@ import scipy.linalg
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.folds import MOST_FOLDS, Folds, pad_rows, padded
+from mcmcpost.control.moments import Outline
 from mcmcpost.core.arguments import as_real, check_count
 from mcmcpost.core.arrays import (
     StoredArray,
@@ -26,7 +27,7 @@ from mcmcpost.core.arrays import (
     zeros,
 )
 from mcmcpost.core.errors import InputError, InputTypeError
-from mcmcpost.core.mcse import Weights, mean_over_draws, variance_over_draws
+from mcmcpost.core.mcse import Weights, mean_over_draws, participants, variance_over_draws
 from mcmcpost.core.precision import ROUNDINGS, beyond_rounding, in_units, same_to_rounding, units_of
 from mcmcpost.scores import effective_size
 from mcmcpost.trace import Draws, Rows, States, StoredTrace, Trace, distinct_states, sampled
@@ -42,28 +43,6 @@ The means of neighbouring blocks are then correlated by at most a tenth, and the
 
 SHORT_BLOCK = 2
 """Autocorrelation times that a fold has at least where draws are few, up to four folds."""
-
-
-class Outline(NamedTuple):
-    """What the choice of a fit and its error need to know of a problem beside its sums.
-
-    sizes : (k,) draws of each fold, by weight.
-    participants : (p,), num_train : as in `Problem`. num_coordinates : d.
-    """
-
-    sizes: Float[np.ndarray, " k"]
-    participants: Float[np.ndarray, " p"]
-    num_train: int
-    num_coordinates: int
-
-    @property
-    def total(self) -> float:
-        """The draws, by weight."""
-        return float(self.sizes.sum())
-
-    def select(self, columns: np.ndarray | slice) -> "Outline":
-        """Return the outline of some integrands."""
-        return self._replace(participants=self.participants[columns])
 
 
 class Problem(NamedTuple):
@@ -434,29 +413,6 @@ def sd_over_draws(values: Float[np.ndarray, "c n p"], weights: Weights | None) -
     if weights is None:
         return column_sd(values.reshape(-1, values.shape[-1]))
     return np.sqrt(variance_over_draws(values, weights))
-
-
-def participants(
-    columns: Float[np.ndarray, "n p"], counts: Float[np.ndarray, " n"] | None = None
-) -> Float[np.ndarray, " p"]:
-    """Return (Σf²)²/Σf⁴ of each centred column: how many draws make up its variance, a third of them for a Gaussian.
-
-    counts : (n,) copies of each row. A constant column counts as a Gaussian one.
-    """
-    total = len(columns) if counts is None else counts.sum()
-    mean = columns.mean(axis=0) if counts is None else counts @ columns / total
-    size, squares, fourths = np.zeros((3, columns.shape[1]))
-    for rows in in_blocks(*columns.shape):
-        centred = columns[rows] - mean
-        if counts is not None:
-            centred *= (counts[rows] > 0)[:, None]
-        size = np.maximum(size, np.abs(centred).max(axis=0))
-    for rows in in_blocks(*columns.shape):
-        weight = np.ones(rows.stop - rows.start) if counts is None else counts[rows]
-        unit = ((columns[rows] - mean) / np.where(size > 0, size, 1.0)) ** 2
-        squares, fourths = squares + weight @ unit, fourths + weight @ unit**2
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(size > 0, squares**2 / fourths, total / 3)
 
 
 def _fewest_participants(draws: Float[Rows, "m d"], counts: Float[np.ndarray, " m"], weights: Weights | None) -> float:

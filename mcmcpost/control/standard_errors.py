@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool, Float
 
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import ROUNDING, FoldFit, PlainMean, Refits, mean_of_residuals
-from mcmcpost.control.problem import Options, Outline, Problem, Sample, are_few, column_sd, participants, sd_over_draws
+from mcmcpost.control.moments import Outline
+from mcmcpost.control.problem import Options, Problem, Sample, are_few, column_sd, sd_over_draws
 from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.errors import Status
 from mcmcpost.core.mcse import (
@@ -21,6 +22,7 @@ from mcmcpost.core.mcse import (
     mcse_mean,
     mean_over_draws,
     pareto_khat,
+    participants,
     tail_draws,
     thinned,
     variance_over_draws,

@@ -19,12 +19,12 @@ from mcmcpost.control.estimate import Estimate, covariance_of
 from mcmcpost.control.features.families import AbstractFamily, Some, controls_of, from_json
 from mcmcpost.control.linear import LinearFits, Part, choose_families, system_of
 from mcmcpost.control.method import PlainMean, Refits, columnwise
-from mcmcpost.control.moments import Moments
-from mcmcpost.control.problem import MIN_BLOCK, MIN_FOLDS, Options, Outline, participants
+from mcmcpost.control.moments import Moments, Outline
+from mcmcpost.control.problem import MIN_BLOCK, MIN_FOLDS, Options
 from mcmcpost.control.standard_errors import Columns, Residuals, combined_error, heavy_tailed, judge
 from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.errors import TRUSTED, InputError, Status
-from mcmcpost.core.mcse import mcse_mean
+from mcmcpost.core.mcse import mcse_mean, participants
 from mcmcpost.core.precision import beyond_rounding
 from mcmcpost.scores import effective_size
 

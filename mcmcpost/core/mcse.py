@@ -238,6 +238,29 @@ def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     return found
 
 
+def participants(
+    columns: Float[np.ndarray, "n p"], counts: Float[np.ndarray, " n"] | None = None
+) -> Float[np.ndarray, " p"]:
+    """Return (Σf²)²/Σf⁴ of each centred column: how many draws make up its variance, a third of them for a Gaussian.
+
+    counts : (n,) copies of each row. A constant column counts as a Gaussian one.
+    """
+    total = len(columns) if counts is None else counts.sum()
+    mean = columns.mean(axis=0) if counts is None else counts @ columns / total
+    size, squares, fourths = np.zeros((3, columns.shape[1]))
+    for rows in in_blocks(*columns.shape):
+        centred = columns[rows] - mean
+        if counts is not None:
+            centred *= (counts[rows] > 0)[:, None]
+        size = np.maximum(size, np.abs(centred).max(axis=0))
+    for rows in in_blocks(*columns.shape):
+        weight = np.ones(rows.stop - rows.start) if counts is None else counts[rows]
+        unit = ((columns[rows] - mean) / np.where(size > 0, size, 1.0)) ** 2
+        squares, fourths = squares + weight @ unit, fourths + weight @ unit**2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(size > 0, squares**2 / fourths, total / 3)
+
+
 def kernel_density(
     series: Float[np.ndarray, " n"], at: Float[np.ndarray, " t"], factor: float
 ) -> tuple[Float[np.ndarray, " t"], float]:

@@ -31,12 +31,13 @@ from mcmcpost.control.method import (
     merge_fits,
     no_control,
 )
-from mcmcpost.control.problem import Problem, participants
+from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import judged_variance, residual_variance, tail_inflation
 from mcmcpost.control.zero_variance import HIGHEST_DEGREE, MIN_GIVEN, MIN_TRAIN, has_enough
 from mcmcpost.core.arguments import check_count, check_kind, check_number
 from mcmcpost.core.arrays import columns_of, in_blocks, over_rows, zeros
 from mcmcpost.core.errors import InputError, Status
+from mcmcpost.core.mcse import participants
 from mcmcpost.solve import Cholesky, ConjugateGradients
 from mcmcpost.stein import AbstractKernel, SteinTile
 
