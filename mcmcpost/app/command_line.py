@@ -295,7 +295,7 @@ def moments(
     """Sum over traces what `reduce` needs of them, without their draws. Files of sums are given to `reduce` later."""
     with _program():
         import mcmcpost
-        from mcmcpost.app.commands import sum_traces
+        from mcmcpost.app.commands import size_of, size_text, sum_traces
         from mcmcpost.app.edge import phase
         from mcmcpost.app.expressions import parse_expressions
         from mcmcpost.app.quantities import Asked
@@ -304,16 +304,10 @@ def moments(
         check_output(output)
         check_distinct("moments", [str(source.resolve()) for source in sources], "traces")
         total = sum_traces(sources, append, asked, method.value, model, option, allow_bad_scores)
-        facts = {
-            "chains": total.num_chains,
-            "draws": total.num_draws,
-            "quantities": len(total.features.names),
-            "controls": total.features.size - 1,
-        }
         if as_json:
-            _print_json(facts)
+            _print_json(size_of(total))
         else:
-            print(", ".join(f"{count:,} {name}" for name, count in facts.items()))
+            print(size_text(size_of(total)))
         with phase(f"writing {output}"):
             mcmcpost.save_tree(total.to_datatree(), output)
 

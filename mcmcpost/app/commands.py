@@ -152,6 +152,22 @@ def sum_traces(
     return total
 
 
+def size_of(sums: TraceMoments) -> dict[str, int]:
+    """Return how many draws were summed, and of what."""
+    own = sums.features
+    return {
+        "chains": sums.num_chains,
+        "draws": sums.num_draws,
+        "quantities": len(own.names),
+        "controls": own.size - 1,
+    }
+
+
+def size_text(size: Mapping[str, int]) -> str:
+    """Return it in words."""
+    return ", ".join(f"{count:,} {name}" for name, count in size.items())
+
+
 def say_worth(estimate: Estimate, seconds: float) -> None:
     """Say what a reduction that took so long is worth, where the trace records the time of its sampling."""
     if worth := estimate.info.get("worth"):
@@ -476,7 +492,7 @@ def describe(path: Path) -> dict[str, Any]:
     """
     refuse_model_file("info", path)
     tree = mcmcpost.load_tree(path)
-    ladder = is_ladder(tree)
+    ladder, sums = is_ladder(tree), as_moments(tree)
     trace = posterior_rung(tree) if ladder else tree
     attrs = {str(name): value for node in (*tree.subtree, tree) for name, value in node.attrs.items()}  # the root's win
     posterior = tree.children.get("posterior")
@@ -484,9 +500,10 @@ def describe(path: Path) -> dict[str, Any]:
     return {
         "path": str(path),
         "bytes": sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()),
-        "kind": "ladder" if ladder else "trace",
+        "kind": "ladder" if ladder else "trace" if sums is None else "file of sums",
         "chains": sizes.get("chain"),
         "draws": sizes.get("draw"),
+        "sums": None if sums is None else size_of(sums),
         "temperatures": np.asarray(tree[GROUP][TEMPERATURE]).tolist() if ladder else None,
         "sampler": attrs.get("inference_library"),
         **{name: attrs.get(name) for name in RECORDED},
@@ -569,15 +586,17 @@ def _variables(node: "xarray.DataTree") -> dict[str, dict[str, Any]]:
 def description(facts: dict[str, Any]) -> str:
     """Return the facts as lines, and one line for each variable."""
     scores, rhat = facts["scores"], facts["max_rhat"]
-    log_density = ", ".join(facts["log_density"]) or "not recorded"
+    log_density = ", ".join(facts["log_density"]) or (None if facts["sums"] else "not recorded")
     shape = number_of_draws(facts["chains"], facts["draws"]) if facts["chains"] else "no posterior"
+    if facts["sums"]:
+        shape, scores = size_text(facts["sums"]), {"check": None, "message": None}
     lines = {
         "file": f"{facts['path']}, a {facts['kind']}, {significant(facts['bytes'] / 1e6, 3)} MB",
         "draws": shape,
         "temperatures": _temperatures(facts["temperatures"]),
         "sampler": facts["sampler"],
         **{name.replace("_", " "): facts[name] for name in RECORDED},
-        "divergences": "not recorded" if facts["divergences"] is None else facts["divergences"],
+        "divergences": facts["divergences"] if facts["sums"] or facts["divergences"] is not None else "not recorded",
         "weights": _weights_text(facts["weights"]),
         "largest R-hat": None if np.isnan(rhat) else f"{significant(rhat, 4)}, {facts['worst']}",
         "scores": f"of {scores['parameters']} parameters: {scores['check']}" if scores["check"] else scores["message"],

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
+from mcmcpost.control import MOMENTS
 from mcmcpost.core.arguments import check_function, check_kind, check_tree_type
 from mcmcpost.core.arrays import ENTRIES, is_chunked, merged, read_chunks, slices_of, zeros
 from mcmcpost.core.errors import InputError, InputTypeError, warn
@@ -164,9 +165,8 @@ def posterior_variables(tree: "xarray.DataTree") -> PosteriorVariables:
 
 def _posterior(tree: "xarray.DataTree") -> "xarray.DataTree":
     if "posterior" not in tree.children:
-        raise InputError(
-            "integrands", "a posterior group", ", ".join(tree.children) or "none", "Pass an array of values."
-        )
+        cure = "Sums have no draws: ask `expectation`." if MOMENTS in tree.children else "Pass an array of values."
+        raise InputError("integrands", "a posterior group", ", ".join(tree.children) or "none", cure)
     return tree.children["posterior"]
 
 

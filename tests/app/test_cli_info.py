@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray
+from cli_cases import refused
 from ladder_cases import short_ladder
 
 import mcmcpost as mp
@@ -141,3 +142,26 @@ def test_facts_of_the_whole_run_come_before_those_of_a_group(run, tmp_path, rng)
     lines = run("info", path).out.splitlines()
     assert any(line.split() == ["seed", "[", "0", "42]"] for line in lines)
     assert any(line.split() == ["divergences", "3"] for line in lines)
+
+
+def test_sums_of_traces_are_told_and_reduced(run, tmp_path, rng):
+    first, second, more = (rng.normal(size=shape) for shape in ((4, 100, 2), (2, 60, 2), (4, 50, 2)))
+    one, two, longer = (
+        mp.save_tree(mp.from_arrays(x, -x, names=["a", "b"]), tmp_path / f"trace{i}.nc")
+        for i, x in enumerate((first, second, np.concatenate([first, more], axis=1)))
+    )
+    sums, grown, unused = (tmp_path / name for name in ("sums.nc", "grown.zarr", "unused.nc"))
+    assert run("moments", one, two, "-o", sums).out == "6 chains, 520 draws, 2 quantities, 27 controls\n"
+    done = run("moments", longer, "--append", sums, "-o", grown, "--json")
+    assert json.loads(done.out) == {"chains": 10, "draws": 720, "quantities": 2, "controls": 27}
+    lines = run("info", grown).out.splitlines()
+    assert "a file of sums" in lines[0]
+    assert lines[1].endswith("10 chains, 720 draws, 2 quantities, 27 controls")
+    reduced = json.loads(run("reduce", grown, "--var-names", "b", "--json").out)
+    assert [row["name"] for row in reduced["quantities"]] == ["b"]
+    assert abs(reduced["quantities"][0]["mean_cv"]) < 1e-12
+    assert refused(run("reduce", grown, "--ci", "0.9"), "means of what was summed")
+    assert refused(run("report", grown, "-o", tmp_path / "report.html"), "Sums have no draws")
+    assert refused(run("moments", one, "--append", sums, "-o", unused), "not summed yet")
+    assert refused(run("moments", one, "--append", two, "-o", unused), "a file of sums")
+    assert refused(run("reduce", one, two), "mcmcpost moments")
