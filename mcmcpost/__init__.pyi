@@ -101,6 +101,7 @@ from .stein_rules import (
     stein_thinning as stein_thinning,
     stein_weights as stein_weights,
 )
+from .stopping import SampledUntil as SampledUntil, sample_until as sample_until
 from .sums import moments as moments
 from .tasks import (
     ChainVariance as ChainVariance,

@@ -185,6 +185,16 @@ def sample(
     chains: Chains = None,
     seed: Seed = None,
     option: Options = None,
+    until: Annotated[
+        float | None,
+        typer.Option(
+            help="Sample in batches of --draws [default: 250] until every controlled error is at most this.", min=0.0
+        ),
+    ] = None,
+    relative: Annotated[
+        bool, typer.Option("--relative", help="Errors of --until are in posterior standard deviations.")
+    ] = False,
+    max_draws: Annotated[int, typer.Option(help="Draws of all chains together at most, of --until.", min=1)] = 100_000,
     as_json: AsJson = False,
 ) -> None:
     """Sample a model file with NUTS and write the trace, with scores and log likelihoods."""
@@ -193,11 +203,18 @@ def sample(
         from mcmcpost.app.edge import phase
         from mcmcpost.app.source import keeping, sample_model
         from mcmcpost.core.runtime import number_of_draws
+        from mcmcpost.stopping import BATCH, Goal, check_goal
         from mcmcpost.trees import check_convergence, posterior_variables
 
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
-        tree = sample_model(model, settings_of(given, POSTERIOR), option, log_likelihood=True)
+        if until is None and relative:
+            raise InputError("--relative: expected --until, got none. It is the unit of that error.")
+        goal = None if until is None else Goal(until, relative, max_draws)
+        settings = settings_of(given, POSTERIOR if goal is None else POSTERIOR | {"draws": BATCH})
+        if goal is not None:
+            check_goal("sample", goal, settings["chains"] * settings["draws"])
+        tree = sample_model(model, settings, option, log_likelihood=True, goal=goal)
         with keeping(model, lambda: tree):
             convergence = check_convergence(tree, posterior_variables(tree).scalars())
             for kind, text in (("warning", convergence.complaint), ("note", convergence.note)):

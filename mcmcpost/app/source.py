@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from mcmcpost.app.model_file import ModelFile, load_model_file, parse_options
 from mcmcpost.app.quantities import example_tree, with_quantities
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, fault
+from mcmcpost.stopping import FIELDS, METHOD, Goal, SampledUntil, numpyro_batches, until
 from mcmcpost.trees import is_ladder
 from mcmcpost.trees.integrands import as_numbers
 from mcmcpost.trees.numpyro_model import ProbedModel, probe_model
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     import xarray
     from numpyro.infer import MCMC
 
-
-EXTRA_FIELDS = ("z_grad", "potential_energy", "num_steps", "diverging")
 
 JITTER = 0.05
 """Standard deviation of the starts of the chains around `init()`, on the unconstrained space."""
@@ -54,6 +53,7 @@ def sample_posterior(
     options: Mapping[str, object] | None = None,
     progress: bool = False,
     ask: "Callable[[xarray.DataTree], object] | None" = None,
+    run: "Callable[[MCMC, jax.Array, tuple, dict[str, Any], Any], object] | None" = None,
 ) -> "MCMC":
     """Run NUTS with a dense mass matrix on a model file and return NumPyro's `MCMC`, scores kept.
 
@@ -76,6 +76,8 @@ def sample_posterior(
     ask
         Called before the sampling with a tree of one draw, shaped as that of the run: it raises the errors of what
         will be asked of the draws.
+    run
+        Runs the sampler, given the key, the arguments of the model and the starts, in another way than once.
 
     Returns
     -------
@@ -105,7 +107,10 @@ def sample_posterior(
         progress_bar=progress,
     )
     try:
-        mcmc.run(chain_key, *args, extra_fields=EXTRA_FIELDS, init_params=start, **kwargs)
+        if run is None:
+            mcmc.run(chain_key, *args, extra_fields=FIELDS, init_params=start, **kwargs)
+        else:
+            run(mcmc, chain_key, args, kwargs, start)
     except RuntimeError as error:
         if "Cannot find valid initial parameters" in str(error):
             raise InputError(_no_start(model_file, probed, "none in NumPyro's attempts")) from error
@@ -209,15 +214,24 @@ def sample_model(
     allow_bad_scores: bool = False,
     log_likelihood: bool = False,
     ask: "Callable[[xarray.DataTree], object] | None" = None,
+    goal: Goal | None = None,
 ) -> "xarray.DataTree":
     """Sample a model file with NUTS, scores kept; the settings are those of `POSTERIOR`.
 
+    goal : sample in batches of the draws that the settings say until it is reached.
     log_likelihood : keep that of every observation too, as ``az.loo`` and `elpd` need it.
     """
     import arviz_base
     import xarray
 
     model_file, since = load_model_file(path), stopwatch()
+    reached: list[SampledUntil] = []
+
+    def batches(mcmc: "MCMC", key: jax.Array, args: tuple, kwargs: dict[str, Any], start: Any) -> None:
+        assert goal is not None
+        draw = numpyro_batches(mcmc, key, args, kwargs, start, log_likelihood=log_likelihood)
+        reached.append(until(draw, None, METHOD, *goal, progress=True))
+
     mcmc = sample_posterior(
         model_file,
         key=jax.random.key(settings["seed"]),
@@ -227,15 +241,21 @@ def sample_model(
         options=parse_options(options or []),
         progress=sys.stderr.isatty(),
         ask=ask,
+        run=None if goal is None else batches,
     )
     jax.block_until_ready(mcmc.last_state)
     took = since()
 
     def draws() -> "xarray.DataTree":
+        if reached:
+            return reached[0].tree
         return xarray.DataTree.from_dict({"posterior": arviz_base.from_numpyro(mcmc)["posterior"]})
 
     with keeping(path, draws), phase("score gate and quantities"):
-        scored = mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores, log_likelihood=log_likelihood)
+        if reached:
+            scored = reached[0].tree
+        else:
+            scored = mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores, log_likelihood=log_likelihood)
         tree = with_quantities(scored, model_file)
     tree.attrs |= {"model_file": path.name, "seed": settings["seed"], "num_warmup": settings["warmup"]}
     tree.attrs |= {"sampling_time": took}  # in seconds, with warm-up and compilation

@@ -23,7 +23,7 @@ MAIN_HOUSE = (
     ("sample",),
     ("distributions", "sums"),
     ("expectations",),
-    ("sensitivity", "evidences", "stein_rules"),
+    ("sensitivity", "evidences", "stein_rules", "stopping"),
 )
 LAYERS = (*MAIN_HOUSE, ("tasks", "ladders", "gp"), ("__init__",), ("app",), ("__main__",))
 ROW = {name: row for row, names in enumerate(LAYERS) for name in names}

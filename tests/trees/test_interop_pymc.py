@@ -205,3 +205,16 @@ def test_priors_that_pymc_does_not_normalise_have_no_evidence(prior, said):
         pymc.Normal("y", prior(), 1.0, observed=np.zeros(2))
     with nullcontext() if said is None else pytest.raises(ValueError, match=said):
         check_normalised("bridge_evidence", model)
+
+
+def test_chains_of_nutpie_go_on_until_an_error_is_reached(model, key):
+    compiled = nutpie.compile_pymc_model(model)
+    settings = {"key": key, "relative": True, "num_chains": 2, "num_warmup": 300, "batch": 200, "method": "plain"}
+    found = mp.sample_until(compiled, mcse=0.04, integrands=["mu", "upper"], max_draws=20_000, **settings)
+    again = mp.sample_until(compiled, mcse=0.04, integrands=["mu", "upper"], max_draws=40_000, **settings)
+    assert found.reached
+    assert (found.estimate.mcse <= 0.04 * found.estimate.sd).all()
+    assert found.tree["posterior"].sizes["draw"] % 200 == 0
+    assert np.array_equal(
+        found.estimate.mean, again.estimate.mean
+    )  # whatever the clock, and the draws that there may be

@@ -1,0 +1,328 @@
+"""Sampling until errors are small enough: chains that go on, batch by batch, until every controlled error is."""
+
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from mcmcpost.control import AbstractControlVariate, Auto, Estimate
+from mcmcpost.core.arguments import check_count, check_flags, check_key, check_kind, check_number
+from mcmcpost.core.errors import InputError, Status, warn
+from mcmcpost.core.runtime import did_you_mean, significant
+from mcmcpost.expectations import answer
+from mcmcpost.sample import Options, pose
+from mcmcpost.trees import from_numpyro
+from mcmcpost.trees.convention import DRAWS, GROUP
+
+if TYPE_CHECKING:
+    import xarray
+    from numpyro.infer import MCMC
+
+UNKNOWN = (Status.HEAVY_TAIL, Status.UNDEFINED, Status.TOO_FEW_DRAWS, Status.BAD_SCORES, Status.UNSEEN)
+"""Statuses whose error may be far too small, or is not known: more draws may show it."""
+
+BATCH = 250
+"""Draws of each chain between looks, at least."""
+
+AHEAD = 1.1
+"""Draws asked for over those that the present errors call for, so that chance does not need one batch more."""
+
+
+METHOD = Auto(kernel=False)
+"""What the errors are judged by: kernels, which are dear, would be fitted at every look."""
+
+
+class Goal(NamedTuple):
+    """What is sampled for: the errors, whether in posterior standard deviations, and the draws that there may be."""
+
+    mcse: float | Mapping[str, float]
+    relative: bool
+    max_draws: int
+
+
+def check_goal(where: str, goal: Goal, first: int) -> None:
+    """Refuse errors that are not positive, and fewer draws than the `first` batch has."""
+    check_count(where, "max_draws", goal.max_draws, "It is the number of all draws.", least=first)
+    check_kind(where, "mcse", goal.mcse, (float, int, Mapping), "Pass a number, or one for each name.")
+    for name, value in goal.mcse.items() if isinstance(goal.mcse, Mapping) else [("mcse", goal.mcse)]:
+        check_number(where, name, value, "It is an error to be reached.")
+
+
+class SampledUntil(NamedTuple):
+    """What `sample_until` returns.
+
+    tree : all draws after warm-up, with scores. estimate : the expectations from them.
+    reached : whether every error that was asked for is small enough.
+    """
+
+    tree: "xarray.DataTree"
+    estimate: Estimate
+    reached: bool
+
+
+def sample_until(
+    model: Any,
+    *args: Any,
+    mcse: float | Mapping[str, float],
+    key: jax.Array,
+    relative: bool = False,
+    integrands: Any = None,
+    method: str | AbstractControlVariate = METHOD,
+    num_chains: int = 4,
+    num_warmup: int = 1_000,
+    batch: int = BATCH,
+    max_draws: int = 100_000,
+    progress: bool = True,
+    model_kwargs: Mapping[str, Any] | None = None,
+) -> SampledUntil:
+    """Sample a model until every controlled error is below what was asked.
+
+    Chains go on where they were, after one warm-up. After each look at the errors the next batch is as long as they
+    call for, at most as long as all before: looks are few, and their number does not bias the end
+    (``benchmarks.control.stopping``). Chains that have not converged, and quantities with heavy tails, are not done.
+
+    Parameters
+    ----------
+    model : a NumPyro program, sampled by NUTS; a `numpyro.infer.MCMC`, with kernel, warm-up, chains and, as its
+        `num_samples`, batch of its own; or what ``nutpie.compile_pymc_model`` or ``compile_stan_model`` return.
+    args, model_kwargs : of a NumPyro program.
+    mcse : the error that every expectation shall have at most; or a mapping from names of quantities, or of variables,
+        to one each: others are then estimated, and not waited for.
+    relative : errors are in posterior standard deviations of the quantities.
+    integrands, method : as in `expectation`.
+    num_chains, num_warmup : chains, and draws of each to adapt on.
+    batch : draws of each chain between looks, at least.
+    max_draws : of all chains together. A warning says if they do not suffice.
+    progress : show the worst quantity, and its error, on a terminal.
+
+    Returns
+    -------
+    SampledUntil : an interrupt (Ctrl-C) returns what there is, after the first look.
+
+    Raises
+    ------
+    ValueError, TypeError : an error that is not positive; names of no quantity; as `from_numpyro` and `expectation`.
+
+    Warns
+    -----
+    UserWarning : the draws do not suffice, or an interrupt. ScoreWarning, ConvergenceWarning : as `expectation`.
+    """
+    from numpyro.infer import MCMC, NUTS
+
+    where = "sample_until"
+    check_flags(where, relative=relative, progress=progress)
+    check_key(where, key)
+    for name, count in (("num_chains", num_chains), ("num_warmup", num_warmup), ("batch", batch)):
+        check_count(where, name, count, "It is a number of chains, or of draws of each.")
+    check_goal(where, Goal(mcse, relative, max_draws), num_chains * batch)
+    sampler: AbstractContextManager[Draw]
+    if type(model).__module__.partition(".")[0] == "nutpie":
+        sampler = _nutpie_batches(model, key, num_chains, num_warmup, batch, max_draws)
+    else:
+        settings = {"num_warmup": num_warmup, "num_samples": batch, "num_chains": num_chains}
+        if not isinstance(model, MCMC):
+            model = MCMC(NUTS(model), **settings, chain_method="vectorized", progress_bar=False)
+        sampler = nullcontext(numpyro_batches(model, key, args, dict(model_kwargs or {})))
+    with sampler as draw:
+        return until(draw, integrands, method, mcse, relative, max_draws, progress=progress)
+
+
+Draw = Callable[[int], Any]
+"""Returns the tree of so many batches of draws more, of the same chains."""
+
+FIELDS = ("z_grad", "potential_energy", "num_steps", "diverging")
+
+
+def numpyro_batches(
+    mcmc: "MCMC",
+    key: jax.Array,
+    args: tuple,
+    kwargs: dict[str, Any],
+    start: Any = None,
+    *,
+    log_likelihood: bool = False,
+) -> Draw:
+    """Return the batches of a NumPyro sampler, each of its `num_samples`.
+
+    start : of its chains. log_likelihood : as for `from_numpyro`.
+    """
+    batch = mcmc.num_samples
+
+    def draw(number: int) -> "xarray.DataTree":
+        begun = mcmc.last_state is not None
+        mcmc.post_warmup_state = mcmc.last_state
+        mcmc.num_samples = number * batch  # at once: a run of NumPyro compiles its loop anew
+        own = mcmc.last_state.rng_key if begun else key
+        mcmc.run(own, *args, extra_fields=FIELDS, init_params=None if begun else start, **kwargs)
+        return from_numpyro(mcmc, log_likelihood=log_likelihood)
+
+    return draw
+
+
+WAIT = 0.05
+"""Seconds between looks at how far nutpie is. The draws that are used do not depend on it."""
+
+
+@contextmanager
+def _nutpie_batches(
+    model: Any, key: jax.Array, num_chains: int, num_warmup: int, batch: int, max_draws: int
+) -> Iterator[Draw]:
+    """Give the batches of a sampler of nutpie, which rests while the errors are looked at, and is ended after it."""
+    import nutpie
+
+    sampler = nutpie.sample(
+        model,
+        draws=max(max_draws // num_chains, batch),
+        tune=num_warmup,
+        chains=num_chains,
+        cores=num_chains,  # of fewer, a chain waits until others have all of their draws
+        seed=int(jax.random.bits(key)) >> 1,
+        save_warmup=False,
+        progress_bar=False,
+        blocking=False,
+        store_gradient=True,
+        store_unconstrained=True,
+    )
+    done = 0
+
+    def draw(number: int) -> "xarray.DataTree":
+        nonlocal done
+        sampler.resume()
+        begin, done = done, done + number * batch
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of fewer draws than chains ArviZ asks whether they are the chains
+            while _shortest(tree := sampler.inspect()) < done:
+                threading.Event().wait(WAIT)
+        sampler.pause()
+        return tree.isel(draw=slice(begin, done), missing_dims="ignore")
+
+    try:
+        yield draw
+    finally:
+        sampler.cancel()
+
+
+def _shortest(tree: "xarray.DataTree") -> int:
+    """Return how many draws every chain has; those of others are padded with NaN."""
+    draws = tree.children[GROUP].to_dataset()[DRAWS].values
+    return int(np.isfinite(draws).all(axis=-1).sum(axis=1).min()) if draws.size else 0
+
+
+def until(
+    draw: Draw,
+    integrands: Any,
+    method: str | AbstractControlVariate,
+    mcse: float | Mapping[str, float],
+    relative: bool,
+    max_draws: int,
+    *,
+    progress: bool,
+) -> SampledUntil:
+    """Return what batches of draws give until the errors are small enough; see `sample_until`."""
+    tree, done, wanted, found = None, 0, 1, None
+    with tqdm(
+        total=100, disable=None if progress else True, unit="%", bar_format="{l_bar}{bar}| {elapsed}{postfix}"
+    ) as bar:
+        while True:
+            try:
+                more = draw(wanted - done)
+                tree, done = more if tree is None else joined([tree, more]), wanted
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the last look says what is wrong with the chains
+                    found = look(tree, integrands, method, mcse, relative=relative)
+            except KeyboardInterrupt:
+                if found is None:
+                    raise
+                warn(f"sample_until was interrupted: {_how_far(found)}.")
+                break
+            bar.set_postfix_str(_how_far(found))
+            bar.n = min(100, round(100 / max(found.excess, 1e-9) ** 2))
+            bar.refresh()
+            sizes = tree[GROUP].sizes
+            most = max_draws * done // (sizes["chain"] * sizes["draw"])
+            if found.excess <= 1.0 or most <= done:
+                if found.excess > 1.0:
+                    cure = "Raise max_draws, or ask for less."
+                    warn(f"sample_until: {max_draws:,} draws do not suffice, {_how_far(found)}. {cure}")
+                break
+            needed = math.ceil(done * min(found.excess**2 * AHEAD, 2.0))
+            wanted = min(max(needed, done + 1), most)
+    assert tree is not None
+    return SampledUntil(tree, answer(pose(tree, integrands, method, Options(), weighted=True)), found.excess <= 1.0)
+
+
+class Look(NamedTuple):
+    """The quantity that is farthest from its aim: its name, error, aim, and their ratio, infinite if not known."""
+
+    name: str
+    error: float
+    aim: float
+    excess: float
+
+
+def look(
+    tree: "xarray.DataTree",
+    integrands: Any,
+    method: str | AbstractControlVariate,
+    mcse: float | Mapping[str, float],
+    *,
+    relative: bool,
+) -> Look:
+    """Return how far the draws are from the errors that were asked for."""
+    question = pose(tree, integrands, method, Options(), weighted=True)
+    estimate = answer(question)
+    aims = _aims(estimate.names, mcse) * (estimate.sd if relative else 1.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        excess = np.where(estimate.mcse > 0, estimate.mcse / aims, 0.0)
+    unknown = np.array([status in UNKNOWN for status in estimate.status])
+    asked = np.isfinite(_aims(estimate.names, mcse))
+    excess = np.where(asked, np.where(unknown | np.isnan(excess), np.inf, excess), 0.0)
+    if question.convergence.apart:
+        excess = np.where(asked, np.maximum(excess, STUCK), excess)
+    worst = int(np.argmax(excess))
+    return Look(estimate.names[worst], float(estimate.mcse[worst]), float(aims[worst]), float(excess[worst]))
+
+
+STUCK = 1.5
+"""How far chains count to be from their aim, at least, while R-hat says that they have not converged."""
+
+
+def _aims(names: Sequence[str], mcse: float | Mapping[str, float]) -> np.ndarray:
+    """Return the error that each quantity shall have, infinite where any will do."""
+    if not isinstance(mcse, Mapping):
+        return np.full(len(names), float(mcse))
+    aims = np.full(len(names), np.inf)
+    for name, aim in mcse.items():
+        own = [j for j, one in enumerate(names) if name in (one, one.partition("[")[0])]
+        if not own:
+            cure = f"{did_you_mean(name, names)}There are {', '.join(names[:10])}."
+            raise InputError("sample_until", "names of quantities in `mcse`", name, cure)
+        aims[own] = aim
+    return aims
+
+
+def _how_far(found: Look) -> str:
+    return f"the error of {found.name} is {significant(found.error, 2)}, asked {significant(found.aim, 2)}"
+
+
+def joined(trees: "Sequence[xarray.DataTree]") -> "xarray.DataTree":
+    """Return the draws of the same chains one after the other; what has no draws is of the first."""
+    import xarray
+
+    groups: dict[str, Any] = {}
+    for name in trees[0].children:
+        parts = [tree[name].to_dataset() for tree in trees]
+        if "draw" in parts[0].dims and len(parts) > 1:
+            whole = xarray.concat(parts, "draw", data_vars="minimal", coords="minimal", compat="override")
+            groups[name] = whole.assign_coords(draw=np.arange(whole.sizes["draw"])).assign_attrs(parts[0].attrs)
+        else:
+            groups[name] = parts[0]
+    found = xarray.DataTree.from_dict(groups)
+    found.attrs = dict(trees[0].attrs)
+    return found
