@@ -62,6 +62,7 @@ PAGES = {
             "calibration_eight_schools",
             "out_of_rkhs",
             "high_degree",
+            "stopping",
         ),
     ),
     "vector_valued": Page(
