@@ -323,7 +323,7 @@ class Margins(_OnBlocks):
         of, parts = self._grid_of(), []
         for a, b in self.pairs:
             m, within = x[a].shape[1], of[a] == of[b]
-            # Rows and columns of a square grid meet in every entry: the directions' inner products sum to one.
+            # Row i and column i of a square grid share one entry: m inner products of directions, 1/m each.
             trace = m if a == b else float(within)
             along = np.einsum("bm,bm->b", x[a], s[b])[:, None] + divergence * trace
             parts += [along, along * u]
