@@ -50,11 +50,12 @@ METHODS: dict[str, AbstractControlVariate] = {
 """Short names of methods, for ``method=`` and the command line. Kernels are fitted on at most 4,000 states."""
 
 
-def structure(tree: "xarray.DataTree") -> dict[str, tuple[str, ...]]:
+def structure(tree: "xarray.DataTree") -> dict[str, tuple[str, ...] | tuple[tuple[str, ...], ...]]:
     """Return the blocks of coordinates that the labels of a trace tell: of each, its name and its labels in order.
 
     A block is a variable of more than six entries, or a part of one that a short dimension splits, such as
-    ``z[:, intercept]``. Coordinates in none are global. `Auto` and `Structured` use these blocks; change the dict and
+    ``z[:, intercept]``. With two dimensions of more than six entries it is a grid, ``z[:, :]``: a tuple of the labels
+    of each row. Coordinates in none are global. `Auto` and `Structured` use these blocks; change the dict and
     pass it as their ``structure=`` where the labels mislead.
     """
     return structure_of(without_fixed(read_stored_trace(tree, weighted=True)).names)

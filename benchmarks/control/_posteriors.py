@@ -243,6 +243,44 @@ def spatial(num_rows: int = 6, num_columns: int = 8) -> "pymc.Model":
     return model
 
 
+def interaction(num_items: int = 12, num_raters: int = 15, each: int = 2) -> "pymc.Model":
+    """Marks of 12 items by 15 raters, two of each pair, with an effect of every pair: 212 parameters."""
+    import pymc as pm
+
+    rng = np.random.default_rng(14)
+    item, rater = (np.repeat(axis, each) for axis in np.indices((num_items, num_raters)).reshape(2, -1))
+    a, b = rng.normal(1.0, 0.6, num_items), rng.normal(0, 0.5, num_raters)
+    both = rng.normal(0, 0.5, (num_items, num_raters))
+    y = a[item] + b[rater] + both[item, rater] + rng.normal(0, 0.8, len(item))
+    coords = {"item": np.arange(num_items), "rater": np.arange(num_raters)}
+    with pm.Model(coords=coords) as model:
+        intercept, sigma = pm.Normal("intercept", 0, 5), pm.HalfNormal("sigma", 1)
+        sd_item, sd_rater, sd_pair = (pm.HalfNormal(name, 1) for name in ("sd_item", "sd_rater", "sd_pair"))
+        a = pm.Normal("a", intercept, sd_item, dims="item")
+        b = pm.Deterministic("b", sd_rater * pm.Normal("zb", 0, 1, dims="rater"), dims="rater")
+        z = pm.Normal("z", 0, 1, dims=("item", "rater"))
+        pair = pm.Deterministic("pair", sd_pair * z, dims=("item", "rater"))
+        pm.Normal("y", a[item] + b[rater] + pair[item, rater], sigma, observed=y)
+    return model
+
+
+def walks(length: int = 20, num_sites: int = 12) -> "pymc.Model":
+    """Levels of 12 sites at 20 times, a random walk each with one scale for all, centred: 244 parameters."""
+    import pymc as pm
+
+    rng = np.random.default_rng(15)
+    level = rng.normal(1.0, 0.7, num_sites) + np.cumsum(rng.normal(0, 0.3, (length, num_sites)), axis=0)
+    y = level + rng.normal(0, 0.4, level.shape)
+    with pm.Model(coords={"time": np.arange(length), "site": np.arange(num_sites)}) as model:
+        mean, sd = pm.Normal("mean", 0, 2), pm.HalfNormal("sd", 1)
+        tau, sigma = pm.HalfNormal("tau", 1), pm.HalfNormal("sigma", 1)
+        level = pm.Flat("level", dims=("time", "site"))
+        pm.Potential("start", pm.logp(pm.Normal.dist(mean, sd), level[0]).sum())
+        pm.Potential("steps", pm.logp(pm.Normal.dist(level[:-1], tau), level[1:]).sum())
+        pm.Normal("y", level, sigma, observed=y)
+    return model
+
+
 PRIOR_SD, THRESHOLDS = 1.5, np.array([0.0, 1.0, -1.0])
 
 
@@ -361,6 +399,8 @@ POSTERIORS: Mapping[str, Posterior] = {
     "horseshoe": Posterior(horseshoe, kinds("intercept", "tau sigma", "beta"), truth_runs=8),
     "gaussian-process": Posterior(gaussian_process, kinds("mean lengthscale", "amplitude sigma", "f"), truth_runs=8),
     "spatial": Posterior(spatial, kinds("intercept slope", "sd", "log_rate"), truth_runs=8),
+    "interaction": Posterior(interaction, kinds("intercept", "sd_item sd_rater sd_pair sigma", "a b pair")),
+    "walks": Posterior(walks, kinds("mean", "sd tau sigma", "level")),
     "three": Posterior(three, kinds("beta"), THREE_FUNCTIONS, three_truth, num_draws=250),
     "bridge": Posterior(bridge, kinds("mu", "sigma"), num_draws=200),
 }

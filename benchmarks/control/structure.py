@@ -49,6 +49,8 @@ MODELS = (
     "horseshoe",
     "gaussian-process",
     "spatial",
+    "interaction",
+    "walks",
 )
 
 

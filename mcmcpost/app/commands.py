@@ -1,5 +1,6 @@
 """The commands ``reduce``, ``evidence``, ``report`` and ``info``: what each computes, and its text."""
 
+import math
 import shlex
 import sys
 import warnings
@@ -557,11 +558,15 @@ def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
 
 
 def _structure(trace: "xarray.DataTree", scores: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the number of global coordinates and the length of each block; None without scores that can be read."""
+    """Return the number of global coordinates and the length of each block, or of a grid its rows and columns.
+
+    None without scores that can be read.
+    """
     if not scores["parameters"]:
         return None
-    blocks = {name: len(labels) for name, labels in mcmcpost.structure(trace).items()}
-    return {"globals": scores["parameters"] - sum(blocks.values()), "blocks": blocks}
+    shapes = {name: np.shape(labels) for name, labels in mcmcpost.structure(trace).items()}
+    blocks = {name: list(shape) if len(shape) > 1 else shape[0] for name, shape in shapes.items()}
+    return {"globals": scores["parameters"] - sum(map(math.prod, shapes.values())), "blocks": blocks}
 
 
 def _names(trace: "xarray.DataTree") -> set[str]:
@@ -629,13 +634,14 @@ def _weights_text(weights: dict[str, float] | None) -> str | None:
 
 
 def _structure_lines(structure: dict[str, Any] | None) -> dict[str, str]:
-    """Return how many coordinates are global, and a line for all blocks of one length."""
+    """Return how many coordinates are global, and a line for all blocks of one length, or grids of one shape."""
     if structure is None:
         return {}
-    names: dict[int, list[str]] = {}
-    for name, length in structure["blocks"].items():
-        names.setdefault(length, []).append(name)
-    lines = {f"blocks of {length}": ", ".join(alike) for length, alike in names.items()}
+    names: dict[str, list[str]] = {}
+    for name, size in structure["blocks"].items():
+        kind = f"blocks of {size}" if isinstance(size, int) else f"grids of {size[0]} × {size[1]}"
+        names.setdefault(kind, []).append(name)
+    lines = {kind: ", ".join(alike) for kind, alike in names.items()}
     nothing = {"blocks": "none: the labels tell no variable of more than six entries"}
     return {"globals": str(structure["globals"]), **(lines or nothing)}
 

@@ -199,17 +199,19 @@ class Structured(AbstractControlVariate):
     """Regress on the scores and on sums over named dimensions: for hierarchical models of any number of parameters.
 
     Variables are told by their labels, ``z[0, 1]``, ``z_0_1``, ``z.0.1``. Those of more than six entries are blocks,
-    exchangeable in prior, and others are global. For blocks a, b of one length and globals k the controls are z_a·s_b,
-    (Σz_a)(Σs_b), (Σz_a)s_k, quadratics of the globals, (z_a·s_b)x_k and (z_a·z_b)s_k, and in a block that is a
-    sequence the same of neighbours, up to eight steps apart. Where draws are many there are also x_i s_i of every
+    exchangeable in prior, and others are global; sums of rows and of columns of a grid, which has two such dimensions,
+    take part as blocks. For blocks a, b of one length and globals k the controls are z_a·s_b, (Σz_a)(Σs_b), (Σz_a)s_k,
+    quadratics of the globals, (z_a·s_b)x_k and (z_a·z_b)s_k, and in a block that is a sequence, or along a dimension of
+    a grid, the same of neighbours, up to eight steps apart. Where draws are many there are also x_i s_i of every
     coordinate, and x_i s_j + x_j s_i of those pairs of a global with a block, or of two blocks at each index, that the
     coordinates need most. Each is less its mean, which is known. For each quantity the engine takes as many of these
     families as lower its error, with a ridge where draws are few. docs/mathematics.md section 2.
 
     Parameters
     ----------
-    structure : the blocks, as a mapping from a name of each to the labels of its coordinates in their order; others are
-        global. By default those that `structure` finds, which a person can correct; ``{}`` for none.
+    structure : the blocks, as a mapping from a name of each to the labels of its coordinates in their order, of a grid
+        to a list of them for each row; others are global. By default those that `structure` finds, which a person can
+        correct; ``{}`` for none.
     """
 
     structure: Any = eqx.field(converter=as_structure, static=True, default=None)

@@ -55,6 +55,11 @@ def test_the_structure_that_the_labels_tell(run, tmp_path, rng):
     lines = [line.split(maxsplit=3) for line in run("info", path).out.splitlines()]
     assert ["globals", "1"] in lines
     assert [line[3] for line in lines if line[:2] == ["blocks", "of"]] == ["z[:, 0], z[:, 1]", "w"]
+    grid = rng.normal(size=(4, 200, 57))
+    names = [*(f"z[{i}, {j}]" for i in range(7) for j in range(8)), "mu"]
+    path = mp.save_tree(mp.from_arrays(grid, -grid, names=names), tmp_path / "grid.nc")
+    assert facts(run, path)["structure"] == {"globals": 1, "blocks": {"z[:, :]": [7, 8]}}
+    assert "grids of 7 × 8  z[:, :]" in run("info", path).out
     path = mp.save_tree(mp.from_arrays(draws[..., :2], -draws[..., :2]), tmp_path / "short.nc")
     assert facts(run, path)["structure"] == {"globals": 2, "blocks": {}}
     assert "none: the labels tell no variable of more than six entries" in run("info", path).out

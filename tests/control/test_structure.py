@@ -1,5 +1,6 @@
 """Controls from named dimensions: which coordinates are a block, and that controls are Stein operators of fields."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +15,7 @@ from mcmcpost.control.features.structure import (
     LAGS,
     Blocks,
     Diagonal,
+    Margins,
     Neighbours,
     Pairs,
     Sums,
@@ -74,7 +76,29 @@ def _entries(form, *sizes):
     ],
 )
 def test_blocks_are_told_by_the_way_that_a_trace_writes_its_indices(names, expected):
-    assert {name: len(labels) for name, labels in structure_of(names).items()} == expected
+    assert {name: np.size(labels) for name, labels in structure_of(names).items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (_entries("z[{}, {}]", 8, 7), {"z[:, :]": (8, 7)}),
+        (_entries("z_{}.{}", 8, 7), {"z[:, :]": (8, 7)}),
+        ([f"z.{i}.{j}" for j in range(1, 8) for i in range(1, 9)], {"z[:, :]": (8, 7)}),  # Stan, columns first
+        (_entries("z[{}, {}, {}]", 8, 2, 7), {f"z[:, {k}, :]": (8, 7) for k in range(2)}),
+        (_entries("z[{}, {}]", 8, 7)[:-1], {"z[:, :]": (55,)}),  # no complete table
+        (_entries("z[{}, {}, {}]", 7, 8, 9), {"z[:, :, :]": (504,)}),
+    ],
+)
+def test_two_long_dimensions_are_a_grid(names, expected):
+    found = structure_of(names)
+    assert {name: np.shape(labels) for name, labels in found.items()} == expected
+    for name, labels in found.items():
+        if np.ndim(labels) == 2:
+            index = [[re.findall(r"\d+", label) for label in row] for row in labels]
+            rows, columns = (np.array(index)[..., [0, -1]].astype(int)).transpose(2, 0, 1)
+            assert (rows == rows[:, :1]).all(), name
+            assert (columns == columns[:1]).all(), name
 
 
 def test_controls_are_the_stein_operator_of_their_fields(rng):
@@ -93,6 +117,125 @@ def test_controls_are_the_stein_operator_of_their_fields(rng):
     for column, field in zip(found.T, fields, strict=True):
         expected = [jnp.trace(jax.jacfwd(field)(row)) + field(row) @ score for row, score in zip(x, s, strict=True)]
         np.testing.assert_allclose(column, np.array(expected), rtol=1e-9, atol=1e-9)
+
+
+def _grid_fields(blocks, shift, scale):
+    """Yield the vector fields of `Margins`, in order: two globals, a block of three, and grids of 3 × 4 and 3 × 3."""
+    unit = jnp.eye(len(shift))
+    a, z, w = blocks.blocks
+    along = [unit[a], unit[z.ravel()], unit[w.ravel()]]  # (m, d) each
+    along += [unit[block].sum(1 - axis) / np.sqrt(block.shape[1 - axis]) for block in (z, w) for axis in (0, 1)]
+    grid = [0, 1, 2, 1, 1, 2, 2]
+    own = jnp.diag(scale)[blocks.globals]
+
+    def u(x):
+        return ((x - shift) / scale)[blocks.globals]
+
+    for p, q in np.ndindex(7, 7):
+        if max(p, q) < 3 or len(along[p]) != len(along[q]):
+            continue
+        m, field = len(along[p]), lambda x, p=p, q=q: (along[p] @ x) @ along[q]
+        yield field
+        for k in range(2):
+            yield lambda x, k=k, field=field: field(x) * u(x)[k]
+        if grid[p] != grid[q]:
+            yield lambda x, p=p, q=q, m=m: jnp.sum(along[p] @ x) * along[q].sum(0) / m
+        if p <= q:
+            for k in range(2):
+                yield lambda x, p=p, q=q, m=m, k=k: (jnp.dot(along[p] @ x, along[q] @ x) / m - 1) * own[k]
+    for block in (z, w, w.T):  # z has four columns
+        yield lambda x, block=block: (x[block] * x[a][:, None]).ravel() @ unit[block.ravel()]
+        yield lambda x, block=block: (x[block] ** 2).mean(1) @ unit[a]
+
+
+def _neighbour_fields(grid, shift, scale, k, lag):
+    """Yield the vector fields of `Neighbours` along the rows of a grid and along the sums of its columns."""
+    unit = jnp.eye(len(shift))
+    for lines in (unit[grid], unit[grid].sum(0, keepdims=True) / np.sqrt(len(grid))):  # (l, m, d)
+        ahead = lambda x, e=lines: jnp.einsum("lm,lmd->d", (e @ x)[:, :-lag], e[:, lag:])  # noqa: E731
+        back = lambda x, e=lines: jnp.einsum("lm,lmd->d", (e @ x)[:, lag:], e[:, :-lag])  # noqa: E731
+        yield ahead
+        yield back
+        yield lambda x, field=ahead: field(x) * (x[k] - shift[k]) / scale[k]
+        yield lambda x, field=back: field(x) * (x[k] - shift[k]) / scale[k]
+        size = lines[..., 0].size
+        yield lambda x, e=lines, n=size: jnp.sum((e @ x)[:, :-lag] * (e @ x)[:, lag:]) / n * scale[k] * unit[k]
+
+
+def test_controls_of_grids_are_the_stein_operator_of_their_fields(rng):
+    """Directions of rows and columns meet in a square grid, and there only: a wrong divergence is a bias."""
+    names = ["mu", *(f"a{i}" for i in range(3)), *_entries("z{}{}", 3, 4), *_entries("w{}{}", 3, 3), "log_sd"]
+    d = len(names)
+    tables = {"a": names[1:4], "z": np.reshape(names[4:16], (3, 4)), "w": np.reshape(names[16:25], (3, 3))}
+    blocks = Blocks.of(names, Structured(structure=tables).structure)
+    assert [block.shape for block in blocks.blocks] == [(3,), (3, 4), (3, 3)]
+    shift, scale = rng.normal(size=d), np.exp(rng.normal(size=d))
+    x, s = rng.normal(size=(3, d)), rng.normal(size=(3, d))
+    margins = Margins(*blocks, shift, scale)
+    sequence = Neighbours(blocks.globals[:1], (blocks.blocks[1],), shift, scale, lags=(1, 2))
+    fields = list(_grid_fields(blocks, shift, scale))
+    fields += [field for lag in (1, 2) for field in _neighbour_fields(blocks.blocks[1], shift, scale, 0, lag)]
+    families = [margins, sequence]
+    found = np.concatenate([family.controls((x - shift) / scale, s * scale) for family in families], axis=1)
+    along = np.concatenate([family.along((x - shift) / scale, s[0] * scale)[1] for family in families], axis=1)
+    assert found.shape[1] == len(fields) == sum(family.size for family in families)
+    order = _in_order_of_lags(margins.size)
+    for column, affine, field in zip(found.T[order], along.T[order], fields, strict=True):
+        values = [field(row) for row in x]
+        expected = [
+            jnp.trace(jax.jacfwd(field)(row)) + value @ score for row, value, score in zip(x, values, s, strict=True)
+        ]
+        np.testing.assert_allclose(column, np.array(expected), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(affine, np.array([value @ s[0] for value in values]), rtol=1e-9, atol=1e-9)
+
+
+def _in_order_of_lags(first):
+    """Return the order of columns such that those of lag 1 come before those of lag 2, as fields do."""
+    both = first + np.arange(20).reshape(2, 2, 5)  # lines and sums, lags, controls
+    return np.concatenate([np.arange(first), both.transpose(1, 0, 2).ravel()])
+
+
+def test_sums_of_rows_are_exact_where_rows_are_alike(rng):
+    """Under a normal density of rows with a common part Σ_i(Σ_j x_ij)² is a sum over rows, not over all entries."""
+    rows, columns, common = 8, 10, 1.5
+    one_row = np.eye(columns) + common * np.ones((columns, columns)) / columns
+    precision = np.kron(np.eye(rows), one_row)
+    draws = np.linalg.solve(np.linalg.cholesky(precision).T, rng.normal(size=(rows * columns, 1_200))).T
+    trace = make_trace(
+        draws.reshape(4, 300, -1), -(draws @ precision).reshape(4, 300, -1), _entries("z[{}, {}]", rows, columns)
+    )
+    values = (trace.draws.reshape(4, 300, rows, columns).sum(-1) ** 2).sum(-1, keepdims=True)
+    result = estimate(trace, values, Structured())
+    assert str(result.status[0]) == "exact"
+    np.testing.assert_allclose(result.mean, rows * columns / (1 + common), rtol=1e-8)
+    one_block = {"z": [label for row in structure_of(trace.names)["z[:, :]"] for label in row]}
+    assert estimate(trace, values, Structured(structure=one_block)).gain[0] < 100
+
+
+def test_sequences_of_a_grid_are_told_along_each_dimension(rng):
+    """Walks of sites, time first: neighbours in the flattened order are sites, which mean nothing."""
+    length, sites, states = 12, 8, 1_000
+    forward = np.eye(length) - np.eye(length, k=-1)
+    precision = np.kron(forward.T @ forward + 0.3 * np.eye(length), np.eye(sites))
+    draws = np.linalg.solve(np.linalg.cholesky(precision).T, rng.normal(size=(length * sites, states))).T
+    draws = draws.reshape(4, states // 4, -1)
+    names = _entries("level[{}, {}]", length, sites)
+    problem = make_problem(make_trace(draws, -draws @ precision, names), draws[..., :1]).unrotated()
+    found = [family for family in structure_families(problem, 0) if isinstance(family, Neighbours)]
+    assert [family.lags for family in found] == list(LAGS)
+    for family in found:
+        assert [block.tolist() for block in family.blocks] == [np.arange(96).reshape(length, sites).T.tolist()]
+
+
+def test_margins_of_many_grids_leave_room_for_what_is_small(rng):
+    names = ["mu", "sd", *(label for k in "abcde" for label in _entries(k + "[{}, {}]", 7, 7))]
+    draws = rng.normal(size=(4, 300, len(names)))
+    for number, expected in ((1, 1), (5, 0)):
+        d = 2 + 49 * number
+        problem = make_problem(make_trace(draws[..., :d], -draws[..., :d], names[:d]), draws[..., :1]).unrotated()
+        families = structure_families(problem, 0)
+        assert sum(isinstance(family, Margins) for family in families) == expected
+        assert isinstance(families[-1], Diagonal)
 
 
 def test_sequences_are_told_from_groups(rng):
@@ -192,6 +335,10 @@ def test_the_structure_that_is_found_can_be_given(rng):
         ({"z": ("z[0]",)}, InputError, "at least two labels in block `z`, got .* Leave it out"),
         ({"z": ("z[0]", "z[1]"), "w": ("t", "z[1]")}, InputError, "once, got z\\[1\\] in z and w"),
         ({"z": ("z[0]", "z[0]")}, InputError, "once, got z\\[0\\] in z and z"),
+        ({"z": (("z[0]", "z[1]"), ("z[2]",))}, InputError, "rows of one length, .* in grid `z`, got rows of 2, 1"),
+        ({"z": (("z[0]",), ("z[1]",))}, InputError, "at least two, in grid `z`, got rows of 1, 1"),
+        ({"z": (("z[0]", "z[1]"), ("z[2]", "z[1]"))}, InputError, "once, got z\\[1\\] in z and z"),
+        ({"z": (("z[0]", "z[1]"), "z[2]")}, InputTypeError, "expected `z` to be a list of names"),
         ({"z": ("z[0]", "z[11]")}, InputError, "got z\\[11\\] in block `z`. Did you mean 'z\\[1\\]'"),
     ],
 )
