@@ -135,6 +135,23 @@ def test_sums_read_back_say_the_same(tmp_path):
         mp.load_tree(path, mp.save_tree(make_tree(9), tmp_path / "trace.nc"))
 
 
+def test_sums_over_named_dimensions_are_read_back_and_added(tmp_path):
+    def tree(seed: int) -> xarray.DataTree:
+        x = np.random.default_rng(seed).normal(size=(4, 500, 80))
+        grid = [f"z[{i}, {j}]" for i in range(8) for j in range(9)]
+        return mp.from_arrays(x, -x, values=x[..., :2] ** 3, names=[*(f"a[{i}]" for i in range(8)), *grid])
+
+    sums = mp.moments(tree(0))
+    assert {"Sums", "Margins", "Diagonal"} <= {type(family).__name__ for family in sums.features.families}
+    stored = mp.load_tree(mp.save_tree(sums.to_datatree(), tmp_path / "sums.nc"))
+    assert_same(mp.expectation(stored), mp.expectation(sums), rtol=1e-14)
+    both = stored_moments(stored) + mp.moments(tree(1), like=sums)
+    assert both.features.size == sums.features.size
+    units_of_their_own = sums + mp.moments(tree(1))
+    assert units_of_their_own.features.size == sums.features.size  # here all scales are one
+    assert_same(mp.expectation(both), mp.expectation(units_of_their_own), rtol=1e-6)
+
+
 def test_errors_are_honest_and_gains_those_of_the_draws():
     squares, plain, errors = [], [], []
     for seed in range(30):

@@ -115,7 +115,7 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, AbstractFamily):
         return value.to_json()
     if isinstance(value, np.ndarray):
-        return {"array": value.tolist()}
+        return {"array": value.tolist(), "dtype": str(value.dtype)}
     return [_as_json(part) for part in value] if isinstance(value, tuple) else value
 
 
@@ -126,7 +126,7 @@ def from_json(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "array" in value:
-        return np.array(value["array"])
+        return np.array(value["array"], value["dtype"])
     kinds: list[Any] = [AbstractFamily]
     while (kind := kinds.pop()).__name__ != value["family"]:
         kinds += kind.__subclasses__()
