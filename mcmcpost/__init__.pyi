@@ -129,6 +129,7 @@ from .trees import (
     load_tree as load_tree,
     resample as resample,
     save_tree as save_tree,
+    score_diagnostics as score_diagnostics,
 )
 
 __version__: str

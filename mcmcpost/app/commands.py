@@ -548,13 +548,18 @@ def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
     """Return how many parameters have scores, the verdict of the gate, and what it says."""
     if not {DRAWS, SCORES} <= _names(trace):
         cure = "none; add --model FILE.py to `reduce` and `report`, or see attach_scores"
-        return {"parameters": 0, "check": None, "message": cure}
+        return {"parameters": 0, "check": None, "message": cure, "stein": None}
     try:
         arrays = read_trace(trace, weighted=True)
     except InputError as error:
-        return {"parameters": 0, "check": "error", "message": str(error)}
+        return {"parameters": 0, "check": "error", "message": str(error), "stein": None}
     check = check_scores(arrays, recorded_log_density(trace, arrays))
-    return {"parameters": arrays.draws.shape[-1], "check": check.verdict, "message": check.message}
+    z = mcmcpost.score_diagnostics(trace).filter(like="stein_z").abs()
+    worst = {
+        name: {"z": float(own.max()), "parameter": str(own.idxmax())} for name, own in z.items() if own.notna().any()
+    }
+    facts = {"parameters": arrays.draws.shape[-1], "check": check.verdict, "message": check.message}
+    return facts | {"stein": worst}
 
 
 def _structure(trace: "xarray.DataTree", scores: dict[str, Any]) -> dict[str, Any] | None:
@@ -594,7 +599,7 @@ def description(facts: dict[str, Any]) -> str:
     log_density = ", ".join(facts["log_density"]) or (None if facts["sums"] else "not recorded")
     shape = number_of_draws(facts["chains"], facts["draws"]) if facts["chains"] else "no posterior"
     if facts["sums"]:
-        shape, scores = size_text(facts["sums"]), {"check": None, "message": None}
+        shape, scores = size_text(facts["sums"]), {"check": None, "message": None, "stein": None}
     lines = {
         "file": f"{facts['path']}, a {facts['kind']}, {significant(facts['bytes'] / 1e6, 3)} MB",
         "draws": shape,
@@ -606,6 +611,7 @@ def description(facts: dict[str, Any]) -> str:
         "largest R-hat": None if np.isnan(rhat) else f"{significant(rhat, 4)}, {facts['worst']}",
         "scores": f"of {scores['parameters']} parameters: {scores['check']}" if scores["check"] else scores["message"],
         "score gate": scores["message"] if scores["check"] else None,
+        "Stein's z": _stein_text(scores["stein"]),
         **_structure_lines(facts["structure"]),
         "log evidence": _evidence_text(facts["evidence"]),
         "log density": log_density,
@@ -625,6 +631,13 @@ def description(facts: dict[str, Any]) -> str:
     table = [f"{name:<{widths[0]}}  {dims:<{widths[1]}}  {kind}" for name, dims, kind in rows]
     width = max(map(len, shown))
     return "\n".join([*(f"{name:<{width}}  {value}" for name, value in shown.items()), "", *table])
+
+
+def _stein_text(stein: dict[str, dict[str, Any]] | None) -> str | None:
+    """Return the largest z of each order, see `score_diagnostics`."""
+    if not stein:
+        return None
+    return "at most " + ", ".join(f"{worst['z']:.1f} ({worst['parameter']})" for worst in stein.values())
 
 
 def _weights_text(weights: dict[str, float] | None) -> str | None:

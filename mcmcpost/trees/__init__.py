@@ -15,6 +15,7 @@ from mcmcpost.trees.diagnostics import (
     gate,
     recorded_log_density,
     sampling_seconds,
+    score_diagnostics,
     warn_of_convergence,
 )
 from mcmcpost.trees.files import load_tree, save_tree
@@ -68,5 +69,6 @@ __all__ = [
     "resample",
     "sampling_seconds",
     "save_tree",
+    "score_diagnostics",
     "warn_of_convergence",
 ]

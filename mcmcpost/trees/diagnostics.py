@@ -9,13 +9,14 @@ from jaxtyping import Float
 from mcmcpost.core.arguments import check_flags
 from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.errors import fault, warn
-from mcmcpost.core.mcse import GOOD_KHAT, Weights, rank_rhat
-from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores
+from mcmcpost.core.mcse import GOOD_KHAT, Weights, mcse_mean, mean_over_draws, rank_rhat
+from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores, effective_size
 from mcmcpost.trace import StoredTrace, Trace
 from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, read_trace, read_weights
 from mcmcpost.trees.files import starts_of
 
 if TYPE_CHECKING:
+    import pandas
     import xarray
 
 
@@ -58,6 +59,42 @@ def check_tree(tree: "xarray.DataTree", allow_bad_scores: bool = False) -> Score
     """Run the score gate on a stored tree; see `gate`."""
     trace = read_trace(tree, weighted=True)
     return gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
+
+
+def score_diagnostics(tree: "xarray.DataTree") -> "pandas.DataFrame":
+    """Return for each unconstrained parameter how far Stein's identity is from holding, in standard errors.
+
+    Of draws x of the density whose score is s, (x − c)ᵏ s + k (x − c)ᵏ⁻¹ has mean zero for k = 0, 1, 2 and any c. R-hat
+    compares chains with each other, and these compare them with the density: chains that agree, and have all missed a
+    tail or a mode that is not far, or were drawn by a sampler without an accept step, show it here. A mode from which
+    no chain has a draw shows in neither. Gorham and Mackey (2015, Measuring sample quality with Stein's method).
+
+    Parameters
+    ----------
+    tree : a trace with scores; draws may have weights.
+
+    Returns
+    -------
+    DataFrame : a row for each parameter. `stein_z0`, `stein_z1`, `stein_z2` are the means over their Monte Carlo
+        errors: beyond ±4 they are no chance; NaN where a parameter is fixed, or an error is not known. `ess` and
+        `r_hat` are those of the unconstrained parameter, rank-normalised R-hat of Vehtari et al. (2021), NaN of
+        weighted draws.
+    """
+    import pandas
+
+    trace = read_trace(tree, weighted=True)
+    x, s = trace.draws - mean_over_draws(trace.draws, trace.weights), trace.scores
+    columns = {}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for order, series in enumerate((s, x * s + 1.0, x**2 * s + 2.0 * x)):
+            columns[f"stein_z{order}"] = mean_over_draws(series, trace.weights) / mcse_mean(series, trace.weights)
+        if trace.weights is None:
+            columns |= {"ess": effective_size(x, x.std(axis=(0, 1))), "r_hat": rank_rhat(x)}
+        else:
+            columns |= {"ess": np.full(x.shape[2], trace.weights.ess), "r_hat": np.full(x.shape[2], np.nan)}
+    fixed = np.ptp(trace.draws, axis=(0, 1)) == 0
+    columns = {name: np.where(fixed, np.nan, column) for name, column in columns.items()}
+    return pandas.DataFrame(columns, index=pandas.Index(trace.names, name="unconstrained_parameter"))
 
 
 class ConvergenceWarning(UserWarning):

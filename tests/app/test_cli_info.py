@@ -33,6 +33,9 @@ def test_a_trace(run, tmp_path, rng, name):
     path = mp.save_tree(tree, tmp_path / name)
     found = facts(run, path)
     assert (found["kind"], found["chains"], found["draws"], found["temperatures"]) == ("trace", 4, 200, None)
+    stein = found["scores"].pop("stein")
+    assert list(stein) == ["stein_z0", "stein_z1", "stein_z2"]
+    assert all(worst["z"] < 5 and worst["parameter"] in ("a", "b") for worst in stein.values())
     assert found["scores"] == {"parameters": 2, "check": "pass", "message": ""}
     assert (found["log_density"], found["divergences"]) == (["lp"], 7)
     assert (found["seed"], found["model_file"]) == (7, "model.py")

@@ -110,3 +110,25 @@ def test_the_command_line_uses_the_same_words(run, diverging, tmp_path):
         assert done.code == 0
         assert done.err.startswith("mcmcpost: warning: 3 of 800 transitions were divergent")
         assert done.err.count("\n") == 1
+
+
+def test_steins_identity_is_a_diagnostic_of_each_parameter(rng):
+    """Right draws are within chance; those with too large a spread, or without a tail, are not, though R-hat is one."""
+    x = rng.normal(size=(4, 1_000, 4))
+    draws = np.stack([x[..., 0], 1.1 * x[..., 1], np.minimum(x[..., 2], 1.5), np.zeros_like(x[..., 0])], axis=-1)
+    with pytest.warns(mp.scores.ScoreWarning, match="wide, cut"):
+        tree = mp.from_arrays(draws, -draws, names=["right", "wide", "cut", "fixed"])
+    table = mp.score_diagnostics(tree)
+    assert list(table.columns) == ["stein_z0", "stein_z1", "stein_z2", "ess", "r_hat"]
+    z = table.filter(like="stein").abs()
+    assert (z.loc["right"] < 4).all()
+    assert z.loc["wide", "stein_z1"] > 5
+    assert z.loc["cut", "stein_z2"] > 5
+    assert table.loc["fixed"].isna().all()
+    assert (table["r_hat"].iloc[:3] < 1.01).all()
+    logs = -0.5 * (x[..., 0] ** 2 - (x[..., 0] / 1.3) ** 2)  # draws that are wider by 1.3
+    wide = 1.3 * x[..., :1]
+    weighted = mp.from_arrays(wide, -wide, names=["right"], log_weights=1.69 * logs)
+    found = mp.score_diagnostics(weighted)
+    assert (found.filter(like="stein").abs() < 4).all(axis=None)
+    assert found["ess"].iloc[0] < 4_000
