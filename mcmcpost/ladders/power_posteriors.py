@@ -24,7 +24,7 @@ from mcmcpost.core.arguments import (
 )
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, InputTypeError
-from mcmcpost.core.precision import in_float64
+from mcmcpost.core.precision import in_either_precision, in_float64
 from mcmcpost.evidence import (
     EVIDENCE_GROUP,
     MAX_RUNGS,
@@ -450,8 +450,7 @@ def resolve_target(
             raise InputError(where, "`sample_prior` to return one draw (d,)", got, "Flatten it.")
         return jnp.asarray(draw)
 
-    with jax.enable_x64(True):
-        (d,) = jax.eval_shape(prior_draw, jax.random.key(0)).shape
+    (d,) = in_either_precision(lambda: jax.eval_shape(prior_draw, jax.random.key(0))).shape
     for name, function in (("log_likelihood", log_likelihood), ("log_prior", log_prior)):
         check_scalar(where, function, d, name)
     labels = as_labels(where, names, d)

@@ -74,12 +74,15 @@ def from_numpyro(
     if mcmc.last_state is None:
         raise InputError("from_numpyro", "a finished MCMC run", "one without draws", "Call mcmc.run first.")
     _attach_submodules("numpyro")
-    tree = arviz_base.from_numpyro(mcmc, log_likelihood=log_likelihood)
+    samples = mcmc.get_samples(group_by_chain=True)
+    # ArviZ runs the model again: in the precision of the run, which the process may have left since.
+    single = all(leaf.dtype != np.float64 for leaf in jax.tree.leaves(samples))
+    with jax.enable_x64(not single):
+        tree = arviz_base.from_numpyro(mcmc, log_likelihood=log_likelihood)
     if GROUP in tree.children:
         tree[GROUP] = tree.children[GROUP].to_dataset().drop_vars("z_grad", errors="ignore")
     # Only HMC and its subclasses promise that z_grad is the gradient of the potential.
     kept = mcmc.get_extra_fields(group_by_chain=True) if isinstance(mcmc.sampler, numpyro.infer.HMC) else {}
-    samples = mcmc.get_samples(group_by_chain=True)
     z_grad = kept.get("z_grad")
     if mcmc.sampler.model is None:
         trace = _potential_trace(mcmc, samples, z_grad)
