@@ -145,6 +145,28 @@ def same_to_rounding(one: Float[np.ndarray, "c n"], two: Float[np.ndarray, "c n"
     return True
 
 
+TEXT_DIGITS = 12
+"""Significant digits that no text file of rounded numbers has more of: CmdStan writes six, and eight since 2.36."""
+
+
+def digits_of_text(values: Float[np.ndarray, "..."]) -> int | None:
+    """Return the significant digits that finite numbers were rounded to; None where they have more than `TEXT_DIGITS`.
+
+    Judged by up to 200 of them, since the shortest decimal that a number is read from has the digits of the text.
+    """
+    flat = values.reshape(-1)
+    some = flat[np.linspace(0, flat.size - 1, min(flat.size, 200)).astype(int)]
+    mantissas = (np.format_float_scientific(x, trim="-").partition("e")[0] for x in some)
+    most = max(sum(letter.isdigit() for letter in mantissa) for mantissa in mantissas)
+    return most if most <= TEXT_DIGITS else None
+
+
+def unit_of_text(values: Float[np.ndarray, "..."]) -> float:
+    """Return one unit in the last place of the largest of finite numbers that were rounded, zero where none were."""
+    digits, largest = digits_of_text(values), float(np.abs(values).max())
+    return 0.0 if digits is None or largest == 0 else float(10.0 ** (np.floor(np.log10(largest)) + 1 - digits))
+
+
 def _is_single(series: np.ndarray) -> bool:
     """Return whether the numbers were float32: they are exact in it, and not all whole, as counts are."""
     with np.errstate(over="ignore"):

@@ -337,7 +337,7 @@ def _storable(tree: "xarray.DataTree", zarr: bool) -> "tuple[xarray.DataTree, _A
                 altered.left_out.append(
                     f"{node.path.rstrip('/')}/{name} of {_KINDS.get(variable.dtype.kind, 'records')}"
                 )
-                content = content.drop_vars(name)
+                content = content.drop_vars([name])
         content.attrs = plain(node.path, content.attrs)
         for name, variable in content.variables.items():
             variable.attrs = plain(f"{node.path.rstrip('/')}/{name}", variable.attrs)

@@ -91,6 +91,32 @@ def test_a_constant_between_the_densities_is_allowed_and_rounding_is_too(sampled
             mp.attach_scores(tree, model, Y)
 
 
+def rounded(values, digits):
+    return np.vectorize(lambda x: float(f"{x:.{digits}g}"))(values)
+
+
+def test_a_record_of_few_digits_or_of_the_other_sign_is_recognised_and_a_wrong_density_is_not(rng):
+    """CmdStan writes six digits until 2.36 and eight since; PyMC with nuts_sampler="numpyro" writes −lp."""
+    draws = rng.normal(size=(4, 250, 2))
+    density = -0.5 * (draws**2).sum(-1)
+
+    def attach(lp, scale=1.0):
+        posterior = {name: (("chain", "draw"), draws[..., i]) for i, name in enumerate("ab")}
+        groups = {
+            "posterior": xarray.Dataset(posterior),
+            "sample_stats": xarray.Dataset({"lp": (("chain", "draw"), lp)}),
+        }
+        tree = mp.attach_scores(xarray.DataTree.from_dict(groups), logdensity_fn=lambda x: -0.5 * scale * x @ x)
+        np.testing.assert_allclose(read_trace(tree).scores, -draws)
+
+    for lp in (rounded(density - 12_346, 6), rounded(density - 1.5e6, 8), density - 1.5e6):
+        attach(lp)
+        with pytest.warns(UserWarning, match=r"`sample_stats\.lp` is minus the log density, as PyMC with"):
+            attach(-lp)
+        with pytest.raises(mp.ScoreError, match="by a constant"):
+            attach(lp, scale=2.0)
+
+
 @pytest.mark.slow
 def test_a_log_density_is_compared_as_well(sampled):
     kept, _ = sampled

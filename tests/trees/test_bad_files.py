@@ -294,7 +294,7 @@ TREES = [
     ("objects", {"unconstrained_draw": of(ONES.astype(object)), "gradient": of(ONES)}, "real numeric"),
     ("NaN", {"unconstrained_draw": of(ONES * np.nan), "gradient": of(ONES)}, "finite draws"),
     ("empty", {"unconstrained_draw": of(ONES[:, :0]), "gradient": of(ONES[:, :0])}, "the same draws"),
-    ("NaN scores", {"unconstrained_draw": of(ONES), "gradient": of(ONES * np.nan)}, "not finite"),
+    ("NaN scores", {"unconstrained_draw": of(ONES), "gradient": of(ONES * np.nan)}, "all NaN"),
     ("wrong sign", {"unconstrained_draw": of(ONES), "gradient": of(ONES)}, "sign"),
     (
         "names twice",
