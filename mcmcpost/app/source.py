@@ -159,7 +159,7 @@ def _starts(
             expected = f"`init()[{name!r}]` of shape {probed.sites[name]}, real"
             raise InputError(where, expected, f"shape {value.shape}, {value.dtype}", "Give one value for each element.")
     constrained = {name: value.astype(float) for name, value in constrained.items()}
-    centre = unconstrain_fn(model_file.model, probed.args, probed.kwargs, constrained)
+    centre = unconstrain_fn(probed.model, probed.args, probed.kwargs, constrained)
     bad = [name for name in sites if not jnp.isfinite(centre[name]).all()]
     if bad:
         raise InputError(where, "`init()` inside the support", f"{bad} outside", "Move it inside.")

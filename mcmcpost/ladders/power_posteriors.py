@@ -45,7 +45,7 @@ from mcmcpost.trees import is_ladder, ladder_to_datatree, read_ladder
 from mcmcpost.trees.attach import check_evidence_exists
 from mcmcpost.trees.convention import GROUP, TEMPERATURE, check_names, posterior_as_draws, refuse_weights, stored_draws
 from mcmcpost.trees.ladder_trees import DIMS, ROUND_TRIPS
-from mcmcpost.trees.numpyro_model import ProbedModel, probe_model
+from mcmcpost.trees.numpyro_model import ProbedModel, probe_model, with_dotted_sites
 
 if TYPE_CHECKING:
     import xarray
@@ -132,7 +132,7 @@ def tempered_target(
     target = TemperedTarget(
         log_likelihood=lambda draw: _terms(probed, draw)[0],
         log_prior=lambda draw: _terms(probed, draw)[1],
-        sample_prior=lambda key: _prior_draw(probed, model, key),
+        sample_prior=lambda key: _prior_draw(probed, with_dotted_sites(where, model), key),
         names=probed.names,
     )
     return target, probed

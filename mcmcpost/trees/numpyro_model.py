@@ -148,6 +148,36 @@ def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:
         raise InputError(where, f"observed values that fit the site `{name}`", got, cure) from error
 
 
+def dotted(name: str) -> str:
+    """Return the name of a site in a tree, which takes "/" for a path: NumPyro's `scope` and modules put it there."""
+    return name.replace("/", ".")
+
+
+def with_dotted_sites(where: str, model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the program with "." for "/" in the names of its sites and plates.
+
+    Raises
+    ------
+    ValueError : two sites have one name then.
+    """
+    from numpyro.primitives import Messenger
+
+    given: dict[str, str] = {}
+
+    class Dotted(Messenger):
+        def process_message(self, msg: dict[str, Any]) -> None:
+            if msg.get("name"):
+                new = dotted(msg["name"])
+                if given.setdefault(new, msg["name"]) != msg["name"]:
+                    got, cure = f"{given[new]} and {msg['name']}", "Rename one of them."
+                    raise InputError(where, 'names of sites that differ when "/" is "."', got, cure)
+                msg["name"] = new
+            if msg.get("cond_indep_stack"):  # of plates, which are dims
+                msg["cond_indep_stack"] = [f._replace(name=dotted(f.name)) for f in msg["cond_indep_stack"]]
+
+    return Dotted(model)
+
+
 def _views(value: Any) -> Any:
     """Return an argument with a view in the place of each NumPy array in it, in lists, tuples and dicts."""
     if type(value) is np.ndarray:
@@ -191,7 +221,7 @@ def probe_model(
         got = f"{len(args)} and {', '.join(kwargs) or 'no keywords'}: {error}"
         raise InputError(where, f"the arguments of `model{inspect.signature(model)}`", got, "Pass its data.") from error
     args, kwargs = _views(args), _views(kwargs)
-    seeded = handlers.seed(model, rng_seed=0)
+    seeded = handlers.seed(with_dotted_sites(where, model), rng_seed=0)
     sites: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     discrete: list[str] = []

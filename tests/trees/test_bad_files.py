@@ -292,7 +292,7 @@ TREES = [
     ("words", {"unconstrained_draw": of(ONES.astype(str)), "gradient": of(ONES)}, "real numeric"),
     ("complex", {"unconstrained_draw": of(ONES * 1j), "gradient": of(ONES)}, "real numeric"),
     ("objects", {"unconstrained_draw": of(ONES.astype(object)), "gradient": of(ONES)}, "real numeric"),
-    ("NaN", {"unconstrained_draw": of(ONES * np.nan), "gradient": of(ONES)}, "finite draws"),
+    ("NaN", {"unconstrained_draw": of(ONES * np.nan), "gradient": of(ONES)}, "all NaN"),
     ("empty", {"unconstrained_draw": of(ONES[:, :0]), "gradient": of(ONES[:, :0])}, "the same draws"),
     ("NaN scores", {"unconstrained_draw": of(ONES), "gradient": of(ONES * np.nan)}, "all NaN"),
     ("wrong sign", {"unconstrained_draw": of(ONES), "gradient": of(ONES)}, "sign"),

@@ -1,5 +1,6 @@
 """NumPyro traces: z_grad kept with the right sign, every support transformed, recomputation where it was not kept."""
 
+import json
 import subprocess
 import sys
 
@@ -315,3 +316,29 @@ def test_a_ladder_leaves_the_data_of_later_runs_as_they_were():
         tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset(draws)})
         with pytest.warns(UserWarning, match=r"single precision.*rounded by more than 0\.001 nats\. Switch"):
             mp.laplace_evidence(tree, many, key=jax.random.key(1), num_proposals=200)
+
+
+def test_sites_with_a_slash_have_a_dot_in_the_tree_and_the_program_stays_as_it_is():
+    """NumPyro's `scope` and modules put "/" into names, which a tree takes for a path."""
+
+    def scoped():
+        numpyro.handlers.scope(plain, prefix="left")()
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=0.3)
+
+    mcmc = run(fixed_step(scoped), samples=200, chains=1)
+    with pytest.warns(UserWarning, match=r'"/" in names of sites is "\.".*: left\.a, left\.z'):
+        tree = from_numpyro(mcmc)
+    assert set(tree["posterior"].data_vars) == {"left.a", "left.z"}
+    assert json.loads(tree["sample_stats"].attrs["numpyro_sites"]) == {"left.a": "left/a", "left.z": "left/z"}
+    assert set(mcmc.get_samples()) == {"left/a", "left/z"}
+    again = read_trace(attach_scores(xarray.DataTree.from_dict({"posterior": tree["posterior"].to_dataset()}), scoped))
+    assert again.names == ("left.z[0]", "left.z[1]", "left.a")
+    np.testing.assert_allclose(again.scores, read_trace(tree).scores, atol=1e-10)
+    np.testing.assert_allclose(again.scores, -again.draws, atol=1e-10)
+
+    def two():
+        numpyro.sample("a.b", dist.Normal())
+        numpyro.sample("a/b", dist.Normal())
+
+    with pytest.raises(ValueError, match=r"got a\.b and a/b\. Rename"):
+        attach_scores(tree, two)
