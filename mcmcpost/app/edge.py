@@ -66,6 +66,7 @@ def check_output(path: Path | None) -> None:
 
     if path.suffix.lower() not in (".nc", ".zarr"):
         raise InputError(f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the format.")
+    path = path.expanduser()
     try:
         path.lstat()  # of a link that leads nowhere too
     except FileNotFoundError:

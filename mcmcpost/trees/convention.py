@@ -259,11 +259,16 @@ def oriented(
     """Return a variable with `dims` first; refuse one without them or, where `rank` is given, of another rank."""
     if not set(dims) <= set(variable.dims) or rank not in (None, variable.ndim):
         wanted = dims if rank is None else (*dims, PARAMETER)[:rank]
+        cure = f"Rename its dims, or name variables that have {' and '.join(dims)}."
+        if "sample" in variable.dims:
+            cure = 'Unstack chains and draws: dataset.unstack("sample") of each group.'
+        elif len(missing := set(dims) - set(variable.dims)) == 1:
+            cure = f"Select with a list, which keeps the dim: isel({missing.pop()}=[0]). {cure}"
         raise InputError(
             where,
             f"`{variable.name}` with dims {', '.join(wanted[:-1])} and {wanted[-1]}",
             tuple(map(str, variable.dims)),
-            f"Rename its dims, or name variables that have {' and '.join(dims)}.",
+            cure,
         )
     return variable.transpose(*dims, ...)
 

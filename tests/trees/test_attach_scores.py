@@ -262,3 +262,40 @@ def test_groups_of_other_draws_are_refused_before_the_work(rng):
     tree["posterior"] = tree["posterior"].to_dataset().isel(draw=slice(None, None, 10))
     with pytest.raises(ValueError, match="the same draws in posterior"):
         mp.attach_scores(tree, logdensity_fn=lambda _: 1 / 0)
+
+
+class Simplex:
+    """A stand-in for ``bridgestan.StanModel`` that refuses, as Stan does, what misses its constraint by 1e-8."""
+
+    __module__ = "bridgestan.model"
+
+    def param_names(self):
+        return ["w.1", "w.2", "w.3"]
+
+    def param_unc_names(self):
+        return ["w.1", "w.2"]
+
+    def param_unconstrain(self, theta):
+        if abs(theta.sum() - 1) > 1e-8 or theta.min() <= 0:
+            raise RuntimeError("Exception: simplex_free: Simplex variable is not a valid simplex.")
+        return np.log(theta[:2] / theta[2])
+
+    def log_density(self, free, *, propto=True, jacobian=True):  # noqa: ARG002  (the real signature)
+        return 2 * free.sum() - 6 * np.log1p(np.exp(free).sum())
+
+    def log_density_gradient(self, free, *, propto=True, jacobian=True):  # noqa: ARG002
+        weights = np.exp(free) / (1 + np.exp(free).sum())
+        return self.log_density(free), 2 - 6 * weights
+
+
+def test_a_simplex_of_six_digits_is_made_one_again_and_what_cannot_be_is_named(rng):
+    weights = rounded(rng.dirichlet([2.0, 2.0, 2.0], size=(2, 100)), 6)
+    assert np.abs(weights.sum(-1) - 1).max() > 1e-7
+    tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset({"w": (("chain", "draw", "k"), weights)})})
+    scored = mp.attach_scores(tree, Simplex())
+    exact = weights / weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(read_trace(scored).scores, 2 - 6 * exact[..., :2], rtol=1e-10)
+    weights[1, 3] = 0.0, 0.5, 0.5
+    words = r"got chain 1, draw 3: Exception: simplex_free.*sig_figs=18"
+    with pytest.raises(mp.InputError, match=words):
+        mp.attach_scores(tree, Simplex())
