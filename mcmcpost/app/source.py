@@ -30,8 +30,9 @@ from mcmcpost.app.quantities import example_tree, with_quantities
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, fault
 from mcmcpost.trees import is_ladder
+from mcmcpost.trees.convention import sample_dataset
 from mcmcpost.trees.integrands import as_numbers
-from mcmcpost.trees.numpyro_model import ProbedModel, probe_model
+from mcmcpost.trees.numpyro_model import ProbedModel, dotted, probe_model
 
 if TYPE_CHECKING:
     import xarray
@@ -214,7 +215,6 @@ def sample_model(
 
     log_likelihood : keep that of every observation too, as ``az.loo`` and `elpd` need it.
     """
-    import arviz_base
     import xarray
 
     model_file, since = load_model_file(path), stopwatch()
@@ -232,7 +232,8 @@ def sample_model(
     took = since()
 
     def draws() -> "xarray.DataTree":
-        return xarray.DataTree.from_dict({"posterior": arviz_base.from_numpyro(mcmc)["posterior"]})
+        sites = {dotted(name): np.asarray(site) for name, site in mcmc.get_samples(group_by_chain=True).items()}
+        return xarray.DataTree.from_dict({"posterior": sample_dataset(sites)})
 
     with keeping(path, draws), phase("score gate and quantities"):
         scored = mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores, log_likelihood=log_likelihood)
