@@ -351,7 +351,9 @@ _KINDS = {"O": "objects", "c": "complex numbers"}
 def _has_form(variable: "xarray.Variable", zarr: bool) -> bool:
     """Return whether the format has such values: no ragged ones, and complex ones in Zarr alone."""
     if variable.dtype.kind == "O":
-        return all(isinstance(value, str) for value in variable.values.flat)
+        # A text may be missing, as nutpie's messages on transitions that did not diverge.
+        missing = (value is None or (isinstance(value, float) and np.isnan(value)) for value in variable.values.flat)
+        return all(none or isinstance(value, str) for none, value in zip(missing, variable.values.flat, strict=True))
     return variable.dtype.kind not in ("V" if zarr else "Vc")
 
 

@@ -133,7 +133,7 @@ def _rows(
             rows.append(unconstrain(i))
         except RuntimeError as error:
             place = f"chain {i // lead[1]}, draw {i % lead[1]}"
-            ends = [name for name, site in sites.items() if _on_an_end(site.reshape(-1, *site.shape[2:])[i])]
+            ends = [name for name, site in sites.items() if _on_an_end(site.reshape(-1, *site.shape[2:])[i, ...])]
             digits = [name for name, site in sites.items() if site.dtype.kind == "f" and digits_of_text(site)]
             got, cure = f"{place}: {str(error).strip()[:300]}", _CURE
             if ends:

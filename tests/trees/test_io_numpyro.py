@@ -306,7 +306,7 @@ def test_a_ladder_leaves_the_data_of_later_runs_as_they_were():
                 model, temperatures=mp.power_ladder(5, 5), key=jax.random.key(0), num_warmup=200, num_samples=100
             )
             np.testing.assert_allclose(mp.log_evidence(ladder).value, evidence_of_line(), atol=1e-4)
-            bare = from_numpyro(run(fixed_step(model), samples=100), allow_bad_scores=True)
+            bare = from_numpyro(run(fixed_step(model), samples=400), allow_bad_scores=True)
         bridge = mp.bridge_evidence(bare, model, key=jax.random.key(1), method="plain")
         laplace = mp.laplace_evidence(bare, model, key=jax.random.key(1))
         for found in (bridge, laplace):
