@@ -304,7 +304,7 @@ def check_scores(trace: Trace | StoredTrace, log_density: Float[np.ndarray, "c n
 
 COARSE, FEW = 0.3, 10
 """Draws are rounded where their distinct values are further apart than so much of their standard deviation, and there
-are at most so many times fewer of them than of their scores."""
+are at least so many times fewer of them than of their scores."""
 
 
 def _rounded(trace: Trace) -> str | None:
