@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from mcmcpost.control import (
     AbstractControlVariate,
     Auto,
@@ -119,6 +121,7 @@ def pose(
         verified=check.verified,
     )
     sample = Sample.of(trace, names, values, events)
+    warn_of_not_finite(names, values, sample.finite)
     return Question(every, check, sample, shapes, choice, options, convergence, sampling_seconds(tree))
 
 
@@ -135,6 +138,29 @@ def check_gate(
     if scores_needed and check.pattern == "nonfinite":
         raise ScoreError(check.message)
     return check
+
+
+def warn_of_not_finite(names: Sequence[str], values: np.ndarray, finite: np.ndarray) -> None:
+    """Warn of quantities (c, n, p) that are NaN or infinite at some draws, and say at how many and which.
+
+    finite : (p,) those that are finite at all draws.
+    """
+    bad = np.flatnonzero(~finite)
+    texts = []
+    for j in bad[:NAMED]:
+        where = ~np.isfinite(values[..., j])
+        chain, draw = np.argwhere(where)[0]
+        texts.append(f"{names[j]} at {where.sum()} of {where.size} draws, the first at chain {chain}, draw {draw}")
+    if texts:
+        more = f"; and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
+        warn(
+            f"Not finite, and so undefined: {'; '.join(texts)}{more}. Repair what was computed there, or leave these"
+            " draws out of the tree."
+        )
+
+
+NAMED = 3
+"""Quantities that one warning describes."""
 
 
 def contradicted(estimate: Estimate, *, known: bool) -> list[str]:

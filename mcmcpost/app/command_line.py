@@ -280,13 +280,14 @@ def reduce(
         tree = open_source(sources, model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
         with keeping(sources[0], lambda: tree):
             reduced = reduce_tree(tree, asked, probabilities, interval, method.value, allow_bad_scores)
-            if output is not None:
+            if as_json:
+                _print_json({"quantities": [q for e in reduced.estimates for q in e.to_json_dict()["quantities"]]})
+            else:
+                print(estimates_text(reduced.estimates))
+            if output is not None:  # after the table, which no fault in writing may cost
+                sys.stdout.flush()
                 with phase(f"writing {output}"):
                     mcmcpost.save_tree(tree_with(tree, reduced), output)
-        if as_json:
-            _print_json({"quantities": [q for e in reduced.estimates for q in e.to_json_dict()["quantities"]]})
-        else:
-            print(estimates_text(reduced.estimates))
 
 
 @app.command()
@@ -402,18 +403,19 @@ def evidence(
                     source, option, path=path.value, method=choice, seed=seed, allow_bad_scores=allow_bad_scores
                 )
                 found[str(source.path)] = estimate
-                if output is not None:
-                    kept = source.tree if source.ladder is None else source.ladder
-                    with phase(f"writing {output}"):
-                        mcmcpost.save_tree(estimate.to_datatree(kept), output)
-        comparison = compare(found)
-        if as_json:
-            records = [{"source": name} | e.to_json_dict() for name, e in found.items()]
-            table = None if comparison is None else comparison.to_dataframe().reset_index()
-            _print_json({"evidence": records} | ({} if table is None else {"comparison": table.to_dict("records")}))
-        else:
-            texts = [evidence_text(name, e) for name, e in found.items()]
-            print("\n\n".join([*texts, *([comparison_text(comparison)] if comparison is not None else [])]))
+            comparison = compare(found)
+            if as_json:
+                records = [{"source": name} | e.to_json_dict() for name, e in found.items()]
+                table = None if comparison is None else comparison.to_dataframe().reset_index()
+                _print_json({"evidence": records} | ({} if table is None else {"comparison": table.to_dict("records")}))
+            else:
+                texts = [evidence_text(name, e) for name, e in found.items()]
+                print("\n\n".join([*texts, *([comparison_text(comparison)] if comparison is not None else [])]))
+            if output is not None:  # of one source
+                sys.stdout.flush()
+                kept = source.tree if source.ladder is None else source.ladder
+                with phase(f"writing {output}"):
+                    mcmcpost.save_tree(estimate.to_datatree(kept), output)
 
 
 @app.command()

@@ -66,7 +66,14 @@ def check_output(path: Path | None) -> None:
 
     if path.suffix.lower() not in (".nc", ".zarr"):
         raise InputError(f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the format.")
-    if os.path.lexists(path):  # a link that leads nowhere too
+    path = path.expanduser()
+    try:
+        path.lstat()  # of a link that leads nowhere too
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # a name that is too long
+        raise InputError(f"--output: expected a name that a file can have, got {error}. Pick another.") from error
+    else:
         raise FileExistsError(f"--output: expected a new file, got {path}, which exists. Nothing is overwritten.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"--output: expected an existing folder, got {path.parent}. Make it first.")

@@ -357,6 +357,8 @@ def _fault_of(node: ast.expr) -> str | None:
             return None if index_of(node) is not None else "holds an index that is not made of whole numbers"
         case ast.Call():
             return _fault_of_call(node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
+        return "holds ^, which is no power: write **"
     return f"holds what is not allowed here ({type(node).__name__})"
 
 

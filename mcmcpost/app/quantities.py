@@ -167,19 +167,23 @@ def chosen_names(known: list[str], asked: Asked) -> list[str]:
             raise InputError("--filter-vars", "names in --var-names", "none", cure)
         return known
     exact = asked.filter_vars is None
-    for name in (given.removeprefix("~") for given in asked.names if exact):
+    wanted = list(asked.names)
+    if exact:  # "mu,sigma" are two names, where no variable has that one
+        parts = ([name] if name in known else name.split(",") for name in wanted)
+        wanted = [part.strip() for some in parts for part in some if part.strip()]
+    for name in (given.removeprefix("~") for given in wanted if exact):
         if name not in known:
             raise InputError(where, "names of variables", name, did_you_mean(name, known) + cure)
     names = xarray.Dataset({name: (("chain", "draw"), np.zeros((1, 1))) for name in known})
     tree = xarray.DataTree.from_dict({"posterior": names})
     try:
         found = arviz_base.extract(
-            tree, var_names=list(asked.names), filter_vars=asked.filter_vars, combined=False, keep_dataset=True
+            tree, var_names=wanted, filter_vars=asked.filter_vars, combined=False, keep_dataset=True
         )
     except re.error as error:
         raise InputError(where, "regular expressions", f"{error.pattern!r}: {error}", cure) from error
     if not found.data_vars:
-        raise InputError(where, "what some variable has in its name", ", ".join(asked.names), cure)
+        raise InputError(where, "what some variable has in its name", ", ".join(wanted), cure)
     return [str(name) for name in found.data_vars]
 
 

@@ -31,8 +31,9 @@ from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, fault
 from mcmcpost.stopping import FIELDS, METHOD, Goal, SampledUntil, numpyro_batches, until
 from mcmcpost.trees import is_ladder
+from mcmcpost.trees.convention import sample_dataset
 from mcmcpost.trees.integrands import as_numbers
-from mcmcpost.trees.numpyro_model import ProbedModel, probe_model
+from mcmcpost.trees.numpyro_model import ProbedModel, dotted, probe_model
 
 if TYPE_CHECKING:
     import xarray
@@ -164,7 +165,7 @@ def _starts(
             expected = f"`init()[{name!r}]` of shape {probed.sites[name]}, real"
             raise InputError(where, expected, f"shape {value.shape}, {value.dtype}", "Give one value for each element.")
     constrained = {name: value.astype(float) for name, value in constrained.items()}
-    centre = unconstrain_fn(model_file.model, probed.args, probed.kwargs, constrained)
+    centre = unconstrain_fn(probed.model, probed.args, probed.kwargs, constrained)
     bad = [name for name in sites if not jnp.isfinite(centre[name]).all()]
     if bad:
         raise InputError(where, "`init()` inside the support", f"{bad} outside", "Move it inside.")
@@ -221,7 +222,6 @@ def sample_model(
     goal : sample in batches of the draws that the settings say until it is reached.
     log_likelihood : keep that of every observation too, as ``az.loo`` and `elpd` need it.
     """
-    import arviz_base
     import xarray
 
     model_file, since = load_model_file(path), stopwatch()
@@ -249,7 +249,8 @@ def sample_model(
     def draws() -> "xarray.DataTree":
         if reached:
             return reached[0].tree
-        return xarray.DataTree.from_dict({"posterior": arviz_base.from_numpyro(mcmc)["posterior"]})
+        sites = {dotted(name): np.asarray(site) for name, site in mcmc.get_samples(group_by_chain=True).items()}
+        return xarray.DataTree.from_dict({"posterior": sample_dataset(sites)})
 
     with keeping(path, draws), phase("score gate and quantities"):
         if reached:

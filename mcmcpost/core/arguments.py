@@ -225,10 +225,11 @@ def as_path(where: str, path: object) -> Path:
     if not str(path):
         raise InputError(where, "`path` to name a file", "an empty text", "Name a file.")
     try:
+        path = Path(path).expanduser()
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         pass  # whoever reads or writes it says so
-    except (OSError, ValueError) as error:  # too long, or with a null byte
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a null byte, or ~ of nobody
         raise InputError(where, "`path` that a file can have", str(error), "Pick another name.") from error
     return Path(path)
 

@@ -15,6 +15,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 from tqdm import tqdm
 
+from mcmcpost.core.precision import in_either_precision
+
 BATCH_SIZE = 512
 """Rows that a function is evaluated at together on each device."""
 
@@ -29,7 +31,9 @@ def map_rows(
     full_blocks: bool = False,
     progress: str | None = None,
 ) -> Any:
-    """Return ``function(row)`` for every row, in 64 bits, vectorised over blocks of one size and over all devices.
+    """Return ``function(row)`` for every row, vectorised over blocks of one size and over all devices.
+
+    In 64 bits, unless JAX knows the arrays that `function` reads in 32 alone, see `in_either_precision`.
 
     A later call with the same function and size of block finds the compiled program again. The last block is filled
     with copies of the last row, whose results are dropped. Every process must make the call, with the same rows.
@@ -47,13 +51,14 @@ def map_rows(
     -------
     The pytree that `function` returns, of NumPy arrays (n, ...), in every process.
     """
-    with jax.enable_x64(True):
-        size = len(jax.tree.leaves(rows)[0])
-        mine = own_rows(size)
-        devices = jax.local_device_count()
-        steps = -(-len(mine) // (batch_size * devices))
-        block = devices * (batch_size if full_blocks else -(-len(mine) // (steps * devices)))
-        vectorised = jax.vmap(jax.jit(function))  # in this order JAX finds the compiled function again
+    size = len(jax.tree.leaves(rows)[0])
+    mine = own_rows(size)
+    devices = jax.local_device_count()
+    steps = -(-len(mine) // (batch_size * devices))
+    block = devices * (batch_size if full_blocks else -(-len(mine) // (steps * devices)))
+    vectorised = jax.vmap(jax.jit(function))  # in this order JAX finds the compiled function again
+
+    def run() -> Any:
         parts = []
         for step in tqdm(range(steps), desc=progress, disable=no_bar(progress is not None), leave=False):
             index = mine[np.minimum(np.arange(step * block, (step + 1) * block), len(mine) - 1)]
@@ -61,6 +66,8 @@ def map_rows(
             parts.append(jax.tree.map(np.asarray, found))
         own = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(mine)], *parts)
         return gather_rows(own, size)
+
+    return in_either_precision(run)
 
 
 def over_devices(array: Array | np.ndarray) -> Array:

@@ -1,6 +1,7 @@
 """Precision: functions run in float64, points as floating JAX arrays, units, and what is equal up to rounding."""
 
 import functools
+import gc
 from collections.abc import Callable
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from mcmcpost.core.arguments import HUGE, as_real
-from mcmcpost.core.errors import InputError
+from mcmcpost.core.errors import InputError, InputTypeError, warn
 
 
 def in_float64[**P, R](function: Callable[P, R]) -> Callable[P, R]:
@@ -25,6 +26,68 @@ def in_float64[**P, R](function: Callable[P, R]) -> Callable[P, R]:
             return jax.tree.map(_to_numpy, function(*args, **kwargs))
 
     return wrapped
+
+
+NOT_TRACEABLE = (
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+"""What JAX raises where a function needs the numbers themselves."""
+
+
+MIXED = ("types of different precisions", "RuntimeProgramInputMismatch")
+"""What XLA's errors say of dtypes that differ, which JAX itself has let pass."""
+
+
+def in_either_precision[R](run: Callable[[], R]) -> R:
+    """Return ``run()`` under 64-bit JAX, or under 32-bit JAX where a user's function works in that alone.
+
+    As long as a compiled program lives, JAX takes each NumPy array that it reads, found by identity, in the precision
+    of that program. After a run of NumPyro in float32, the data of the model are float32 in every precision, and mixed
+    with float64 parameters they are an error (``lax.mul requires arguments to have the same dtypes``). The float32
+    result has the precision that the run had. `run` must compile what it evaluates, and not keep what a failed attempt
+    has made.
+    """
+    try:
+        with jax.enable_x64(True):
+            return run()
+    except (InputError, InputTypeError, *NOT_TRACEABLE):
+        raise
+    except (TypeError, ValueError):  # dtypes that differ, when traced or when lowered
+        pass
+    except jax.errors.JaxRuntimeError as error:
+        if not any(text in str(error) for text in MIXED):  # as of a failed solve, which is of no precision
+            raise
+    gc.collect()  # the frames of the failed attempt hold arrays that were new to JAX, in the other precision
+    try:
+        with jax.enable_x64(False):
+            return run()
+    except (TypeError, ValueError):
+        pass
+    with jax.enable_x64(True):
+        return run()  # what fails in both is no matter of precision: as it is, with its own traceback
+
+
+LARGEST_ROUNDING = 1e-3
+"""Nats by which a log density may be rounded without a word: less than an evidence is wanted to."""
+
+
+def tell_single(where: str, log_density: np.ndarray) -> None:
+    """Warn of a log density that was evaluated in single precision (see `in_either_precision`) and is too large for it.
+
+    A sum over a million observations of −1e6 nats is rounded by 0.1, as much as some evidences are asked about.
+    """
+    if log_density.dtype == np.float32:
+        finite = log_density[np.isfinite(log_density)]
+        # Where the density is highest: it may be as low as it likes at prior draws without any weight.
+        if finite.size and abs(finite.max()) * np.finfo(np.float32).eps > LARGEST_ROUNDING:
+            warn(
+                f"{where}: the log density is evaluated in single precision, the only one in which JAX knows the arrays"
+                f" that it reads, and rounded by more than {LARGEST_ROUNDING} nats. Switch jax_enable_x64 on at the"
+                " start of the program, or pass the data as arguments of the model."
+            )
 
 
 def _to_numpy(leaf: object) -> object:
@@ -80,6 +143,28 @@ def same_to_rounding(one: Float[np.ndarray, "c n"], two: Float[np.ndarray, "c n"
         near = gap <= min(ROUNDINGS * np.finfo(np.float32).eps * size, PART * np.ptp(one))
         return bool(near and _is_single(one) and _is_single(two))
     return True
+
+
+TEXT_DIGITS = 12
+"""Significant digits that no text file of rounded numbers has more of: CmdStan writes six, and eight since 2.36."""
+
+
+def digits_of_text(values: Float[np.ndarray, "..."]) -> int | None:
+    """Return the significant digits that finite numbers were rounded to; None where they have more than `TEXT_DIGITS`.
+
+    Judged by up to 200 of them, since the shortest decimal that a number is read from has the digits of the text.
+    """
+    flat = values.reshape(-1)
+    some = flat[np.linspace(0, flat.size - 1, min(flat.size, 200)).astype(int)]
+    mantissas = (np.format_float_scientific(x, trim="-").partition("e")[0] for x in some)
+    most = max(sum(letter.isdigit() for letter in mantissa) for mantissa in mantissas)
+    return most if most <= TEXT_DIGITS else None
+
+
+def unit_of_text(values: Float[np.ndarray, "..."]) -> float:
+    """Return one unit in the last place of the largest of finite numbers that were rounded, zero where none were."""
+    digits, largest = digits_of_text(values), float(np.abs(values).max())
+    return 0.0 if digits is None or largest == 0 else float(10.0 ** (np.floor(np.log10(largest)) + 1 - digits))
 
 
 def _is_single(series: np.ndarray) -> bool:

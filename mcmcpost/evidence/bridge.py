@@ -15,6 +15,7 @@ from mcmcpost.core.arguments import as_float64, as_labels, check_count, check_fl
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.mcse import Weights, mcse_mean, mean_over_draws, variance_over_draws, weights_khat
+from mcmcpost.core.precision import tell_single
 from mcmcpost.evidence.ladder import EvidenceEstimate
 from mcmcpost.evidence.warp import Warp, as_warp, fit_normal, fit_warp
 from mcmcpost.scores import check_scalar, disagreeing, effective_size
@@ -35,6 +36,7 @@ def log_densities(
     """
     check_scalar(where, logdensity_fn, points.shape[-1])
     found = map_rows(logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True, progress="densities")
+    tell_single(where, found)
     return check_values(where, found.astype(float), points)
 
 

@@ -20,6 +20,7 @@ from mcmcpost.core.arguments import check_count, check_function, check_key
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.mcse import GOOD_KHAT, Weights
+from mcmcpost.core.precision import in_either_precision
 from mcmcpost.evidence.bridge import (
     MAX_PROPOSALS,
     MIN_PARTICIPANTS,
@@ -96,7 +97,7 @@ def evaluate_draws(
         return value_and_score(logdensity_fn, point).score
 
     def slopes(points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m d"]:
-        return map_rows(score, points, progress="scores")
+        return map_rows(score, points, progress="scores").astype(float)
 
     return evaluate_rows(draws, partial(log_densities, WHERE, logdensity_fn), slopes, names, scores=scores)
 
@@ -358,8 +359,7 @@ def laplace_importance(
     at_draws = log_densities(where, logdensity_fn, flat)
     if not np.isfinite(at_draws).any():
         raise InputError(where, "a draw of finite log density", "−∞ at all", "Draws are unconstrained.")
-    mode = _climb(logdensity_fn, flat[np.argmax(at_draws)])
-    hessian = np.asarray(jax.jit(jax.hessian(logdensity_fn))(jnp.asarray(mode)))
+    mode, hessian = in_either_precision(lambda: _climb(logdensity_fn, flat[np.argmax(at_draws)]))
     try:
         upper = np.linalg.cholesky(-(hessian + hessian.T)[::-1, ::-1] / 2)[::-1, ::-1]
     except np.linalg.LinAlgError:
@@ -390,8 +390,10 @@ def laplace_importance(
     return EvidenceEstimate(METHOD, float(np.log(mean) + top), float(error), status, info)
 
 
-def _climb(logdensity_fn: Callable[[Array], Array], start: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
-    """Return the mode that L-BFGS reaches from `start`, or the best point before it leaves the support."""
+def _climb(
+    logdensity_fn: Callable[[Array], Array], start: Float[np.ndarray, " d"]
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
+    """Return the mode that L-BFGS reaches from `start`, or the best point in the support, and the Hessian there."""
     slope = jax.jit(jax.value_and_grad(lambda x: -logdensity_fn(x)))
 
     def downhill(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -399,7 +401,8 @@ def _climb(logdensity_fn: Callable[[Array], Array], start: Float[np.ndarray, " d
         usable = np.isfinite(value) and np.isfinite(gradient).all()
         return (float(value), gradient) if usable else (1e300, np.zeros_like(x))
 
-    return minimize(downhill, start, jac=True, method="L-BFGS-B", options={"maxiter": 1_000, "gtol": 1e-8}).x
+    mode = minimize(downhill, start, jac=True, method="L-BFGS-B", options={"maxiter": 1_000, "gtol": 1e-8}).x
+    return mode, np.asarray(jax.jit(jax.hessian(logdensity_fn))(jnp.asarray(mode)), float)
 
 
 def _student_mixture(

@@ -66,13 +66,15 @@ def check_kernel(where: str, kernel: HamiltonianKernel) -> None:
 
 
 def potential(target: TemperedTarget, draw: Array, temperature: Array) -> Float[Array, ""]:
-    """Return −log p(x) − tℓ(x), infinite where either is not finite, and above `HUGE`.
+    """Return −log p(x) − tℓ(x), infinite where either is not finite, and above `HUGE`, less in float32.
 
     The gradient of a larger one gives a momentum whose kinetic energy overflows. With a dense mass matrix that may be
     to −∞: then the trajectory ends where the density is zero to rounding, and the chain stays there.
     """
     value = target.log_prior(draw) + temperature * target.log_likelihood(draw)
-    return jnp.where(jnp.isfinite(value) & (value > -HUGE), -value, jnp.inf)
+    # A kinetic energy is a square of products of two: in float32 the bound is 4e9.
+    most = min(HUGE, float(jnp.finfo(value.dtype).max) ** 0.25)
+    return jnp.where(jnp.isfinite(value) & (value > -most), -value, jnp.inf)
 
 
 def make_kernel(target: TemperedTarget, kernel: HamiltonianKernel, num_warmup: int) -> KernelFunctions:
@@ -293,6 +295,12 @@ def make_program(target: TemperedTarget, kernel: HamiltonianKernel, plan: Plan) 
         return Exchanged(_at_position(state, temperatures, own), _record(state, own), accepted, proposed)
 
     return Program(jax.jit(functions.init), jax.jit(advance), jax.jit(exchange))
+
+
+def forget_programs() -> None:
+    """Drop the compiled functions that are kept, and with them JAX's memory of the arrays that they read."""
+    make_program.cache_clear()
+    _evaluation.cache_clear()
 
 
 def _record(state: Any, position: Position) -> Record:

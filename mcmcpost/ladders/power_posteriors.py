@@ -24,7 +24,7 @@ from mcmcpost.core.arguments import (
 )
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, InputTypeError
-from mcmcpost.core.precision import in_float64
+from mcmcpost.core.precision import in_either_precision, in_float64
 from mcmcpost.evidence import (
     EVIDENCE_GROUP,
     MAX_RUNGS,
@@ -45,7 +45,7 @@ from mcmcpost.trees import is_ladder, ladder_to_datatree, read_ladder
 from mcmcpost.trees.attach import check_evidence_exists
 from mcmcpost.trees.convention import GROUP, TEMPERATURE, check_names, posterior_as_draws, refuse_weights, stored_draws
 from mcmcpost.trees.ladder_trees import DIMS, ROUND_TRIPS
-from mcmcpost.trees.numpyro_model import ProbedModel, probe_model
+from mcmcpost.trees.numpyro_model import ProbedModel, probe_model, with_dotted_sites
 
 if TYPE_CHECKING:
     import xarray
@@ -132,7 +132,7 @@ def tempered_target(
     target = TemperedTarget(
         log_likelihood=lambda draw: _terms(probed, draw)[0],
         log_prior=lambda draw: _terms(probed, draw)[1],
-        sample_prior=lambda key: _prior_draw(probed, model, key),
+        sample_prior=lambda key: _prior_draw(probed, with_dotted_sites(where, model), key),
         names=probed.names,
     )
     return target, probed
@@ -450,8 +450,7 @@ def resolve_target(
             raise InputError(where, "`sample_prior` to return one draw (d,)", got, "Flatten it.")
         return jnp.asarray(draw)
 
-    with jax.enable_x64(True):
-        (d,) = jax.eval_shape(prior_draw, jax.random.key(0)).shape
+    (d,) = in_either_precision(lambda: jax.eval_shape(prior_draw, jax.random.key(0))).shape
     for name, function in (("log_likelihood", log_likelihood), ("log_prior", log_prior)):
         check_scalar(where, function, d, name)
     labels = as_labels(where, names, d)

@@ -28,7 +28,7 @@ from mcmcpost.core.devices import (
     read_everywhere,
 )
 from mcmcpost.core.errors import InputError
-from mcmcpost.core.precision import in_float64
+from mcmcpost.core.precision import in_float64, tell_single
 from mcmcpost.core.runtime import written_beside
 from mcmcpost.evidence import Ladder, LadderStats, TemperedTarget, check_temperatures
 from mcmcpost.evidence.barrier import round_trips
@@ -45,6 +45,7 @@ from mcmcpost.ladders.lanes import (
     check_kernel,
     choose_starts,
     evaluate_at,
+    forget_programs,
     make_program,
     prior_pool,
 )
@@ -179,7 +180,8 @@ def sample_ladder(
     """Sample every power posterior p(x|y, t) ∝ p(y|x)ᵗ p(x) of a ladder in one program.
 
     Rungs × chains are the lanes of one vectorised kernel over the devices of all processes; each adapts its own step
-    size and mass matrix. The prior rung is drawn iid. Work is in float64.
+    size and mass matrix. The prior rung is drawn iid. Work is in float64, unless JAX knows the arrays that the target
+    reads in float32 alone, see `in_either_precision`.
 
     Parameters
     ----------
@@ -251,7 +253,12 @@ def sample_rungs(
         )
     path = checkpoint_path(where, checkpoint)
     run = Run(where, target, temperatures, choice, length, exchange, start, starts, progress, path)
-    return in_float64(_sample)(run, key)
+    try:
+        return in_float64(_sample)(run, key)
+    finally:
+        if not jax.config.jax_enable_x64:
+            # Programs that are kept would keep what the target reads in 64 bits, for every later run of the person.
+            forget_programs()
 
 
 def _sample(run: Run, key: jax.Array) -> SampledLadder:
@@ -272,7 +279,8 @@ def _sample(run: Run, key: jax.Array) -> SampledLadder:
         starts = choose_starts(pool, lanes, run.length.num_chains, start_key)
     else:
         starts = run.starts
-    step_size, records = _drive(run, lanes, starts, prior, (chain_key, swap_key), key)
+    with jax.enable_x64(prior.values.log_likelihood.dtype == np.float64):  # see `in_either_precision`
+        step_size, records = _drive(run, lanes, starts, prior, (chain_key, swap_key), key)
     return _assemble(run, prior, step_size, records)
 
 
@@ -290,7 +298,9 @@ def _draw_prior(run: Run, key: jax.Array) -> _Prior:
     before = warmup if run.exchange is not None else max(0, -(-POOL // chains) - kept)
     keys = jax.random.split(key, (before + kept) * chains)
     draws = np.asarray(map_rows(run.target.sample_prior, keys), np.float64).reshape(before + kept, chains, -1)
-    return _Prior(draws, evaluate_at(run.target, draws, forward_mode=run.kernel.forward_mode), before)
+    values = evaluate_at(run.target, draws, forward_mode=run.kernel.forward_mode)
+    tell_single(run.where, values.log_likelihood)
+    return _Prior(draws, values, before)
 
 
 class _Lanes(NamedTuple):

@@ -10,6 +10,7 @@ from scipy.special import ndtri
 from mcmcpost.core.arrays import sampling_step
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.mcse import MANY_CHAINS
+from mcmcpost.core.precision import digits_of_text, unit_of_text
 from mcmcpost.scores.identities import (
     REPAIR_LIMIT,
     REPAIRS,
@@ -237,7 +238,7 @@ class ScoreCheck(NamedTuple):
     """The result of the score gate.
 
     verdict : "pass", "warn" or "error".
-    pattern : None, "nonfinite", "sign", "jacobian", "constrained", "order", "scale", "constant", "boundary",
+    pattern : None, "nonfinite", "rounded", "sign", "jacobian", "constrained", "order", "scale", "constant", "boundary",
         "not_converged", "too_few_draws", "log_density" or "unknown".
     message : one sentence with the cause, the coordinates and the cure; empty for a pass.
     z_mean : (d,) normal equivalents of the tests of E[s] = 0; NaN where not tested.
@@ -290,6 +291,8 @@ def check_scores(trace: Trace | StoredTrace, log_density: Float[np.ndarray, "c n
     if not finite_columns(trace.scores).all():
         empty = _untested(trace.draws.shape[-1])
         return empty._replace(verdict="error", pattern="nonfinite", message=where_not_finite(trace))
+    if (text := _rounded(Trace(sampled(trace.draws), sampled(trace.scores), trace.names))) is not None:
+        return _untested(trace.draws.shape[-1])._replace(verdict="error", pattern="rounded", message=text)
     draws, scores = trace.draws, trace.scores
     if trace.weights is not None:
         rows, d = trace.weights.representative(), draws.shape[-1]
@@ -297,6 +300,33 @@ def check_scores(trace: Trace | StoredTrace, log_density: Float[np.ndarray, "c n
         log_density = None if log_density is None else log_density.reshape(1, -1)[:, rows]
     log_density = None if log_density is None else log_density[:, :: sampling_step(draws.shape)]
     return _check(Trace(sampled(draws), sampled(scores), trace.names), log_density)
+
+
+COARSE, FEW = 0.3, 10
+"""Draws are rounded where their distinct values are further apart than so much of their standard deviation, and there
+are at least so many times fewer of them than of their scores."""
+
+
+def _rounded(trace: Trace) -> str | None:
+    """Return the message for draws that a text file has rounded to a few values, None where there are none.
+
+    Their mean may be off by half a unit, which no error knows. Scores of one value of a coordinate differ anyway with
+    the others, but then these do not come in a few values.
+    """
+    for j in np.flatnonzero(np.ptp(trace.draws, axis=(0, 1)) > 0):
+        x = trace.draws[..., j].reshape(-1)
+        levels = np.unique(x[:1000])
+        if FEW * len(levels) > len(x[:1000]) or np.diff(levels).min(initial=np.inf) < COARSE * x.std():
+            continue
+        levels, digits = np.unique(x), digits_of_text(x)
+        if digits is not None and FEW * len(levels) <= len(np.unique(trace.scores[..., j])):
+            return (
+                f"Score gate: the draws of {trace.names[j]} are rounded to {digits} digits, {len(levels)} values with"
+                f" {trace.draws[..., j].size} scores that differ: their mean can be off by"
+                f" {unit_of_text(x) / 2:.2g}, and no error shows it. Write the file with more digits: sig_figs=18 in"
+                " CmdStan."
+            )
+    return None
 
 
 def _untested(d: int) -> ScoreCheck:

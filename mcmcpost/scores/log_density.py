@@ -16,6 +16,7 @@ from scipy.stats import chi2
 from mcmcpost.core.arguments import as_float64, check_count
 from mcmcpost.core.devices import BATCH_SIZE, map_rows
 from mcmcpost.core.errors import InputError, InputTypeError
+from mcmcpost.core.precision import NOT_TRACEABLE, in_either_precision
 
 
 def batch_scores(
@@ -56,15 +57,7 @@ def batch_scores(
         batch_size=batch_size,
         progress="scores",
     )
-    return scores.reshape(points.shape)
-
-
-_NOT_TRACEABLE = (
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.ConcretizationTypeError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
+    return scores.reshape(points.shape).astype(np.float64)
 
 
 def check_scalar(where: str, logdensity_fn: Callable[[Array], Array], d: int, name: str = "logdensity_fn") -> None:
@@ -80,9 +73,8 @@ def check_scalar(where: str, logdensity_fn: Callable[[Array], Array], d: int, na
         return jnp.asarray(value)
 
     try:
-        with jax.enable_x64(True):
-            jax.eval_shape(checked, jax.ShapeDtypeStruct((d,), np.float64))
-    except _NOT_TRACEABLE as error:
+        in_either_precision(lambda: jax.eval_shape(checked, jax.ShapeDtypeStruct((d,), float)))
+    except NOT_TRACEABLE as error:
         got = str(error).partition("\n")[0]
         raise InputTypeError(where, f"`{name}` written in JAX", got, "Use jax.numpy in place of NumPy.") from error
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from mcmcpost.core.arguments import check_count, check_flags, check_function, check_tree_type
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError
+from mcmcpost.core.precision import in_either_precision
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import make_trace
 from mcmcpost.trees.convention import (
@@ -242,6 +243,8 @@ def check_evidence_exists(probed: ProbedModel) -> None:
     observed: list[str] = []
 
     def run() -> Array:
+        for found in (improper, altered, observed):
+            found.clear()  # of an attempt in the other precision
         # Improper priors cannot be sampled; init_to_sample can start them.
         started = handlers.substitute(probed.model, substitute_fn=init_to_sample)
         for name, site in handlers.trace(started).get_trace(*probed.args, **probed.kwargs).items():
@@ -253,8 +256,7 @@ def check_evidence_exists(probed: ProbedModel) -> None:
                 observed.append(name)
         return jnp.zeros(())
 
-    with jax.enable_x64(True):
-        jax.eval_shape(run)
+    in_either_precision(lambda: jax.eval_shape(run))
     if improper:
         raise InputError(
             probed.where,

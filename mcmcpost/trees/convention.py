@@ -101,11 +101,22 @@ def draws_and_scores(tree: "xarray.DataTree") -> "tuple[xarray.DataArray, xarray
     variables = tree.children[GROUP].to_dataset()
     for attrs in (variables.attrs, variables[SCORES].attrs):
         _check_declared(attrs)
+    for name in (SCORES, DRAWS):
+        if _is_reserved(variables[name]):
+            raise InputError(_missing(tree, name))
     draws, scores = (oriented("read_trace", variables[name], rank=3) for name in (DRAWS, SCORES))
     check_aligned("read_trace", tree, scores)
     labels = {DRAWS: coordinate_labels(draws), SCORES: coordinate_labels(scores)}
     check_same_order("read_trace", labels)
     return draws, scores, labels[DRAWS] or labels[SCORES]
+
+
+def _is_reserved(variable: "xarray.DataArray") -> bool:
+    """Return whether a variable has no number: nutpie's Zarr store makes room for what was not asked for, all NaN."""
+    if variable.dtype.kind != "f" or not variable.size:
+        return False
+    ends = variable.isel({dim: [0, -1] for dim in variable.dims})  # most have a number here, and are not read
+    return bool(ends.isnull().all()) and bool(variable.isnull().all())
 
 
 def has_weights(tree: "xarray.DataTree") -> bool:
@@ -164,7 +175,7 @@ def _missing(tree: "xarray.DataTree", name: str) -> str:
     if stats is None:
         got, others = "groups " + (", ".join(tree.children) or "none"), []
     else:
-        got = ", ".join(map(str, stats.data_vars)) or "nothing"
+        got = "one that is all NaN" if name in stats.data_vars else ", ".join(map(str, stats.data_vars)) or "nothing"
         others = [str(k) for k, v in stats.data_vars.items() if k not in (SCORES, DRAWS) and _looks_like_scores(v)]
     cure = (
         "Attach scores with attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f), on the command"
@@ -248,11 +259,16 @@ def oriented(
     """Return a variable with `dims` first; refuse one without them or, where `rank` is given, of another rank."""
     if not set(dims) <= set(variable.dims) or rank not in (None, variable.ndim):
         wanted = dims if rank is None else (*dims, PARAMETER)[:rank]
+        cure = f"Rename its dims, or name variables that have {' and '.join(dims)}."
+        if "sample" in variable.dims:
+            cure = 'Unstack chains and draws: dataset.unstack("sample") of each group.'
+        elif len(missing := set(dims) - set(variable.dims)) == 1:
+            cure = f"Select with a list, which keeps the dim: isel({missing.pop()}=[0]). {cure}"
         raise InputError(
             where,
             f"`{variable.name}` with dims {', '.join(wanted[:-1])} and {wanted[-1]}",
             tuple(map(str, variable.dims)),
-            f"Rename its dims, or name variables that have {' and '.join(dims)}.",
+            cure,
         )
     return variable.transpose(*dims, ...)
 
@@ -338,6 +354,8 @@ def posterior_sites(where: str, tree: "xarray.DataTree") -> dict[str, np.ndarray
 def stored_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None] | None:
     """Return the stored unconstrained draws (c, n, d) and their labels, None where there are none."""
     if GROUP not in tree.children or DRAWS not in tree.children[GROUP].data_vars:
+        return None
+    if _is_reserved(tree.children[GROUP].to_dataset()[DRAWS]):
         return None
     draws = oriented(where, tree.children[GROUP].to_dataset()[DRAWS], rank=3)
     return draws.values, coordinate_labels(draws)

@@ -10,6 +10,7 @@ from mcmcpost.core.arguments import check_flags
 from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.errors import fault, warn
 from mcmcpost.core.mcse import GOOD_KHAT, Weights, mcse_mean, mean_over_draws, rank_rhat
+from mcmcpost.core.precision import unit_of_text
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores, effective_size
 from mcmcpost.trace import StoredTrace, Trace
 from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, read_trace, read_weights
@@ -289,9 +290,10 @@ class RowDensity(NamedTuple):
 def check_agreement(where: str, tree: "xarray.DataTree", scored: Scored) -> None:
     """Refuse a log density other than the one that the sampler recorded in ``sample_stats.lp`` or ``logp``.
 
-    The two may differ by a constant. At up to 200 draws the range of the difference must stay below a hundredth of the
-    recorded standard deviation, or of one, beyond rounding in the recorded precision. Draws at which the density is not
-    finite have scores that are not, and are left to the gate. See `check_slopes` for the gradients.
+    The two may differ by a constant, and by the sign, which a warning tells. At up to 200 draws the range of the
+    difference must stay below a hundredth of the recorded standard deviation, or of one, beyond rounding in the
+    recorded precision and to the digits of a text file. Draws at which the density is not finite have scores that are
+    not, and are left to the gate. See `check_slopes` for the gradients.
 
     Parameters
     ----------
@@ -377,13 +379,21 @@ def _compare(where: str, name: str, recorded: np.ndarray, scored: Scored) -> Non
     flat = recorded.reshape(-1)[known]
     chosen = np.unique(np.linspace(0, len(flat) - 1, _COMPARED).astype(int))
     values = scored.logdensity(scored.trace.draws.reshape(recorded.size, -1)[known[chosen]])
-    difference = (values - flat[chosen].astype(np.float64))[np.isfinite(values)]
-    if not difference.size:
+    values, known_values = values[np.isfinite(values)], flat[chosen].astype(np.float64)[np.isfinite(values)]
+    if not values.size:
         return
-    rounding = _ROUNDING * float(np.finfo(recorded.dtype).eps) * float(np.abs(flat).max())
+    rounding = _ROUNDING * float(np.finfo(recorded.dtype).eps) * float(np.abs(flat).max()) + unit_of_text(known_values)
     allowed = _SHARE * max(1.0, float(flat.std(dtype=np.float64))) + rounding
+    difference = values - known_values
     low, high = float(difference.min()), float(difference.max())
-    if high - low > allowed:
+    if high - low <= allowed:
+        return
+    if np.ptp(values + known_values) <= allowed:
+        warn(
+            f"{where}: `{GROUP}.{name}` is minus the log density, as PyMC with nuts_sampler=numpyro and older ArviZ"
+            " write it. It is read with the other sign."
+        )
+    else:
         raise ScoreError(
             fault(
                 where,

@@ -12,7 +12,7 @@ from functools import reduce
 from importlib.util import find_spec
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from mcmcpost.control import MOMENTS, stored_moments
 from mcmcpost.core.arguments import as_path, check_flags, check_no_pipe, check_tree_type, missing_file
 from mcmcpost.core.arrays import SCRATCH, in_blocks, is_large, scratch_folder, slices_of, zeros
 from mcmcpost.core.devices import is_first_process
-from mcmcpost.core.errors import InputError, InputTypeError, MissingPackageError, fault
+from mcmcpost.core.errors import InputError, InputTypeError, MissingPackageError, fault, warn
 from mcmcpost.core.runtime import rename_finished, written_beside
 from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES
 from mcmcpost.trees.tables import read_csv
@@ -269,6 +269,12 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     FileExistsError : `path` exists; nothing is overwritten.
     ValueError : the suffix is neither ``.nc`` nor ``.zarr``; a variable has a name that a folder cannot have, and the
         suffix is ``.zarr``.
+
+    Warns
+    -----
+    UserWarning : the format has no place for some of the tree. Attributes such as a dict or None become JSON text in
+        netCDF; other objects, ragged variables as the statistics of PyMC's SMC, and in netCDF complex numbers, are left
+        out. Every other variable is written. The levels of a MultiIndex become coordinates without a word.
     """
     check_tree_type("save_tree", tree)
     place = as_path("save_tree", path)
@@ -282,45 +288,85 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(fault("save_tree", "an existing folder", str(place.parent), "Create it first."))
     if not is_first_process():
         return place
+    written, altered = _storable(_with_order(tree), _is_zarr(place))
     with written_beside(place) as temporary:
         try:
             if _is_zarr(place):
-                _with_order(tree).to_zarr(temporary, consolidated=False)
+                written.to_zarr(temporary, consolidated=False)
             else:
-                _without_booleans(_with_order(tree)).to_netcdf(temporary, engine="h5netcdf")
-        except (TypeError, ValueError, NotImplementedError) as error:
-            places = _not_plain(tree)
-            if not places and not isinstance(error, TypeError):
-                raise  # what is written is not at fault
+                written.to_netcdf(temporary, engine="h5netcdf")
+        except TypeError as error:
             expected, cure = "values and attributes that a file can have", "Leave out what is no number and no text."
-            if any("MultiIndex" in place for place in places):
-                cure += " The levels of a MultiIndex are coordinates after dataset.reset_index(name)."
-            raise InputTypeError("save_tree", expected, ", ".join(places) or str(error), cure) from error
+            raise InputTypeError("save_tree", expected, str(error), cure) from error
         _refuse_existing(place)
         rename_finished(temporary, place)
+    said = [f"{verb} {', '.join(places)}" for verb, places in zip(_VERBS, altered, strict=True) if places]
+    if said:
+        warn(f"save_tree: {place} has not all of the tree: {'; '.join(said)}.")
     return place
 
 
-def _not_plain(tree: "xarray.DataTree") -> list[str]:
-    """Return the places of attributes, variables and indices that are neither numbers nor text."""
-    found = []
-    for node in tree.subtree:
-        content = node.to_dataset(inherit=False)
-        owners = {node.path: content.attrs} | {f"{node.path}.{k}": v.attrs for k, v in content.variables.items()}
-        found += [
-            f"the attribute {name} of {place}, a {type(value).__name__}"
-            for place, attrs in owners.items()
-            for name, value in attrs.items()
-            if not _is_plain(value)
-        ]
-        found += [
-            f"the MultiIndex {node.path}.{k}"
-            for k in content.dims
-            if k in content.indexes and content.indexes[k].nlevels > 1
-        ]
-        objects = {k: v.values.flat for k, v in content.data_vars.items() if v.dtype.kind == "O"}
-        found += [f"{node.path}.{k} of objects" for k, v in objects.items() if not all(isinstance(x, str) for x in v)]
-    return found
+_VERBS = ("without", "as JSON text")
+
+
+class _Altered(NamedTuple):
+    """What of a tree is not written as it is: places that are left out, and places that become text."""
+
+    left_out: list[str]
+    as_text: list[str]
+
+
+def _storable(tree: "xarray.DataTree", zarr: bool) -> "tuple[xarray.DataTree, _Altered]":
+    """Return a copy of what the format can hold, and what is not in it as it was.
+
+    A sampler's settings may be anything, and a trace is worth more than they are: attributes become JSON text in
+    netCDF, where they can, and the levels of a MultiIndex coordinates. netCDF has no true and false: one and zero.
+    """
+    altered = _Altered([], [])
+
+    def plain(owner: str, attrs: Mapping[Any, Any]) -> dict[Any, Any]:
+        found = {}
+        for name, value in attrs.items():
+            place = f"the attribute {name} of {owner}, a {type(value).__name__}"
+            if _is_plain(value):
+                found[name] = np.asarray(value).astype(np.int8) if _is_boolean(value) and not zarr else value
+            elif (text := _as_json(value)) is None:
+                altered.left_out.append(place)
+            elif zarr:
+                found[name] = json.loads(text)
+            else:
+                found[name] = text
+                altered.as_text.append(place)
+        return found
+
+    new = tree.copy()
+    for node in new.subtree:
+        content = node.to_dataset(inherit=False).copy()
+        levels = [k for k in content.dims if k in content.indexes and content.indexes[k].nlevels > 1]
+        content = content.reset_index(levels)
+        for name, variable in content.variables.items():
+            if not _has_form(variable, zarr):
+                altered.left_out.append(
+                    f"{node.path.rstrip('/')}/{name} of {_KINDS.get(variable.dtype.kind, 'records')}"
+                )
+                content = content.drop_vars([name])
+        content.attrs = plain(node.path, content.attrs)
+        for name, variable in content.variables.items():
+            variable.attrs = plain(f"{node.path.rstrip('/')}/{name}", variable.attrs)
+        node.dataset = content
+    return new, altered
+
+
+_KINDS = {"O": "objects", "c": "complex numbers"}
+
+
+def _has_form(variable: "xarray.Variable", zarr: bool) -> bool:
+    """Return whether the format has such values: no ragged ones, and complex ones in Zarr alone."""
+    if variable.dtype.kind == "O":
+        # A text may be missing, as nutpie's messages on transitions that did not diverge.
+        missing = (value is None or (isinstance(value, float) and np.isnan(value)) for value in variable.values.flat)
+        return all(none or isinstance(value, str) for none, value in zip(missing, variable.values.flat, strict=True))
+    return variable.dtype.kind not in ("V" if zarr else "Vc")
 
 
 def _is_plain(value: object) -> bool:
@@ -330,28 +376,24 @@ def _is_plain(value: object) -> bool:
         return False
 
 
+def _is_boolean(value: object) -> bool:
+    return np.asarray(value).dtype.kind == "b"
+
+
+def _as_json(value: object) -> str | None:
+    """Return a value as JSON, arrays as lists; None where it cannot be."""
+    try:
+        return json.dumps(value, default=lambda one: one.tolist())
+    except (TypeError, ValueError, AttributeError):  # a function, or a circle
+        return None
+
+
 def _with_order(tree: "xarray.DataTree") -> "xarray.DataTree":
     """Return a copy that records the order of groups and variables, which neither format keeps."""
     new = tree.copy()
     for node in new.subtree:
         order = {"groups": list(node.children), "variables": [str(name) for name in node.data_vars]}
         node.attrs = {**node.attrs, _ORDER: json.dumps(order)}
-    return new
-
-
-def _without_booleans(tree: "xarray.DataTree") -> "xarray.DataTree":
-    """Return the tree with attributes true and false as one and zero: netCDF has no such attributes."""
-
-    def numbers(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
-        return {k: np.asarray(v).astype(np.int8) if np.asarray(v).dtype.kind == "b" else v for k, v in attrs.items()}
-
-    new = tree.copy()
-    for node in new.subtree:
-        content = node.to_dataset(inherit=False).copy()
-        content.attrs = numbers(content.attrs)
-        for variable in content.variables.values():
-            variable.attrs = numbers(variable.attrs)
-        node.dataset = content
     return new
 
 

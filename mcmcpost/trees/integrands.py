@@ -13,6 +13,7 @@ from mcmcpost.control import MOMENTS
 from mcmcpost.core.arguments import check_function, check_kind, check_tree_type
 from mcmcpost.core.arrays import ENTRIES, is_chunked, merged, read_chunks, slices_of, zeros
 from mcmcpost.core.errors import InputError, InputTypeError, warn
+from mcmcpost.core.precision import NOT_TRACEABLE, in_either_precision
 from mcmcpost.core.runtime import did_you_mean
 from mcmcpost.trees.convention import GROUP, as_chain_draw, check_same_labels, element_names, oriented
 
@@ -21,14 +22,6 @@ if TYPE_CHECKING:
 
 
 _BATCH = 512
-
-NOT_TRACEABLE = (
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.ConcretizationTypeError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
-"""What JAX raises where a function needs the numbers themselves."""
 
 
 class Integrands(NamedTuple):
@@ -306,8 +299,7 @@ def _evaluator(
 
     def evaluate(rows: dict[str, np.ndarray]) -> np.ndarray:
         try:
-            with jax.enable_x64(True):
-                return np.asarray(compiled(rows))
+            return in_either_precision(lambda: np.asarray(compiled(rows)))
         except NOT_TRACEABLE:
             return _one_by_one(name, function, rows)
         except KeyError as error:

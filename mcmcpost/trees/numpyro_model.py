@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from mcmcpost.core.arguments import check_function
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError
+from mcmcpost.core.precision import in_either_precision
 from mcmcpost.trees.convention import SAMPLE_DIMS, check_names, element_names, posterior_sites, stored_draws
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class ProbedModel(NamedTuple):
             free = unconstrain_fn(self.model, self.args, self.kwargs, row)
             return jnp.concatenate([jnp.ravel(free[site]) for site in self.sites])
 
-        draws = map_rows(one, flat).reshape(*first.shape[:2], -1)
+        draws = map_rows(one, flat).astype(np.float64).reshape(*first.shape[:2], -1)
         self._check_support(samples, draws)
         return draws, self.names
 
@@ -147,6 +148,47 @@ def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:
         raise InputError(where, f"observed values that fit the site `{name}`", got, cure) from error
 
 
+def dotted(name: str) -> str:
+    """Return the name of a site in a tree, which takes "/" for a path: NumPyro's `scope` and modules put it there."""
+    return name.replace("/", ".")
+
+
+def with_dotted_sites(where: str, model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the program with "." for "/" in the names of its sites and plates.
+
+    Raises
+    ------
+    ValueError : two sites have one name then.
+    """
+    from numpyro.primitives import Messenger
+
+    given: dict[str, str] = {}
+
+    class Dotted(Messenger):
+        def process_message(self, msg: dict[str, Any]) -> None:
+            if msg.get("name"):
+                new = dotted(msg["name"])
+                if given.setdefault(new, msg["name"]) != msg["name"]:
+                    got, cure = f"{given[new]} and {msg['name']}", "Rename one of them."
+                    raise InputError(where, 'names of sites that differ when "/" is "."', got, cure)
+                msg["name"] = new
+            if msg.get("cond_indep_stack"):  # of plates, which are dims
+                msg["cond_indep_stack"] = [f._replace(name=dotted(f.name)) for f in msg["cond_indep_stack"]]
+
+    return Dotted(model)
+
+
+def _views(value: Any) -> Any:
+    """Return an argument with a view in the place of each NumPy array in it, in lists, tuples and dicts."""
+    if type(value) is np.ndarray:
+        return value.view()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_views, value))
+    if type(value) in (list, tuple):
+        return type(value)(map(_views, value))
+    return {key: _views(item) for key, item in value.items()} if type(value) is dict else value
+
+
 def probe_model(
     where: str,
     model: Callable[..., Any],
@@ -156,6 +198,9 @@ def probe_model(
     dims: tuple[str, ...] = SAMPLE_DIMS,
 ) -> ProbedModel:
     """Return `model` with its latent sites, found by an abstract run.
+
+    Its arguments are views of those given: to JAX new arrays, in whatever precision it met the others (see
+    `in_either_precision`).
 
     Parameters
     ----------
@@ -175,7 +220,8 @@ def probe_model(
     except TypeError as error:
         got = f"{len(args)} and {', '.join(kwargs) or 'no keywords'}: {error}"
         raise InputError(where, f"the arguments of `model{inspect.signature(model)}`", got, "Pass its data.") from error
-    seeded = handlers.seed(model, rng_seed=0)
+    args, kwargs = _views(args), _views(kwargs)
+    seeded = handlers.seed(with_dotted_sites(where, model), rng_seed=0)
     sites: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     discrete: list[str] = []
@@ -184,6 +230,8 @@ def probe_model(
     observed: list[str] = []
 
     def run() -> Array:
+        for found in (sites, shapes, discrete, fixed, kept, observed):
+            found.clear()  # of an attempt in the other precision
         # Improper priors cannot be sampled; init_to_sample can start them.
         trace = handlers.trace(handlers.substitute(seeded, substitute_fn=init_to_sample)).get_trace(*args, **kwargs)
         for name, site in trace.items():
@@ -204,8 +252,7 @@ def probe_model(
             shapes[name] = tuple(biject_to(site["fn"].support).inverse_shape(sites[name]))
         return jnp.zeros(())
 
-    with jax.enable_x64(True):
-        jax.eval_shape(run)
+    in_either_precision(lambda: jax.eval_shape(run))
     check_names(where, kept, dims)
     check_names(where, dict.fromkeys(observed, ()), dims)
     if discrete:

@@ -4,6 +4,8 @@ NumPyro keeps the scores that its sampler computed. States of BlackJAX have unco
 kernels, the gradient. Densities and scores of PyMC models are on the unconstrained space of their value variables.
 """
 
+import copy
+import json
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -15,7 +17,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from mcmcpost.core.arguments import as_names, as_real, check_flags, check_function, check_kind
-from mcmcpost.core.errors import InputError, InputTypeError
+from mcmcpost.core.errors import InputError, InputTypeError, warn
 from mcmcpost.core.mcse import LEAST
 from mcmcpost.core.runtime import version_of
 from mcmcpost.scores import batch_scores
@@ -30,7 +32,7 @@ from mcmcpost.trees.convention import (
     with_trace,
 )
 from mcmcpost.trees.diagnostics import RowDensity, gate, gate_attrs
-from mcmcpost.trees.numpyro_model import ProbedModel, probe_model
+from mcmcpost.trees.numpyro_model import ProbedModel, dotted, probe_model, with_dotted_sites
 
 if TYPE_CHECKING:
     import numpyro
@@ -74,20 +76,55 @@ def from_numpyro(
     if mcmc.last_state is None:
         raise InputError("from_numpyro", "a finished MCMC run", "one without draws", "Call mcmc.run first.")
     _attach_submodules("numpyro")
-    tree = arviz_base.from_numpyro(mcmc, log_likelihood=log_likelihood)
+    mcmc, slashed = _with_dotted_sites(mcmc)
+    samples = mcmc.get_samples(group_by_chain=True)
+    # ArviZ runs the model again: in the precision of the run, which the process may have left since.
+    single = all(leaf.dtype != np.float64 for leaf in jax.tree.leaves(samples))
+    with jax.enable_x64(not single):
+        tree = arviz_base.from_numpyro(mcmc, log_likelihood=log_likelihood)
     if GROUP in tree.children:
         tree[GROUP] = tree.children[GROUP].to_dataset().drop_vars("z_grad", errors="ignore")
     # Only HMC and its subclasses promise that z_grad is the gradient of the potential.
     kept = mcmc.get_extra_fields(group_by_chain=True) if isinstance(mcmc.sampler, numpyro.infer.HMC) else {}
-    samples = mcmc.get_samples(group_by_chain=True)
     z_grad = kept.get("z_grad")
     if mcmc.sampler.model is None:
         trace = _potential_trace(mcmc, samples, z_grad)
     else:
         trace = _model_trace(mcmc, samples, z_grad)
     check = gate(trace, allow_bad_scores)
-    evaluated = _evaluations(trace) if z_grad is None else {"score_evaluations": "0"}
-    return with_trace(tree, trace, gate_attrs(check) | _versions() | evaluated)
+    attrs = gate_attrs(check) | _versions()
+    attrs |= _evaluations(trace) if z_grad is None else {"score_evaluations": "0"}
+    if slashed:
+        attrs[SITES] = json.dumps(slashed)
+        listed = ", ".join(slashed)
+        warn(
+            f'from_numpyro: "/" in names of sites is "." in the tree, where it would be a path: {listed}. attach_scores'
+            f" and the like take the model as it is; the attribute {SITES} of {GROUP} has the old names."
+        )
+    return with_trace(tree, trace, attrs)
+
+
+SITES = "numpyro_sites"
+"""Attribute of `sample_stats`: the names of sites in the program, as a JSON object by those in the tree."""
+
+
+def _with_dotted_sites(mcmc: "numpyro.infer.MCMC") -> "tuple[numpyro.infer.MCMC, dict[str, str]]":
+    """Return the run with "." for "/" in the names of its sites, and the old names of those by the new ones."""
+    kept, model = mcmc._states, mcmc.sampler.model
+    sites = [name for part in kept.values() if isinstance(part, dict) for name in part]
+    slashed = {dotted(name): name for name in sites if "/" in str(name)}
+    if not slashed or model is None:
+        return mcmc, {}
+    new = copy.copy(mcmc)
+    new.sampler = copy.copy(mcmc.sampler)
+    new.sampler._model = with_dotted_sites("from_numpyro", model)
+
+    def renamed(part: Any) -> Any:
+        return {dotted(name): leaf for name, leaf in part.items()} if isinstance(part, dict) else part
+
+    new._states = {field: renamed(part) for field, part in kept.items()}
+    new._states_flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), new._states)  # chains together
+    return new, slashed
 
 
 def _evaluations(trace: Trace) -> dict[str, str]:

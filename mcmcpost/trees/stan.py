@@ -3,7 +3,7 @@
 import itertools
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from mcmcpost.core.arguments import as_path, check_flags, check_kind
 from mcmcpost.core.errors import InputError, fault
+from mcmcpost.core.precision import digits_of_text
 from mcmcpost.core.runtime import version_of
 from mcmcpost.trace import check_same_order, make_trace
 from mcmcpost.trees.convention import GROUP, posterior_sites, sample_dataset, with_trace
@@ -44,16 +45,12 @@ def pystan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalise
             where, f"some of {', '.join(model.param_names)} among the draws", "none", "Pass the model's own trace."
         )
     lead = next(iter(sites.values())).shape[:2]
-    flat = {name: site.reshape(-1, *site.shape[2:]) for name, site in sites.items()}
-    try:
-        rows = [
-            model.unconstrain_pars({name: site[i].tolist() for name, site in flat.items()})
-            for i in range(lead[0] * lead[1])
-        ]
-    except RuntimeError as error:
-        raise InputError(
-            where, "the parameters of the Stan program among the draws", str(error)[:300], _CURE
-        ) from error
+    flat = {name: _unrounded(site).reshape(-1, *site.shape[2:]) for name, site in sites.items()}
+
+    def unconstrain(i: int) -> Any:
+        return model.unconstrain_pars({name: site[i].tolist() for name, site in flat.items()})
+
+    rows = _rows(where, unconstrain, lead, sites)
     draws = np.array(rows, dtype=np.float64).reshape(*lead, -1)
     size = draws.shape[-1]
     constrained = model.constrain_pars(rows[0], include_tparams=False, include_gqs=False)
@@ -79,9 +76,13 @@ def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, norma
     ValueError : a parameter is not among the draws, or is of another shape there.
     """
     sites = posterior_sites(where, tree)
-    columns = [_element(where, sites, name) for name in model.param_names()]
+    whole = {name: _unrounded(site) for name, site in sites.items()}
+    columns = [_element(where, whole, name) for name in model.param_names()]
     theta = np.stack(columns, axis=-1)
-    rows = [model.param_unconstrain(np.ascontiguousarray(row)) for row in theta.reshape(-1, theta.shape[-1])]
+    flat = np.ascontiguousarray(theta.reshape(-1, theta.shape[-1]))
+    used = {name.partition(".")[0] for name in model.param_names()}
+    known = {name: site for name, site in sites.items() if name in used}
+    rows = _rows(where, lambda i: model.param_unconstrain(flat[i]), theta.shape[:2], known)
 
     def logdensity(row: np.ndarray) -> float:
         try:
@@ -96,6 +97,58 @@ def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, norma
         lambda row: model.log_density_gradient(np.ascontiguousarray(row), propto=True, jacobian=True)[1],
         {"bridgestan_version": version_of("bridgestan") or "unknown"},
     )
+
+
+_ROUNDED = 1e-4
+"""By how much the sum of a simplex, or the squares of a row, may be off one in a text file; Stan allows 1e-8."""
+
+
+def _unrounded(values: np.ndarray) -> np.ndarray:
+    """Return draws (c, n, ...) of a text file with what has to be one made one: sums, diagonals, squares of rows.
+
+    Simplexes and the rows of Cholesky factors of correlations are scaled, and the diagonal of a correlation matrix is
+    set, where every draw has them to within rounding; other variables are returned as they are.
+    """
+    if values.ndim < 3 or values.dtype.kind != "f" or not np.isfinite(values).all() or digits_of_text(values) is None:
+        return values
+    square = values.ndim > 3 and values.shape[-1] == values.shape[-2]
+    totals, norms = values.sum(axis=-1, keepdims=True), np.sqrt((values**2).sum(axis=-1, keepdims=True))
+    diagonal = np.diagonal(values, axis1=-2, axis2=-1)
+    if (values >= 0).all() and (np.abs(totals - 1) < _ROUNDED).all():
+        return values / totals
+    if square and (np.abs(norms - 1) < _ROUNDED).all() and (np.triu(values, 1) == 0).all():
+        return values / norms
+    if square and (diagonal != 1).any() and (np.abs(diagonal - 1) < _ROUNDED).all():
+        return np.where(np.eye(values.shape[-1], dtype=bool), 1.0, (values + np.swapaxes(values, -1, -2)) / 2)
+    return values
+
+
+def _rows(
+    where: str, unconstrain: Callable[[int], Any], lead: tuple[int, ...], sites: dict[str, np.ndarray]
+) -> list[Any]:
+    """Return the unconstrained values of every draw; name the first that Stan refuses, by chain and draw."""
+    rows = []
+    for i in range(lead[0] * lead[1]):
+        try:
+            rows.append(unconstrain(i))
+        except RuntimeError as error:
+            place = f"chain {i // lead[1]}, draw {i % lead[1]}"
+            ends = [name for name, site in sites.items() if _on_an_end(site.reshape(-1, *site.shape[2:])[i, ...])]
+            digits = [name for name, site in sites.items() if site.dtype.kind == "f" and digits_of_text(site)]
+            got, cure = f"{place}: {str(error).strip()[:300]}", _CURE
+            if ends:
+                got = f"{' and '.join(ends)} with a correlation of exactly one or minus one at {got}"
+            if ends or digits:
+                cure = f"Numbers of few digits are no longer inside: write the file with sig_figs=18. {_CURE}"
+            raise InputError(where, "the parameters of the Stan program among the draws", got, cure) from error
+    return rows
+
+
+def _on_an_end(value: np.ndarray) -> bool:
+    """Return whether a square matrix (k, k) with a diagonal of ones has a correlation of one or minus one."""
+    if value.ndim != 2 or value.shape[0] != value.shape[1] or not (np.diagonal(value) == 1).all():
+        return False
+    return bool((np.abs(value[~np.eye(len(value), dtype=bool)]) == 1).any())
 
 
 def _element(where: str, sites: dict[str, np.ndarray], name: str) -> np.ndarray:
@@ -122,6 +175,10 @@ _STATISTICS = {
     "energy__": "energy",
 }
 """From CmdStan's names to those of ArviZ's schema."""
+
+
+_SAME = 1e-5
+"""Part of the largest value by which a number in files of six digits may differ."""
 
 
 class _File(NamedTuple):
@@ -285,6 +342,18 @@ def _values(
                 "another lp__",
                 "Give the outputs in the order of the diagnostic files.",
             )
+        # Densities of draws alike at −12,346 in six digits: an unbounded parameter is itself in both files.
+        for name in output.table.columns.intersection(diagnostic.table.columns):
+            one, other = output.table[name].to_numpy(np.float64), diagnostic.table[name].to_numpy(np.float64)
+            tolerance = _SAME * np.abs(one).max(initial=0.0)
+            same = np.abs(one - other) <= tolerance
+            if not same.all() and (np.abs(np.sort(one) - np.sort(other)) <= tolerance).all():
+                raise InputError(
+                    _WHERE,
+                    f"the rows of {output.path} in the order of those of {diagnostic.path}",
+                    f"another order of {name}, first at row {int(np.argmin(same))}",
+                    "Give the files as CmdStan wrote them, both thinned alike.",
+                )
     return {name: values for name, values in _stack(chains).items() if name not in _STATISTICS}
 
 

@@ -54,6 +54,8 @@ REFUSED = [
     ("reduce @/modle.py", "Did you mean 'model.py'?"),
     ("reduce @/trace.nc --var-names c", "There are a, b."),
     ("reduce @/trace.nc --var-names ~c", "names of variables, got c"),
+    ("reduce @/trace.nc --var-names a,c", "names of variables, got c"),
+    ("reduce @/trace.nc --expect p=a^2", "holds ^, which is no power: write **"),
     ("reduce @/trace.nc --var-names c --filter-vars like", "what some variable has in its name"),
     ("reduce @/trace.nc --var-names ( --filter-vars regex", "regular expressions"),
     ("report @/trace.nc -o out.html --var-names c", "There are a, b."),

@@ -418,3 +418,24 @@ def test_a_quantity_has_a_name_of_its_own(run, model, tmp_path, rng):
 
 def test_a_filter_needs_names(run, trace):
     assert refused(run("reduce", trace, "--filter-vars", "like"), "names in --var-names")
+
+
+def test_names_with_a_comma_between_them_are_several_and_a_tilde_is_the_home(run, trace, monkeypatch):
+    monkeypatch.setenv("HOME", str(trace.parent))
+    done = run("reduce", "~/exact.nc", *QUICK, "--var-names", "b[0],a", "-o", "~/out.nc")
+    assert done.code == 0, done.err
+    assert [line.split()[0] for line in done.out.splitlines()[1:]] == ["b[0]", "a"]
+    assert trace.with_name("out.nc").exists()
+
+
+def test_the_table_is_printed_before_the_output_is_written_and_its_name_is_tested_before_the_work(
+    run, trace, tmp_path, monkeypatch
+):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(xarray.DataTree, "to_netcdf", full)
+    done = run("reduce", trace, *QUICK, "-o", tmp_path / "out.nc")
+    assert (done.code, done.out.count("zv2") or done.out.count("ZeroVariance")) == (2, 2)
+    assert done.err == "mcmcpost: error: [Errno 28] No space left on device\n"
+    assert refused(run("reduce", trace, *QUICK, "-o", tmp_path / f"{'x' * 300}.nc"), "name too long")

@@ -173,7 +173,9 @@ assert jax.numpy.ones(1).dtype == np.float32
 def test_a_quantile_of_what_is_not_finite_is_undefined_and_its_gain_is_its_own(tree, draws):
     broken = draws[..., 0].copy()
     broken[2, 3] = np.nan
-    result = mp.quantile(tree, 0.5, {"good": draws[..., 0], "broken": broken}, "zv2")
+    words = r"undefined: broken at 1 of \d+ draws, the first at chain 2, draw 3\. Repair"
+    with pytest.warns(UserWarning, match=words):
+        result = mp.quantile(tree, 0.5, {"good": draws[..., 0], "broken": broken}, "zv2")
     assert result.status[1] is mp.Status.UNDEFINED
     assert np.isnan([result.mean[1], result.mcse[1], result.gain[1]]).all()
     np.testing.assert_allclose(result.gain[0], (result.mcse_plain[0] / result.mcse[0]) ** 2)

@@ -1,5 +1,7 @@
 """The score gate: silent on right scores of any target, and able to name each known mistake."""
 
+import re
+
 import numpy as np
 import pytest
 from scipy.special import expit, logit
@@ -216,3 +218,18 @@ def test_many_chains_shorter_than_their_autocorrelation_pass_unless_they_drift(r
     moving = x + slope * [0.0, 1.0, 0.0]
     moving[..., 2] *= np.linspace(1.0, 1.5, draws)
     np.testing.assert_array_equal(disagreeing(moving, 1e-4), [False, True, True])
+
+
+def test_draws_that_a_file_has_rounded_to_a_few_values_are_told_from_chains_that_have_not_converged(rng):
+    """θ ~ N(1e6, 1) in six digits: the plain mean is many of its errors off, and no error shows it."""
+    normal = rng.normal(size=(4, 500, 2))
+    draws = np.stack([1e6 + normal[..., 0], normal[..., 1]], axis=-1)
+    rounded = np.vectorize(lambda x: float(f"{x:.6g}"))(draws)
+    assert check_scores(make_trace(draws, -normal, ("a", "b"))).verdict == "pass"
+    check = check_scores(make_trace(rounded, -normal, ("a", "b")))
+    assert (check.verdict, check.pattern) == ("error", "rounded")
+    assert re.search(
+        r"the draws of a are rounded to 6 digits, \d values with 2000 scores .* sig_figs=18", check.message
+    )
+    fine = make_trace(np.round(normal, 1), -normal, ("a", "b"))  # a tenth of a standard deviation matters to nothing
+    assert check_scores(fine).verdict == "pass"

@@ -91,6 +91,32 @@ def test_a_constant_between_the_densities_is_allowed_and_rounding_is_too(sampled
             mp.attach_scores(tree, model, Y)
 
 
+def rounded(values, digits):
+    return np.vectorize(lambda x: float(f"{x:.{digits}g}"))(values)
+
+
+def test_a_record_of_few_digits_or_of_the_other_sign_is_recognised_and_a_wrong_density_is_not(rng):
+    """CmdStan writes six digits until 2.36 and eight since; PyMC with nuts_sampler="numpyro" writes −lp."""
+    draws = rng.normal(size=(4, 250, 2))
+    density = -0.5 * (draws**2).sum(-1)
+
+    def attach(lp, scale=1.0):
+        posterior = {name: (("chain", "draw"), draws[..., i]) for i, name in enumerate("ab")}
+        groups = {
+            "posterior": xarray.Dataset(posterior),
+            "sample_stats": xarray.Dataset({"lp": (("chain", "draw"), lp)}),
+        }
+        tree = mp.attach_scores(xarray.DataTree.from_dict(groups), logdensity_fn=lambda x: -0.5 * scale * x @ x)
+        np.testing.assert_allclose(read_trace(tree).scores, -draws)
+
+    for lp in (rounded(density - 12_346, 6), rounded(density - 1.5e6, 8), density - 1.5e6):
+        attach(lp)
+        with pytest.warns(UserWarning, match=r"`sample_stats\.lp` is minus the log density, as PyMC with"):
+            attach(-lp)
+        with pytest.raises(mp.ScoreError, match="by a constant"):
+            attach(lp, scale=2.0)
+
+
 @pytest.mark.slow
 def test_a_log_density_is_compared_as_well(sampled):
     kept, _ = sampled
@@ -236,3 +262,40 @@ def test_groups_of_other_draws_are_refused_before_the_work(rng):
     tree["posterior"] = tree["posterior"].to_dataset().isel(draw=slice(None, None, 10))
     with pytest.raises(ValueError, match="the same draws in posterior"):
         mp.attach_scores(tree, logdensity_fn=lambda _: 1 / 0)
+
+
+class Simplex:
+    """A stand-in for ``bridgestan.StanModel`` that refuses, as Stan does, what misses its constraint by 1e-8."""
+
+    __module__ = "bridgestan.model"
+
+    def param_names(self):
+        return ["w.1", "w.2", "w.3"]
+
+    def param_unc_names(self):
+        return ["w.1", "w.2"]
+
+    def param_unconstrain(self, theta):
+        if abs(theta.sum() - 1) > 1e-8 or theta.min() <= 0:
+            raise RuntimeError("Exception: simplex_free: Simplex variable is not a valid simplex.")
+        return np.log(theta[:2] / theta[2])
+
+    def log_density(self, free, *, propto=True, jacobian=True):  # noqa: ARG002  (the real signature)
+        return 2 * free.sum() - 6 * np.log1p(np.exp(free).sum())
+
+    def log_density_gradient(self, free, *, propto=True, jacobian=True):  # noqa: ARG002
+        weights = np.exp(free) / (1 + np.exp(free).sum())
+        return self.log_density(free), 2 - 6 * weights
+
+
+def test_a_simplex_of_six_digits_is_made_one_again_and_what_cannot_be_is_named(rng):
+    weights = rounded(rng.dirichlet([2.0, 2.0, 2.0], size=(2, 100)), 6)
+    assert np.abs(weights.sum(-1) - 1).max() > 1e-7
+    tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset({"w": (("chain", "draw", "k"), weights)})})
+    scored = mp.attach_scores(tree, Simplex())
+    exact = weights / weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(read_trace(scored).scores, 2 - 6 * exact[..., :2], rtol=1e-10)
+    weights[1, 3] = 0.0, 0.5, 0.5
+    words = r"got chain 1, draw 3: Exception: simplex_free.*sig_figs=18"
+    with pytest.raises(mp.InputError, match=words):
+        mp.attach_scores(tree, Simplex())

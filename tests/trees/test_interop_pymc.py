@@ -111,6 +111,43 @@ def test_a_pymc_trace_gets_its_scores_from_the_model(pymc_tree, model, tmp_path)
     assert (table.loc[["mu[a]", "sigma"], "gain"] > 1).all()
 
 
+def test_room_for_scores_that_nutpie_was_not_asked_for_is_no_scores(model, tmp_path):
+    """Its Zarr store has arrays for them, all NaN."""
+    path = tmp_path / "trace.zarr"
+    path.mkdir()
+    store = nutpie.zarr_store.LocalStore(str(path))
+    compiled = nutpie.compile_pymc_model(model)
+    nutpie.sample(compiled, draws=200, tune=300, chains=2, cores=1, seed=1, zarr_store=store, progress_bar=False)
+    tree = mp.load_tree(path)
+    assert np.isnan(tree["sample_stats"]["gradient"]).all()
+    with pytest.raises(mp.InputError, match=r"`sample_stats\.\w+` in the tree, got one that is all NaN.*attach_scores"):
+        mp.check_tree(tree)
+    assert mp.check_tree(mp.attach_scores(tree, model)).verdict == "pass"
+
+
+def test_the_log_density_that_pymc_records_for_numpyro_has_the_other_sign(model):
+    with model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = pymc.sample(300, tune=300, chains=2, random_seed=1, nuts_sampler="numpyro", progressbar=False)
+    with pytest.warns(UserWarning, match="minus the log density"):
+        scored = mp.attach_scores(tree, model)
+    assert mp.check_tree(scored).verdict == "pass"
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_a_tree_of_sequential_monte_carlo_is_saved_without_its_ragged_statistics(tmp_path, suffix):
+    with pymc.Model(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mu = pymc.Normal("mu", 0.0, 1.0)
+        pymc.Normal("y", mu, 0.1, observed=np.random.default_rng(0).normal(2.0, 0.1, 200))
+        tree = pymc.sample_smc(100, chains=3, cores=1, progressbar=False, random_seed=1)
+    assert tree["sample_stats"]["beta"].dtype == object  # another number of temperatures in each chain
+    with pytest.warns(UserWarning, match="without .*/sample_stats/beta of objects"):
+        back = mp.load_tree(mp.save_tree(tree, tmp_path / f"smc{suffix}"))
+    np.testing.assert_array_equal(back["posterior"]["mu"], tree["posterior"]["mu"])
+    assert back["sample_stats"].attrs["threshold"] == 0.5
+
+
 def test_a_trace_without_scores_says_what_to_do(run, pymc_tree, tmp_path):
     mp.save_tree(pymc_tree, tmp_path / "bare.nc")
     done = run("report", tmp_path / "bare.nc", "-o", "report.html")

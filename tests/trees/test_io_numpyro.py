@@ -1,5 +1,6 @@
 """NumPyro traces: z_grad kept with the right sign, every support transformed, recomputation where it was not kept."""
 
+import json
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import xarray
 from numpyro.infer import HMC, MCMC, NUTS
 from numpyro.infer.util import potential_energy, unconstrain_fn
 
+import mcmcpost as mp
 from mcmcpost.scores import ScoreError
 from mcmcpost.trees import attach_scores, from_numpyro, read_trace
 
@@ -238,3 +240,107 @@ def test_arviz_imported_before_numpyro():
     """Its lazy import of NumPyro leaves `numpyro.infer` without its submodules."""
     done = subprocess.run([sys.executable, "-c", ARVIZ_FIRST], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "{'chain': 1, 'draw': 200}", done.stderr
+
+
+X = np.linspace(-1.0, 1.0, 30)
+Z = 0.5 + 2.0 * X + np.random.default_rng(0).normal(size=30)
+
+
+def line(x, z):
+    a, b = (numpyro.sample(name, dist.Normal(0.0, 10.0)) for name in "ab")
+    numpyro.sample("z", dist.Normal(a + b * x, 1.0), obs=z)
+
+
+class Line:
+    """A model whose data are in an object, as those of a closure or module: no argument can be copied."""
+
+    def __init__(self, x, z):
+        self.x, self.z = x, z
+
+    def __call__(self):
+        line(self.x, self.z)
+
+
+def evidence_of_line():
+    covariance = 10.0**2 * (1 + np.outer(X, X)) + np.eye(30)
+    return -0.5 * (Z @ np.linalg.solve(covariance, Z) + np.linalg.slogdet(2 * np.pi * covariance)[1])
+
+
+@pytest.mark.parametrize(
+    ("where", "switched"),
+    [
+        ("object", False),
+        pytest.param("object", True, marks=pytest.mark.slow),
+        pytest.param("arguments", False, marks=pytest.mark.slow),
+        pytest.param("arguments", True, marks=pytest.mark.slow),
+    ],
+)
+def test_float64_data_of_a_run_in_float32(where, switched):
+    """JAX knows the data in float32 alone, whatever the precision now."""
+    x, z = X.copy(), Z.copy()
+    model, args = (line, (x, z)) if where == "arguments" else (Line(x, z), ())
+    with jax.enable_x64(False):
+        mcmc = run(fixed_step(model), *args, fields=("z_grad", "potential_energy"), samples=400)
+    design = np.stack([np.ones(30), X])
+    precision = design @ design.T + np.eye(2) / 100
+    mean = np.linalg.solve(precision, design @ Z)
+    with jax.enable_x64(switched):
+        kept = from_numpyro(mcmc, log_likelihood=True)
+        bare = xarray.DataTree.from_dict({"posterior": kept["posterior"].to_dataset()})
+        scored = attach_scores(bare, model, *args)
+        slope = mp.expectation(scored, lambda draw: draw["b"] * jnp.asarray(x).max())
+    for tree in (kept, scored):
+        trace = read_trace(tree)
+        assert trace.scores.dtype == trace.draws.dtype == np.float64
+        np.testing.assert_allclose(trace.scores, (mean - trace.draws) @ precision, atol=2e-5)
+    np.testing.assert_allclose(slope.mean, mean[1], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_ladder_leaves_the_data_of_later_runs_as_they_were():
+    """Programs that are kept had kept data in float64, and NumPyro's next run in float32 ended in an error of JAX."""
+    model = Line(X.copy(), Z.copy())
+    with jax.enable_x64(False):
+        for _ in range(2):  # with the data unknown to JAX, and known in float32
+            ladder = mp.sample_power_posteriors(
+                model, temperatures=mp.power_ladder(5, 5), key=jax.random.key(0), num_warmup=200, num_samples=100
+            )
+            np.testing.assert_allclose(mp.log_evidence(ladder).value, evidence_of_line(), atol=1e-4)
+            bare = from_numpyro(run(fixed_step(model), samples=400), allow_bad_scores=True)
+        bridge = mp.bridge_evidence(bare, model, key=jax.random.key(1), method="plain")
+        laplace = mp.laplace_evidence(bare, model, key=jax.random.key(1))
+        for found in (bridge, laplace):
+            np.testing.assert_allclose(found.value, evidence_of_line(), atol=5 * found.mcse + 1e-5)
+        # Nine thousand observations: −13,000 nats in float32.
+        many = Line(np.tile(X, 300), np.tile(Z, 300))
+        run(fixed_step(many), samples=2)
+        draws = {name: (("chain", "draw"), np.linspace(0.49, 2.01, 40).reshape(2, 20)) for name in "ab"}
+        tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset(draws)})
+        with pytest.warns(UserWarning, match=r"single precision.*rounded by more than 0\.001 nats\. Switch"):
+            mp.laplace_evidence(tree, many, key=jax.random.key(1), num_proposals=200)
+
+
+def test_sites_with_a_slash_have_a_dot_in_the_tree_and_the_program_stays_as_it_is():
+    """NumPyro's `scope` and modules put "/" into names, which a tree takes for a path."""
+
+    def scoped():
+        numpyro.handlers.scope(plain, prefix="left")()
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=0.3)
+
+    mcmc = run(fixed_step(scoped), samples=200, chains=1)
+    with pytest.warns(UserWarning, match=r'"/" in names of sites is "\.".*: left\.a, left\.z'):
+        tree = from_numpyro(mcmc)
+    assert set(tree["posterior"].data_vars) == {"left.a", "left.z"}
+    assert json.loads(tree["sample_stats"].attrs["numpyro_sites"]) == {"left.a": "left/a", "left.z": "left/z"}
+    assert set(mcmc.get_samples()) == {"left/a", "left/z"}
+    again = read_trace(attach_scores(xarray.DataTree.from_dict({"posterior": tree["posterior"].to_dataset()}), scoped))
+    assert again.names == ("left.z[0]", "left.z[1]", "left.a")
+    np.testing.assert_allclose(again.scores, read_trace(tree).scores, atol=1e-10)
+    np.testing.assert_allclose(again.scores, -again.draws, atol=1e-10)
+
+    def two():
+        numpyro.sample("a.b", dist.Normal())
+        numpyro.sample("a/b", dist.Normal())
+
+    with pytest.raises(ValueError, match=r"got a\.b and a/b\. Rename"):
+        attach_scores(tree, two)

@@ -199,6 +199,21 @@ def test_bad_calls(tmp_path):
         mp.from_cmdstan(OUTPUTS)
 
 
+def test_rows_of_an_output_in_another_order_than_those_of_its_diagnostic_file_are_told(tmp_path):
+    """Densities in six digits at −12,346 are the same for all draws; an unbounded parameter is not."""
+    files = []
+    for path in (DIAGNOSTICS[0], OUTPUTS[0]):
+        head = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+        at, rows = head[0].split(",").index("lp__"), [line.split(",") for line in head[1:]]
+        for row in rows:
+            row[at] = "-12346"
+        rows = rows[1:] + rows[:1] if path == OUTPUTS[0] else rows
+        files.append(tmp_path / path.name)
+        files[-1].write_text("\n".join([head[0], *(",".join(row) for row in rows)]) + "\n")
+    with pytest.raises(ValueError, match=r"got another order of \w+, first at row 0\. Give the files as CmdStan"):
+        mp.from_cmdstan(*files)
+
+
 def test_elements_counted_from_one_keep_their_numbers(rng, tmp_path, recwarn):
     """And a log density is no parameter that lacks its gradient."""
     x = rng.normal(size=(400, 2))
