@@ -132,8 +132,10 @@ def new_draws(tree: "xarray.DataTree", known: TraceMoments) -> tuple[int, int]:
 
 def as_moments(tree: Any) -> TraceMoments | None:
     """Return the sums that are given themselves, or in a tree; None where a trace is given."""
-    stored = hasattr(tree, "children") and MOMENTS in tree.children
-    return stored_moments(tree) if stored else tree if isinstance(tree, TraceMoments) else None
+    if isinstance(tree, TraceMoments):
+        return tree
+    groups = getattr(tree, "children", None)
+    return stored_moments(tree) if isinstance(groups, Mapping) and MOMENTS in groups else None
 
 
 def expectation_of_moments(

@@ -8,7 +8,6 @@ in which residuals are linear, and some evenly spaced draws for what sums do not
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -98,8 +97,7 @@ class Layout(NamedTuple):
         return draws * self.runs // self.draws
 
 
-@dataclass(frozen=True, eq=False)
-class Features:
+class Features(NamedTuple):
     """The controls of a trace, and the quantities, in the units in which both are summed.
 
     coordinates : d labels of those that move. shift, scale : (d,) a coordinate is shift + scale·z. The scale is a power
@@ -147,7 +145,7 @@ class Features:
             if part.any()
         ]
         families, labels = zip(*chosen, strict=True) if chosen else ((), ())
-        return replace(self, families=families, labels=labels)
+        return self._replace(families=families, labels=labels)
 
     def in_terms_of(self, other: "Features") -> tuple[Float[np.ndarray, "r1 q1"], Bool[np.ndarray, " q1"]]:
         """Return the map from other controls to these, and which of these are combinations of the others.
@@ -293,8 +291,7 @@ def _check_finite(x: Float[np.ndarray, "b d"], s: Float[np.ndarray, "b d"], chai
         raise InputError("moments", "finite draws and scores", got, "Remove them.")
 
 
-@dataclass(frozen=True, eq=False)
-class TraceMoments:
+class TraceMoments(NamedTuple):
     """Sums over traces of one posterior, from `moments`: ``a + b`` are those of the draws of both.
 
     `expectation` and `summary` estimate from them what they would from the draws, by linear control variates. They are
@@ -326,7 +323,7 @@ class TraceMoments:
         """Draws of all chains together."""
         return sum(group.layout.chains * group.layout.draws for group in self.groups)
 
-    def __add__(self, other: "TraceMoments") -> "TraceMoments":
+    def __add__(self, other: "TraceMoments") -> "TraceMoments":  # type: ignore[override]
         """Return the sums over the draws of both, of the controls that both have.
 
         Raises
@@ -394,8 +391,7 @@ class TraceMoments:
             )
             for group in self.groups
         )
-        return replace(
-            self,
+        return self._replace(
             features=features,
             moments=Moments(change.T @ gram @ change, change.T @ moved, squares),
             groups=groups,
@@ -427,9 +423,8 @@ class TraceMoments:
         own, parts = self.features, ("location", "unit", "events")
         chosen = {name: getattr(own, name)[columns] for name in parts}
         groups = (g._replace(values=g.values[..., columns], sample=g.sample[..., columns]) for g in self.groups)
-        return replace(
-            self,
-            features=replace(own, names=tuple(own.names[j] for j in columns), **chosen),
+        return self._replace(
+            features=own._replace(names=tuple(own.names[j] for j in columns), **chosen),
             moments=self.moments.quantities(columns),
             low=self.low[columns],
             high=self.high[columns],
