@@ -120,6 +120,7 @@ def moments(
         groups=(sums.chains,),
         verified=question.options.verified,
         bad_scores=question.options.bad_scores,
+        controlled=allow_bad_scores or not question.check.failed,
         seconds=None if question.seconds is None else question.seconds * (1 - start / whole),
     )
 

@@ -299,7 +299,7 @@ class TraceMoments(NamedTuple):
     4,000 runs r and sampled draws s.
 
     features : what is summed. moments, low, high, missing : as in `Sums`. groups : chains of one length each.
-    verified, bad_scores : what the score gate found, as in `Options`.
+    verified, bad_scores : what the score gate found, as in `Options`. controlled : whether control variates are used.
     seconds : that sampling took; None where a trace has no record of it.
     """
 
@@ -311,6 +311,7 @@ class TraceMoments(NamedTuple):
     groups: tuple[Chains, ...]
     verified: bool
     bad_scores: bool
+    controlled: bool
     seconds: float | None
 
     @property
@@ -357,6 +358,7 @@ class TraceMoments(NamedTuple):
             groups=groups,
             verified=self.verified and other.verified,
             bad_scores=self.bad_scores or other.bad_scores,
+            controlled=self.controlled and other.controlled,
             seconds=seconds,
         )
 
@@ -411,7 +413,7 @@ class TraceMoments(NamedTuple):
         variables = {
             name: (dims[name], part.astype(np.int8) if part.dtype == bool else part) for name, part in arrays.items()
         }
-        facts = {name: getattr(self, name) for name in ("verified", "bad_scores", "seconds")}
+        facts = {name: getattr(self, name) for name in ("verified", "bad_scores", "controlled", "seconds")}
         facts |= {name: getattr(features, name) for name in ("coordinates", "names", "labels")}
         facts |= {"families": [family.to_json() for family in features.families]}
         facts |= {"layouts": [group.layout for group in self.groups]}
@@ -442,8 +444,8 @@ class TraceMoments(NamedTuple):
         varying = np.array([status is Status.PLAIN for status in plain.status])
         parts, source, heavy = [plain], np.arange(p), np.zeros(p, bool)
         info: dict[str, Any] = {"num_chains": self.num_chains, "num_draws": self.num_draws}
-        if varying.any():
-            columns = np.flatnonzero(varying)
+        columns = np.flatnonzero(varying & self.controlled)
+        if len(columns):
             source[columns] = p + np.arange(len(columns))
             folds = self._folds(plain)
             outline, fits = self._fits(columns, folds, plain)
@@ -607,6 +609,7 @@ def stored_moments(tree: "xarray.DataTree") -> TraceMoments:
         ),
         verified=facts["verified"],
         bad_scores=facts["bad_scores"],
+        controlled=facts["controlled"],
         seconds=facts["seconds"],
     )
 

@@ -181,6 +181,18 @@ def test_rounding_invents_no_gain(size, location, rng):
     assert abs(found.mean[0] - location - left.mean()) < 3 * found.mcse[0] + 3 * rounding
 
 
+def test_scores_that_fail_the_gate_are_not_used():
+    x = np.random.default_rng(0).normal(size=(4, 1_000, 2))
+    with pytest.warns(mp.scores.ScoreWarning):
+        tree = mp.from_arrays(1.1 * x, -1.1 * x, names=["a", "b"])
+    for allowed, same in ((False, True), (True, False)):
+        with pytest.warns(mp.scores.ScoreWarning):
+            sums = mp.moments(tree, allow_bad_scores=allowed)
+        found = mp.expectation(sums)
+        assert set(found.status) == {"bad_scores"}
+        assert np.array_equal(found.mean, found.mean_plain) is same
+
+
 def test_constants_events_and_what_is_not_finite():
     tree = make_tree(10)
     values = np.ones((4, 200, 4))
