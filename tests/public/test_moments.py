@@ -138,7 +138,7 @@ def test_sums_over_named_dimensions_are_read_back_and_added(tmp_path):
     def tree(seed: int) -> xarray.DataTree:
         x = np.random.default_rng(seed).normal(size=(4, 500, 80))
         grid = [f"z[{i}, {j}]" for i in range(8) for j in range(9)]
-        return mp.from_arrays(x, -x, values=x[..., :2] ** 3, names=[*(f"a[{i}]" for i in range(8)), *grid])
+        return mp.from_arrays(x, -x, values=np.tanh(x[..., :2]), names=[*(f"a[{i}]" for i in range(8)), *grid])
 
     sums = mp.moments(tree(0))
     assert {"Sums", "Margins", "Diagonal"} <= {type(family).__name__ for family in sums.features.families}
@@ -149,6 +149,13 @@ def test_sums_over_named_dimensions_are_read_back_and_added(tmp_path):
     units_of_their_own = sums + mp.moments(tree(1))
     assert units_of_their_own.features.size == sums.features.size  # here all scales are one
     assert_same(mp.expectation(both), mp.expectation(units_of_their_own), rtol=1e-6)
+    kept = np.arange(sums.features.size) % 5 != 4
+    some = sums.with_controls(kept)
+    stored = mp.load_tree(mp.save_tree(some.to_datatree(), tmp_path / "some.nc"))
+    assert_same(mp.expectation(stored), mp.expectation(some), rtol=1e-14)
+    again = sums + mp.moments(tree(2), like=some)  # of the controls that both have
+    assert again.features.size == kept.sum()
+    assert (mp.expectation(again).gain > 4).all()
 
 
 def test_errors_are_honest_and_gains_those_of_the_draws():

@@ -34,7 +34,7 @@ class AbstractFamily(abc.ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return what the family is made of, of which `from_json` makes it again."""
-        return {"family": type(self).__name__} | {
+        return {"kind": type(self).__name__} | {
             part.name: _as_json(getattr(self, part.name)) for part in fields(self) if part.repr
         }
 
@@ -128,9 +128,9 @@ def from_json(value: Any) -> Any:
     if "array" in value:
         return np.array(value["array"], value["dtype"])
     kinds: list[Any] = [AbstractFamily]
-    while (kind := kinds.pop()).__name__ != value["family"]:
+    while (kind := kinds.pop()).__name__ != value["kind"]:
         kinds += kind.__subclasses__()
-    return kind(**{name: from_json(part) for name, part in value.items() if name != "family"})
+    return kind(**{name: from_json(part) for name, part in value.items() if name != "kind"})
 
 
 @dataclass(frozen=True, eq=False)
