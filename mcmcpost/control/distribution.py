@@ -41,7 +41,7 @@ from mcmcpost.control.problem import Options, Problem, Sample, with_values
 from mcmcpost.control.standard_errors import RULE_OF_THREE, plain_variance
 from mcmcpost.core.arguments import as_real, check_number, check_probabilities
 from mcmcpost.core.errors import TRUSTED, InputError, Status
-from mcmcpost.core.mcse import Weights, kernel_density, mcse_mean
+from mcmcpost.core.mcse import Weights, kernel_density, mcse_mean, mean_over_draws
 from mcmcpost.core.precision import in_float64
 from mcmcpost.scores import effective_size
 
@@ -155,7 +155,8 @@ class Distribution(NamedTuple):
 
         With the field v that controls the mean of h, E[c 1{h > t}] = −p(t) E[v·∇h | h = t]: an ordinary expectation,
         which is controlled as a probability is, over a regression on h. Where its error is smaller it is a kernel
-        estimate, ``plain``, whose bias is in the error to first order.
+        estimate, ``plain``, whose bias is in the error to first order. With fewer than three effective draws beyond a
+        point it is ``unseen``, with at least the error of that.
 
         points : t points for all quantities, or (p, t) for each its own.
         """
@@ -369,6 +370,14 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         with np.errstate(invalid="ignore", divide="ignore"):
             gain = np.where(better, (raw / deviation) ** 2, gain)
         status = np.where(better, np.array(found.status, dtype=object), status)
+    # A fit passes through the few draws of a tail: how well it knows what lies beyond them, they do not tell.
+    below = mean_over_draws((series[..., None] <= at / scale).astype(float), sample.trace.weights)
+    few = ess * np.minimum(below, 1 - below) < RULE_OF_THREE
+    few &= np.array([own in TRUSTED for own in status])
+    error = np.where(few, np.fmax(error, kernel_error / scale), error)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gain = np.where(few, np.fmin(gain, (plain_error / error) ** 2), gain)
+    status[few] = Status.UNSEEN
     return Curve((), each, mean[None], error[None], plain[None], plain_error[None], gain[None], tuple(status))
 
 

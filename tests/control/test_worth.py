@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mcmcpost as mp
-from mcmcpost.control import worth_of
+from mcmcpost.control.estimate import worth_of
 from mcmcpost.core.runtime import duration
 
 

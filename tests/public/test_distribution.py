@@ -244,6 +244,25 @@ def test_errors_hold_for_chains_that_mix_slowly():
     assert (gains > 1.5).all(), gains
 
 
+@pytest.mark.filterwarnings("ignore:R-hat")
+def test_a_density_beyond_the_last_effective_draws_is_unseen_and_has_an_error():
+    """Of 20 effective draws the outer seventh has fewer than three: what a fit says there is not believed by itself."""
+    z2, beyond = [], []
+    for seed in range(12):
+        z = ar1(np.random.default_rng(seed), (4, 100), 0.9)
+        u = np.log(scipy.stats.gamma(3.0).ppf(norm.cdf(z)))
+        tree = mp.from_arrays(u[..., None], (3.0 - np.exp(u))[..., None], names=["h"])
+        at = np.log(scipy.stats.gamma(3.0).ppf([0.02, 0.04, 0.5, 0.96]))
+        found = mp.distribution(tree).pdf(at)
+        truth = np.exp(3.0 * at - np.exp(at)) / 2.0
+        z2.append(((found.mean[0] - truth) / found.mcse[0]) ** 2)
+        beyond.append([status == "unseen" for status in found.status])
+    assert np.max(z2) < 16
+    share = np.mean(beyond, axis=0)
+    assert share[0] > 0.8
+    assert share[2] == 0.0
+
+
 def ar1(rng, shape, rho):
     """Return stationary AR(1) chains with standard normal margins."""
     noise = rng.normal(size=shape)
