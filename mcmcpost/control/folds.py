@@ -106,7 +106,7 @@ class Folds(NamedTuple):
             found += (own if counts is None else own * counts[some]) @ rows[some]
         return found
 
-    def scatter(self, parts: Float[np.ndarray, "k b *p"], num_rows: int) -> Float[np.ndarray, "m *p"]:
+    def scatter(self, parts: Float[np.ndarray, "k b *p"], num_rows: int) -> Float[np.ndarray, " m *p"]:
         """Return held-out values by row, from values by fold; zero on padding."""
         rows, real = self.held_out()
         scattered = np.zeros((num_rows, *parts.shape[2:]))

@@ -26,9 +26,9 @@ class Refits(NamedTuple):
     without_fold, halves, quarters : (k, p), (h, p), (r, p), in the problem's units; NaN where no fit was made.
     """
 
-    without_fold: Float[Array | np.ndarray, "k *p"]
-    halves: Float[Array | np.ndarray, "h *p"]
-    quarters: Float[Array | np.ndarray, "r *p"]
+    without_fold: Float[Array | np.ndarray, " k *p"]
+    halves: Float[Array | np.ndarray, " h *p"]
+    quarters: Float[Array | np.ndarray, " r *p"]
 
     @classmethod
     def none(cls, num_folds: int, p: int) -> "Refits":
