@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mcmcpost.control import AbstractControlVariate, Auto, Estimate
-from mcmcpost.core.arguments import check_count, check_flags, check_key, check_kind, check_number
+from mcmcpost.core.arguments import check_count, check_flags, check_function, check_key, check_kind, check_number
 from mcmcpost.core.errors import InputError, Status, warn
 from mcmcpost.core.runtime import did_you_mean, significant
 from mcmcpost.expectations import answer
@@ -50,6 +50,8 @@ def check_goal(where: str, goal: Goal, first: int) -> None:
     """Refuse errors that are not positive, and fewer draws than the `first` batch has."""
     check_count(where, "max_draws", goal.max_draws, "It is the number of all draws.", least=first)
     check_kind(where, "mcse", goal.mcse, (float, int, Mapping), "Pass a number, or one for each name.")
+    if goal.mcse == {}:
+        raise InputError(where, "`mcse` of at least one quantity", "none", "Name one, or pass a number for all.")
     for name, value in goal.mcse.items() if isinstance(goal.mcse, Mapping) else [("mcse", goal.mcse)]:
         check_number(where, name, value, "It is an error to be reached.")
 
@@ -127,6 +129,7 @@ def sample_until(
     else:
         settings = {"num_warmup": num_warmup, "num_samples": batch, "num_chains": num_chains}
         if not isinstance(model, MCMC):
+            check_function(where, "model", model, None, "Pass a NumPyro program, an MCMC, or a model of nutpie.")
             model = MCMC(NUTS(model), **settings, chain_method="vectorized", progress_bar=False)
         sampler = nullcontext(numpyro_batches(model, key, args, dict(model_kwargs or {})))
     with sampler as draw:

@@ -362,6 +362,10 @@ class TraceMoments(NamedTuple):
             seconds=seconds,
         )
 
+    def __radd__(self, other: object) -> "TraceMoments":
+        """Return the sums themselves, where `sum` begins with zero."""
+        return self if other == 0 else NotImplemented
+
     def _check_addable(self, other: "TraceMoments") -> None:
         check_same_features(self.features, other.features.names, other.features.coordinates)
         for group in other.groups:

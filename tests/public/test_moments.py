@@ -96,6 +96,7 @@ def test_other_chains_add_to_what_all_chains_say():
         }
     )
     every = sums._replace(groups=())  # what is summed, alone
+    assert_same(mp.expectation(sum([sums, mp.moments(second, QUANTITIES, like=sums)])), mp.expectation(both))
     whole = mp.expectation(mp.moments(joined, QUANTITIES, like=every))
     found = mp.expectation(both)
     assert found.info["num_draws"] == 1_600

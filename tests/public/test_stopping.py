@@ -118,10 +118,13 @@ def test_chains_of_numpyro_go_on(key):
     [
         ({"mcse": 0.0}, "mcse"),
         ({"mcse": {"mu": -1.0}}, "mu"),
+        ({"mcse": {}}, "at least one quantity"),
+        ({"mcse": 0.1, "model": "model.py"}, "model"),
         ({"mcse": 0.1, "batch": 0}, "batch"),
         ({"mcse": 0.1, "max_draws": 10}, "max_draws"),
     ],
 )
 def test_what_cannot_be_reached_is_refused(wrong, message):
-    with pytest.raises(mp.InputError, match=message):
-        mp.sample_until(lambda: numpyro.sample("mu", dist.Normal()), key=jax.random.key(0), **wrong)
+    given = {"model": lambda: numpyro.sample("mu", dist.Normal()), "key": jax.random.key(0)} | wrong
+    with pytest.raises((mp.InputError, mp.InputTypeError), match=message):
+        mp.sample_until(**given)
