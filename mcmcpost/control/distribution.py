@@ -40,7 +40,7 @@ from mcmcpost.control.order_statistics import (
 from mcmcpost.control.problem import Options, Problem, Sample, with_values
 from mcmcpost.control.standard_errors import RULE_OF_THREE, plain_variance
 from mcmcpost.core.arguments import as_real, check_number, check_probabilities
-from mcmcpost.core.errors import TRUSTED, InputError, Status
+from mcmcpost.core.errors import REPRODUCED, TRUSTED, InputError, Status
 from mcmcpost.core.mcse import Weights, kernel_density, mcse_mean, mean_over_draws
 from mcmcpost.core.precision import in_float64
 from mcmcpost.scores import effective_size
@@ -340,6 +340,8 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
     mean, error, gain = plain.copy(), plain_error.copy(), np.ones(len(at))
     status = np.where(seen, Status.PLAIN, Status.UNSEEN).astype(object)
     lowest = LESS_KNOWN * plain_error
+    below = mean_over_draws((series[..., None] <= at / scale).astype(float), sample.trace.weights)
+    beyond = ess * np.minimum(below, 1 - below)
     if marginal is None or not seen.any():
         return Curve((), each, mean[None], error[None], plain[None], plain_error[None], gain[None], tuple(status))
     h, stretch = dist.mapped(0, marginal, at)
@@ -364,6 +366,9 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         better &= density > -MOST_NEGATIVE * deviation
         # The mean of c 1{h > t} by itself is that of the few draws beyond t: worse than a kernel's, as is its error.
         better &= np.array([status not in (Status.PLAIN, Status.UNSEEN) for status in found.status])
+        # Few draws tell the field where a tail begins, and one that is too large divides density and error alike.
+        unlike = (density < kernel / ALIKE / scale) | (density > ALIKE * kernel / scale)
+        better &= ~(unlike & (beyond < FEW)) | np.array([status in REPRODUCED for status in found.status])
         lowest = np.where(better, deviation, lowest)
         mean, error = np.where(better, np.maximum(density, 0.0), mean), np.where(better, deviation, error)
         plain, plain_error = np.where(better, found.mean_plain * unit, plain), np.where(better, raw, plain_error)
@@ -371,9 +376,7 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
             gain = np.where(better, (raw / deviation) ** 2, gain)
         status = np.where(better, np.array(found.status, dtype=object), status)
     # A fit passes through the few draws of a tail: how well it knows what lies beyond them, they do not tell.
-    below = mean_over_draws((series[..., None] <= at / scale).astype(float), sample.trace.weights)
-    few = ess * np.minimum(below, 1 - below) < RULE_OF_THREE
-    few &= np.array([own in TRUSTED for own in status])
+    few = (beyond < RULE_OF_THREE) & np.array([own in TRUSTED for own in status])
     error = np.where(few, np.fmax(error, kernel_error / scale), error)
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(few, np.fmin(gain, (plain_error / error) ** 2), gain)
@@ -427,8 +430,9 @@ WRONG = 0.1
 STRAIGHT = 0.1
 """Relative error of a tail's probability up to which the error of its quantile is that of the probability over p."""
 
-ALIKE = 3.0
-"""Factor between a slope and that of the empirical distribution function up to which it is believed."""
+ALIKE, FEW = 3.0, 10.0
+"""Factor between a slope and that of the empirical distribution function up to which it is believed; likewise between a
+density and a kernel estimate where fewer effective draws lie beyond."""
 
 APART = 1.5
 """Plain standard errors between the levels at which a quantile is looked for."""
