@@ -17,6 +17,7 @@ from mcmcpost.core.errors import InputError, Status, warn
 from mcmcpost.core.runtime import did_you_mean, significant
 from mcmcpost.expectations import answer
 from mcmcpost.sample import Options, pose
+from mcmcpost.sums import places_named
 from mcmcpost.trees import from_numpyro
 from mcmcpost.trees.convention import DRAWS, GROUP
 
@@ -105,7 +106,7 @@ def sample_until(
 
     Returns
     -------
-    SampledUntil : an interrupt (Ctrl-C) returns what there is, after the first look.
+    SampledUntil : an interrupt (Ctrl-C) returns what there is, after the first batch.
 
     Raises
     ------
@@ -140,6 +141,7 @@ Draw = Callable[[int], Any]
 """Returns the tree of so many batches of draws more, of the same chains."""
 
 FIELDS = ("z_grad", "potential_energy", "num_steps", "diverging")
+"""What NumPyro keeps of each draw: scores, log density, and what ArviZ shows of the sampler."""
 
 
 def numpyro_batches(
@@ -160,9 +162,12 @@ def numpyro_batches(
     def draw(number: int) -> "xarray.DataTree":
         begun = mcmc.last_state is not None
         mcmc.post_warmup_state = mcmc.last_state
+        rng_key = mcmc.last_state.rng_key if begun else key
         mcmc.num_samples = number * batch  # at once: a run of NumPyro compiles its loop anew
-        own = mcmc.last_state.rng_key if begun else key
-        mcmc.run(own, *args, extra_fields=FIELDS, init_params=None if begun else start, **kwargs)
+        try:
+            mcmc.run(rng_key, *args, extra_fields=FIELDS, init_params=None if begun else start, **kwargs)
+        finally:
+            mcmc.num_samples = batch  # it may be the caller's
         return from_numpyro(mcmc, log_likelihood=log_likelihood)
 
     return draw
@@ -228,21 +233,25 @@ def until(
     progress: bool,
 ) -> SampledUntil:
     """Return what batches of draws give until the errors are small enough; see `sample_until`."""
-    tree, done, wanted, found = None, 0, 1, None
+    tree, done, wanted, found = None, 0, 1, NOTHING
+    estimate: Estimate | None = None
+    said: list[warnings.WarningMessage] = []
     with tqdm(
         total=100, disable=None if progress else True, unit="%", bar_format="{l_bar}{bar}| {elapsed}{postfix}"
     ) as bar:
         while True:
             try:
                 more = draw(wanted - done)
-                tree, done = more if tree is None else joined([tree, more]), wanted
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # the last look says what is wrong with the chains
-                    found = look(tree, integrands, method, mcse, relative=relative)
+                tree, done, estimate = more if tree is None else joined([tree, more]), wanted, None
+                with warnings.catch_warnings(record=True) as said:
+                    warnings.simplefilter("always")  # what the last look says of the chains is passed on
+                    found, estimate = look(tree, integrands, method, mcse, relative=relative)
             except KeyboardInterrupt:
-                if found is None:
+                if tree is None:
                     raise
-                warn(f"sample_until was interrupted: {_how_far(found)}.")
+                warn(
+                    f"sample_until was interrupted: {_how_far(found) if found is not NOTHING else 'at the first look'}."
+                )
                 break
             bar.set_postfix_str(_how_far(found))
             bar.n = min(100, round(100 / max(found.excess, 1e-9) ** 2))
@@ -257,7 +266,12 @@ def until(
             needed = math.ceil(done * min(found.excess**2 * AHEAD, 2.0))
             wanted = min(max(needed, done + 1), most)
     assert tree is not None
-    return SampledUntil(tree, answer(pose(tree, integrands, method, Options(), weighted=True)), found.excess <= 1.0)
+    if estimate is None:  # of an interrupted look
+        estimate = answer(pose(tree, integrands, method, Options(), weighted=True))
+    else:
+        for one in said:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return SampledUntil(tree, estimate, found.excess <= 1.0)
 
 
 class Look(NamedTuple):
@@ -269,6 +283,10 @@ class Look(NamedTuple):
     excess: float
 
 
+NOTHING = Look("", np.nan, np.nan, np.inf)
+"""Before the first look."""
+
+
 def look(
     tree: "xarray.DataTree",
     integrands: Any,
@@ -276,8 +294,8 @@ def look(
     mcse: float | Mapping[str, float],
     *,
     relative: bool,
-) -> Look:
-    """Return how far the draws are from the errors that were asked for."""
+) -> tuple[Look, Estimate]:
+    """Return how far the draws are from the errors that were asked for, and the estimate."""
     question = pose(tree, integrands, method, Options(), weighted=True)
     estimate = answer(question)
     aims = _aims(estimate.names, mcse) * (estimate.sd if relative else 1.0)
@@ -289,7 +307,8 @@ def look(
     if question.convergence.apart:
         excess = np.where(asked, np.maximum(excess, STUCK), excess)
     worst = int(np.argmax(excess))
-    return Look(estimate.names[worst], float(estimate.mcse[worst]), float(aims[worst]), float(excess[worst]))
+    farthest = Look(estimate.names[worst], float(estimate.mcse[worst]), float(aims[worst]), float(excess[worst]))
+    return farthest, estimate
 
 
 STUCK = 1.5
@@ -302,15 +321,17 @@ def _aims(names: Sequence[str], mcse: float | Mapping[str, float]) -> np.ndarray
         return np.full(len(names), float(mcse))
     aims = np.full(len(names), np.inf)
     for name, aim in mcse.items():
-        own = [j for j, one in enumerate(names) if name in (one, one.partition("[")[0])]
-        if not own:
+        places = places_named(names, name)
+        if not places:
             cure = f"{did_you_mean(name, names)}There are {', '.join(names[:10])}."
             raise InputError("sample_until", "names of quantities in `mcse`", name, cure)
-        aims[own] = aim
+        aims[places] = aim
     return aims
 
 
 def _how_far(found: Look) -> str:
+    if found is NOTHING:
+        return "at the first look"
     return f"the error of {found.name} is {significant(found.error, 2)}, asked {significant(found.aim, 2)}"
 
 

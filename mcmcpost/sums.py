@@ -161,12 +161,16 @@ def expectation_of_moments(
     return estimate if trace.seconds is None else with_worth(estimate, trace.seconds)
 
 
+def places_named(known: Sequence[str], name: str) -> list[int]:
+    """Return where the quantity of a name stands, or the elements of the variable of that name."""
+    return [j for j, one in enumerate(known) if name in (one, one.partition("[")[0])]
+
+
 def _places(known: Sequence[str], names: Sequence[str]) -> Int[np.ndarray, " k"]:
     """Return where quantities stand that are named themselves, or by their variable."""
     places: list[int] = []
     for name in names:
-        own = [j for j, one in enumerate(known) if name in (one, one.partition("[")[0])]
-        if not own:
+        if not (own := places_named(known, name)):
             cure = f"{did_you_mean(name, known)}Others have to be summed: moments(tree, integrands)."
             raise InputError("expectation", "names of quantities that were summed", name, cure)
         places += own

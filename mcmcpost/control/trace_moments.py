@@ -453,8 +453,9 @@ class TraceMoments(NamedTuple):
             source[columns] = p + np.arange(len(columns))
             folds = self._folds(plain)
             outline, fits = self._fits(columns, folds, plain)
-            left = [_residuals(group, folds, fits.in_controls(), columns) for group in self.groups]
-            own = self._judged(fits, left, folds, columns, plain, outline, options)
+            theta = fits.in_controls()
+            left = [_residuals(group, folds, theta, columns) for group in self.groups]
+            own = self._judged(fits, theta, left, folds, columns, plain, outline, options)
             parts.append(own)
             for before, after in zip(series, left, strict=True):
                 before[..., columns[own.used]] = after[..., own.used]
@@ -547,6 +548,7 @@ class TraceMoments(NamedTuple):
     def _judged(
         self,
         fits: LinearFits,
+        theta: Float[np.ndarray, "k q1 j"],
         left: Sequence[Float[np.ndarray, "_ _ j"]],
         folds: Int[np.ndarray, " eight"],
         columns: Int[np.ndarray, " j"],
@@ -554,15 +556,18 @@ class TraceMoments(NamedTuple):
         outline: Outline,
         options: Options,
     ) -> Columns:
-        """Return what is reported of the quantities that vary. left : means of their residuals over runs."""
+        """Return what is reported of the quantities that vary.
+
+        theta : of the fits. left : means of the residuals over runs.
+        """
         location, unit = self.features.location[columns], self.features.unit[columns]
         weighted = [np.tensordot(group.counts, own, 2) for group, own in zip(self.groups, left, strict=True)]
         crossfit, error = np.sum(weighted, axis=0) / self.num_draws, _error(self.groups, left)
         variance = np.empty(len(columns))
         for own, fit in fits.fits:
             variance[own] = Part.of(fits.system, fit.without.shape[1], own).held_out(fit)[1]
-        direct = self._variance_of_sample(fits.in_controls(), folds, columns)
-        variance = np.where(variance < LOST, direct, variance)
+        if (lost := variance < LOST).any():
+            variance[lost] = self._variance_of_sample(theta[..., lost], folds, columns[lost])
         seen = Residuals(location + unit * crossfit, unit**2 * variance, unit * error, plain.sd[columns] ** 2)
         mcse = unit * combined_error(outline, fits.mean, fits.refits, crossfit, error, fits.doubt)
         without = columnwise(lambda field: field[columns], plain)

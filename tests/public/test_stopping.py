@@ -12,6 +12,7 @@ import pytest
 import xarray
 
 import mcmcpost as mp
+from mcmcpost import stopping
 from mcmcpost.stopping import until
 
 BATCH = 100
@@ -91,6 +92,18 @@ def test_an_interrupt_returns_what_there_is():
     assert found.tree["posterior"].sizes["draw"] == 2 * BATCH
     with pytest.raises(KeyboardInterrupt):
         ask(batches(5, stop_after=0), 0.001)
+
+
+def test_an_interrupt_of_the_first_look_keeps_the_draws(monkeypatch):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stopping, "look", interrupted)
+    with pytest.warns(UserWarning, match="at the first look"):
+        found = ask(batches(6), 0.001)
+    assert not found.reached
+    assert found.tree["posterior"].sizes["draw"] == BATCH
+    assert np.isfinite(found.estimate.mcse).all()
 
 
 def test_chains_of_numpyro_go_on(key):
