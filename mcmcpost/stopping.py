@@ -249,9 +249,7 @@ def until(
             except KeyboardInterrupt:
                 if tree is None:
                     raise
-                warn(
-                    f"sample_until was interrupted: {_how_far(found) if found is not NOTHING else 'at the first look'}."
-                )
+                warn(f"sample_until was interrupted: {_how_far(found)}.")
                 break
             bar.set_postfix_str(_how_far(found))
             bar.n = min(100, round(100 / max(found.excess, 1e-9) ** 2))
