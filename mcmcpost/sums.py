@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from mcmcpost.control import (
     MOMENTS,
     AbstractControlVariate,
+    Auto,
     Estimate,
     Features,
     Layout,
@@ -60,8 +61,8 @@ def moments(
 
     ``expectation(moments(one) + moments(other))`` is what the draws of both say, whatever their lengths, without the
     draws: of other chains, of other jobs, or of a sampler that went on. Draws in chunks of dask are summed where they
-    are, by a tree of additions. The sums are those of linear control variates: kernels, and functions of one quantity,
-    need draws.
+    are, by a tree of additions. The sums are those of linear control variates, with splines and steps for functions of
+    one coordinate, whose fields and thresholds evenly spaced draws tell; kernels need draws.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ def moments(
     method : ``"auto"``, ``"structured"``, ``"zv2"``, … or such an object: whose linear families are summed.
     like : the sums of another trace of the same posterior: quantities, controls and units are taken from it. Without
         it two traces have their own, and only the controls that both can express can be added, which are all but a few
-        products of coordinates.
+        products of coordinates, and those of functions of one coordinate.
     start : leave out so many draws of each chain, since other sums have them: of a sampler that went on.
 
     Returns
@@ -187,19 +188,19 @@ def _features(sample: Sample, trace: Trace, method: AbstractControlVariate, layo
     units = units_of(values)
     spread = units * (values / units).std(axis=(0, 1))
     problem = make_problem(Trace(draws, scores, trace.names), values, coordinates=(mean, np.diag(scale)))
-    problem = method.coordinates(problem)
     total = layout.chains * layout.draws
-    families, labels = method.families(problem, total - total // MIN_FOLDS)
+    families, labels = method.families(method.coordinates(problem), total - total // MIN_FOLDS)
     if not families:
         cure = 'Use "auto", "structured", "zv1" to "zv3", or ZeroVariance(degree) without a penalty.'
         got = f"{method.label} with {total} draws"
         raise InputError("moments", "a linear method, and draws enough for its scores", got, cure)
+    functions = method.functions(problem, sample.names) if isinstance(method, Auto) else []
     return Features(
         coordinates=trace.names,
         shift=mean,
         scale=scale,
-        families=tuple(families),
-        labels=tuple(labels),
+        families=(*families, *(family for family, _ in functions)),
+        labels=(*labels, *(label for _, label in functions)),
         names=sample.names,
         location=values.mean(axis=(0, 1)),
         unit=np.where(spread > 0, spread, 1.0),

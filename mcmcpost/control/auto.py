@@ -1,6 +1,6 @@
 """The automatic choice of a method for each integrand."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.features.families import AbstractFamily, polynomials
+from mcmcpost.control.features.quantity import FunctionsOf
 from mcmcpost.control.features.structure import Blocks, as_structure, check_structure, room_of, structure_families
-from mcmcpost.control.functions import crossfit_of_coordinates
+from mcmcpost.control.functions import crossfit_of_coordinates, families_of_functions
 from mcmcpost.control.kernels.choice import POLISH_STATES, GridREML, OwnGridREML
 from mcmcpost.control.kernels.functional import (
     ControlFunctional,
@@ -194,6 +195,22 @@ class Auto(AbstractControlVariate):
         if not families:
             return []
         return nested_fits(linear_system(own, families), labels, _serving(labels), own)
+
+    def functions(self, problem: Problem, names: Sequence[str]) -> list[tuple[FunctionsOf, str]]:
+        """Return families for integrands that are functions of a coordinate; see `families_of_functions`.
+
+        The linear fits of these draws tell for which they are worth having.
+        """
+        own = self.coordinates(problem)
+        families, labels = self.families(own, own.num_train) if own.num_train >= MIN_TRAIN else ([], [])
+        if not families:
+            return []
+        plain, system = plain_variance(problem), linear_system(own, families)
+        fit = choose_families(own, own.outline, system, labels, plain).at_states()
+        controlled = np.array([status is not Status.PLAIN for status in fit.status])
+        lowest = np.where(controlled, judged_variance(own, fit), plain)
+        fits = partial(nested_fits, system, labels, _serving(labels))
+        return families_of_functions(own.unrotated(), names, lowest, fits)
 
     def families(self, problem: Problem, num_train: int) -> tuple[list[AbstractFamily], list[str]]:
         d = problem.draws.shape[1]

@@ -6,6 +6,7 @@ columns but the one with their step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,7 +14,19 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.interpolate import PchipInterpolator
 
-from mcmcpost.control.features.quantity import COARSE, KNOTS, Field, Quantity, coordinate, coordinate_of, surrogates
+from mcmcpost.control.features.families import AbstractFamily
+from mcmcpost.control.features.quantity import (
+    COARSE,
+    KNOTS,
+    Field,
+    FunctionsOf,
+    Normal,
+    Quantity,
+    coordinate,
+    coordinate_of,
+    knots_of,
+    surrogates,
+)
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.linear import NEED, LinearFits
 from mcmcpost.control.method import (
@@ -274,17 +287,13 @@ def crossfit_of_coordinates(
 
     fits : from quantities, as the integrands of the problem, to the linear fits whose fields serve their functions.
     """
-    left = np.flatnonzero(lowest > ROUNDING**2)
     own = problem.unrotated()
-    places = coordinate_of(own.select(left), lowest[left] / WORTH) if len(left) else left
-    # A coordinate itself is what the linear families are for; there may be hundreds.
-    places = np.where(_is_itself(own, left, places), -1, places)
-    quantities = {int(j): coordinate(own, int(j)) for j in np.unique(places) if j >= 0}
-    for (j, quantity), fields in zip(
-        quantities.items(), fields_by_method(problem, list(quantities.values()), fits), strict=True
+    served = by_coordinate(own, lowest)
+    quantities = [coordinate(own, j) for j in served]
+    for quantity, columns, fields in zip(
+        quantities, served.values(), fields_by_method(problem, quantities, fits), strict=True
     ):
-        columns = left[places == j]
-        is_event = np.array([len(np.unique(problem.values[: problem.num_states, k])) == 2 for k in columns])
+        is_event = are_events(problem, columns)
         parts = [(columns[~is_event], None), *((columns[[k]], quantity.value) for k in np.flatnonzero(is_event))]
         for some, value in parts:
             if not len(some):
@@ -303,6 +312,99 @@ def crossfit_of_coordinates(
             best = replace_columns(best, fit, some[chosen], np.flatnonzero(chosen))
             lowest[some] = np.where(chosen, variance, lowest[some])
     return best, lowest
+
+
+def by_coordinate(problem: Problem, lowest: Float[np.ndarray, " p"]) -> dict[int, Int[np.ndarray, " k"]]:
+    """Return the integrands that are functions of one coordinate and can gain as such, by that coordinate.
+
+    problem : in the trace's own coordinates. lowest : (p,) their error variances so far.
+    """
+    left = np.flatnonzero(lowest > ROUNDING**2)
+    if not len(left):
+        return {}
+    places = coordinate_of(problem.select(left), lowest[left] / WORTH)
+    # A coordinate itself is what the linear families are for; there may be hundreds.
+    places = np.where(_is_itself(problem, left, places), -1, places)
+    return {int(j): left[places == j] for j in np.unique(places) if j >= 0}
+
+
+def are_events(problem: Problem, columns: Int[np.ndarray, " k"]) -> Bool[np.ndarray, " k"]:
+    """Return which integrands have two values only."""
+    return np.array([len(np.unique(problem.values[: problem.num_states, k])) == 2 for k in columns])
+
+
+MOST_CONTROLS = 300
+"""Controls of functions of coordinates that are summed beside the others: those of about fifteen coordinates."""
+
+
+def families_of_functions(
+    problem: Problem,
+    names: Sequence[str],
+    lowest: Float[np.ndarray, " p"],
+    fits: Callable[[Problem], list[LinearFits]],
+) -> list[tuple[FunctionsOf, str]]:
+    """Return families of controls, and their labels, of integrands that are functions of one coordinate.
+
+    Those of a coordinate stand side by side, the coarse one first. The field, the knots and the thresholds are those of
+    these draws: controls have mean zero whatever they are. Where there are too many, those integrands have theirs whose
+    error variance is largest.
+
+    Parameters
+    ----------
+    problem : in the trace's own coordinates, of the draws that stand for all. names : of its integrands.
+    lowest : (p,) their error variances. fits : as in `crossfit_of_coordinates`.
+    """
+    served = by_coordinate(problem, lowest)
+    if not served:
+        return []
+    values = np.stack([coordinate(problem, j).value for j in served], axis=1)
+    linear = next(reversed(fits(problem.with_columns(values))), None)
+    if linear is None or linear.system.mix is None:  # more controls than draws, whose coefficients are not known
+        return []
+    coefficients, found = linear.in_controls()[:, 1:].mean(axis=0), list[tuple[FunctionsOf, str]]()
+    groups = sorted(enumerate(served.items()), key=lambda group: -lowest[group[1][1]].max())
+    for k, (place, columns) in groups:
+        thresholds = _thresholds(problem.select(columns), values[:, k])
+        columns = columns[[own is not None for own in thresholds]]
+        steps = [own for own in thresholds if own is not None]
+        families = _up_to_last(linear.system.families, coefficients[:, k])
+        if not (len(columns) and families):
+            continue
+        coarse = FunctionsOf(
+            families=families,
+            coefficients=coefficients[: sum(family.size for family in families), k],
+            place=place,
+            knots=knots_of(values[problem.counts > 0, k], COARSE),
+            steps=np.unique(np.concatenate(steps)),
+            normal=Normal(0.0, 1.0),
+            names=tuple(names[j] for j in columns),
+            jumps=np.array([len(own) for own in steps]),
+            fine=False,
+        )
+        field = coarse.field(np.asarray(problem.draws), np.asarray(problem.scores))
+        coarse = replace(coarse, normal=field.as_normal(problem.counts))
+        fine = replace(coarse, knots=knots_of(values[problem.counts > 0, k]), steps=np.empty(0), fine=True)
+        if sum(family.size for family, _ in found) + coarse.size + fine.size <= MOST_CONTROLS:
+            found += [(family, f"FunctionOf({linear.method[k]})") for family in (coarse, fine)]
+    return found
+
+
+def _thresholds(problem: Problem, value: Float[np.ndarray, " m"]) -> list[Float[np.ndarray, " s"] | None]:
+    """Return where each integrand steps in the order of a coordinate: nowhere but for events; None if too often."""
+    found: list[Float[np.ndarray, " s"] | None] = []
+    for column, event in enumerate(are_events(problem, np.arange(problem.values.shape[1]))):
+        own = _steps_of(problem.select(np.array([column])), value)[0] if event else np.empty(0)
+        found.append(own if len(own) <= MOST_STEPS else None)
+    return found
+
+
+def _up_to_last(
+    families: Sequence[AbstractFamily], coefficients: Float[np.ndarray, " q"]
+) -> tuple[AbstractFamily, ...]:
+    """Return the families up to the last with a coefficient that is not zero."""
+    ends = np.cumsum([family.size for family in families])
+    used = np.flatnonzero(coefficients)
+    return tuple(families[: int(np.searchsorted(ends, used[-1], side="right")) + 1]) if len(used) else ()
 
 
 WORTH = 2.0
@@ -378,10 +480,7 @@ def fields_by_method(
     found: list[dict[str, Field]] = [{} for _ in quantities]
     if not quantities:
         return found
-    values = np.stack([quantity.value for quantity in quantities], axis=1)
-    zero, one = np.zeros(len(quantities)), np.ones(len(quantities))
-    involved = np.full(len(quantities), problem.participants.min())
-    own = problem._replace(values=values, location=zero, scale=one, participants=involved)
+    own = problem.with_columns(np.stack([quantity.value for quantity in quantities], axis=1))
     for linear in fits(own):
         if linear.system.mix is None:  # more controls than draws, whose coefficients are not known
             continue

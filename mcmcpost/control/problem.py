@@ -119,6 +119,12 @@ class Problem(NamedTuple):
             participants=self.participants[columns],
         )
 
+    def with_columns(self, values: Float[np.ndarray, "m q"]) -> "Problem":
+        """Return the problem of other integrands, given at its states."""
+        q = values.shape[1]
+        involved = np.full(q, self.participants.min())
+        return self._replace(values=values, location=np.zeros(q), scale=np.ones(q), participants=involved)
+
     def thin(self, max_states: int | None) -> "Problem":
         """Return the problem with fits on at most `max_states` states, by weight or evenly spaced; see `Folds.thin`."""
         return self._replace(folds=self.folds.thin(max_states, self.counts if self.weighted else None))

@@ -5,9 +5,10 @@ with the draws: of every fold the sums of `Moments`, of every short run of a cha
 in which residuals are linear, and some evenly spaced draws for what sums do not show, as tails.
 """
 
+import itertools
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,8 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.estimate import Estimate, covariance_of
 from mcmcpost.control.features.families import AbstractFamily, Some, controls_of, from_json
-from mcmcpost.control.linear import LinearFits, Part, choose_families, system_of
+from mcmcpost.control.features.quantity import FunctionsOf
+from mcmcpost.control.linear import NEED, LinearFits, Part, choose_families, system_of
 from mcmcpost.control.method import PlainMean, Refits, columnwise
 from mcmcpost.control.moments import Moments, Outline
 from mcmcpost.control.problem import MIN_BLOCK, MIN_FOLDS, Options
@@ -97,6 +99,31 @@ class Layout(NamedTuple):
         return draws * self.runs // self.draws
 
 
+class ControlSet(NamedTuple):
+    """The controls of one fit.
+
+    families, labels : as in `Features`. places : (q + 1,) of the constant and the controls among all.
+    columns : (k,) the quantities that they serve.
+    """
+
+    families: tuple[AbstractFamily, ...]
+    labels: tuple[str, ...]
+    places: Int[np.ndarray, " q1"]
+    columns: Int[np.ndarray, " k"]
+
+    def doubt(
+        self, columns: Int[np.ndarray, " j"], names: Sequence[str], ess: Float[np.ndarray, " p"]
+    ) -> Float[np.ndarray, " j"]:
+        """Return the errors of probabilities of not knowing where in a coordinate an event begins and ends.
+
+        That is between two of the draws that are kept. Of the others that lie there the residuals tell, as of a Poisson
+        number, to which one is added: where there is none, it may have been by chance.
+        """
+        first = self.families[0]
+        jumps = dict(zip(first.names, first.jumps, strict=True)) if isinstance(first, FunctionsOf) else {}
+        return np.sqrt([jumps.get(names[j], 0) for j in columns]) / ess[columns]
+
+
 class Features(NamedTuple):
     """The controls of a trace, and the quantities, in the units in which both are summed.
 
@@ -121,6 +148,16 @@ class Features(NamedTuple):
     def size(self) -> int:
         """The number of controls, the constant included."""
         return 1 + sum(family.size for family in self.families)
+
+    def sets(self) -> Iterator["ControlSet"]:
+        """Yield the controls of each fit: those for any quantity first, then those made for some."""
+        end = 1
+        for serves, group in itertools.groupby(zip(self.families, self.labels, strict=True), lambda one: one[0].serves):
+            families, labels = zip(*group, strict=True)
+            start, end = end, end + sum(family.size for family in families)
+            columns = [j for j, name in enumerate(self.names) if serves is None or name in serves]
+            places = np.concatenate([[0], np.arange(start, end)])
+            yield ControlSet(families, labels, places, np.array(columns, int))
 
     def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q1"]:
         """Return the constant and the controls at some draws."""
@@ -446,22 +483,24 @@ class TraceMoments(NamedTuple):
         features, p = self.features, len(self.low)
         plain, series = self._plain(), [group.values / group.counts[..., None] for group in self.groups]
         varying = np.array([status is Status.PLAIN for status in plain.status])
-        parts, source, heavy = [plain], np.arange(p), np.zeros(p, bool)
+        found, heavy = plain, np.zeros(p, bool)
         info: dict[str, Any] = {"num_chains": self.num_chains, "num_draws": self.num_draws}
-        columns = np.flatnonzero(varying & self.controlled)
-        if len(columns):
-            source[columns] = p + np.arange(len(columns))
-            folds = self._folds(plain)
-            outline, fits = self._fits(columns, folds, plain)
-            theta = fits.in_controls()
-            left = [_residuals(group, folds, theta, columns) for group in self.groups]
-            own = self._judged(fits, theta, left, folds, columns, plain, outline, options)
-            parts.append(own)
+        folds = self._folds(plain)
+        for controls in features.sets() if self.controlled else ():
+            columns = controls.columns[varying[controls.columns]]
+            if not len(columns):
+                continue
+            own, left, facts = self._controlled(controls, columns, folds, plain, options)
+            first = controls.families[0].serves is None
+            better = first | (own.used & (own.mcse**2 * NEED < found.mcse[columns] ** 2))
+            source = np.arange(p)
+            source[columns[better]] = p + np.flatnonzero(better)
+            found = columnwise(lambda *arrays, source=source: np.concatenate(arrays)[source], found, own)
             for before, after in zip(series, left, strict=True):
-                before[..., columns[own.used]] = after[..., own.used]
+                before[..., columns[better & own.used]] = after[..., better & own.used]
             heavy[columns] = heavy_tailed(self._kept("sample")[None][..., columns])
-            info |= fits.info | {"num_folds": int(folds.max()) + 1}
-        found = columnwise(lambda *arrays: np.concatenate(arrays)[source], *parts)
+            if first:
+                info |= facts | {"num_folds": int(folds.max()) + 1}
         status = [Status.HEAVY_TAIL if h and s in TRUSTED else s for h, s in zip(heavy, found.status, strict=True)]
         if len({one.shape[1] for one in series}) > 1:
             series = [np.concatenate([one.reshape(1, -1, p) for one in series], axis=1)]
@@ -529,12 +568,32 @@ class TraceMoments(NamedTuple):
             number //= 2
         return np.arange(MIN_FOLDS) * number // MIN_FOLDS
 
+    def _controlled(
+        self,
+        controls: ControlSet,
+        columns: Int[np.ndarray, " j"],
+        folds: Int[np.ndarray, " eight"],
+        plain: Columns,
+        options: Options,
+    ) -> tuple[Columns, list[Float[np.ndarray, "_ _ j"]], dict[str, Any]]:
+        """Return what is reported of quantities by some controls, means of the residuals over runs, and the facts."""
+        outline, fits = self._fits(controls, columns, folds, plain)
+        theta = np.zeros((len(outline.sizes), self.features.size, len(columns)))
+        theta[:, controls.places] = fits.in_controls()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ess = np.fmax((plain.sd / plain.mcse) ** 2, 1.0)
+        spread = (self.high - self.low)[columns] / self.features.unit[columns]
+        fits = fits._replace(doubt=fits.doubt + spread * controls.doubt(columns, self.features.names, ess))
+        left = [_residuals(group, folds, theta, columns) for group in self.groups]
+        return self._judged(fits, theta, left, folds, columns, plain, outline, options), left, fits.info
+
     def _fits(
-        self, columns: Int[np.ndarray, " j"], folds: Int[np.ndarray, " eight"], plain: Columns
+        self, controls: ControlSet, columns: Int[np.ndarray, " j"], folds: Int[np.ndarray, " eight"], plain: Columns
     ) -> tuple[Outline, LinearFits]:
         """Return the fits of the quantities that vary, of the family and with the ridge that each needs."""
         features, total = self.features, float(self.num_draws)
         moments = self.moments.over(np.arange(folds.max() + 1)[:, None] == folds).quantities(columns)
+        moments = moments.controls(controls.places)
         sizes, sums = moments.gram[:, 0, 0], moments.cross[:, 0]
         draws, sample = self._kept("draws"), self._kept("sample")[:, columns]
         share = np.minimum(participants(sample), participants(draws).min()) / len(draws)
@@ -542,8 +601,8 @@ class TraceMoments(NamedTuple):
         mean = sums.sum(axis=0) / total
         spread = plain.sd[columns] / features.unit[columns]
         alone = combined_error(outline, mean, Refits.of_means(sums, sizes), mean, spread / np.sqrt(total))
-        system = system_of(moments, total, features.families)
-        return outline, choose_families(None, outline, system, features.labels, total * alone**2)
+        system = system_of(moments, total, controls.families)
+        return outline, choose_families(None, outline, system, controls.labels, total * alone**2)
 
     def _judged(
         self,

@@ -24,6 +24,11 @@ class AbstractFamily(abc.ABC):
         return False
 
     @property
+    def serves(self) -> tuple[str, ...] | None:
+        """The quantities that the controls are made for; None for any."""
+        return None
+
+    @property
     @abc.abstractmethod
     def size(self) -> int:
         """The number of controls."""
@@ -146,6 +151,10 @@ class Some(AbstractFamily):
     @property
     def doubted(self) -> bool:
         return self.family.doubted
+
+    @property
+    def serves(self) -> tuple[str, ...] | None:
+        return self.family.serves
 
     @property
     def size(self) -> int:

@@ -7,6 +7,7 @@ densities are then controlled as well as the mean is, whatever the dimension (do
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import comb
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.interpolate import BSpline
 from scipy.special import log_ndtr, ndtr
 
+from mcmcpost.control.features.families import AbstractFamily, controls_of
 from mcmcpost.control.problem import Problem
 
 KNOTS = 8
@@ -39,42 +41,21 @@ class Field(NamedTuple):
     control: Float[np.ndarray, " m"]
     along: Float[np.ndarray, " m"]
 
-    def splines(self, counts: Float[np.ndarray, " m"], knots: int = KNOTS) -> Float[np.ndarray, "m q"]:
-        """Return φ_g of cubic B-splines g, which sum to one, so that c is a combination of them."""
-        real = counts > 0
-        values, slopes = self._basis(self.value[real], knots)(self.value[real])
-        found = np.zeros((len(self.value), values.shape[1]))
-        found[real] = slopes * self.along[real, None] + values * self.control[real, None]
-        return found
+    def splines(self, counts: Float[np.ndarray, " m"], inner_knots: int = KNOTS) -> Float[np.ndarray, "m q"]:
+        """Return φ_g of cubic B-splines g, which sum to one, so that c is a combination of them; zero on padding."""
+        return self.splines_between(knots_of(self.value[counts > 0], inner_knots)) * (counts > 0)[:, None]
 
-    @staticmethod
-    def _basis(
-        h: Float[np.ndarray, " m"], inner_knots: int = KNOTS
-    ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Return a function to the splines and their derivatives, which are straight beyond the outermost knots.
-
-        These stand inside the draws: splines that end with the draws would leave out all that lies beyond, and follow
-        any function to a wrong mean, by the same amount in every fold (cos 2x of 1,200 normal draws: z of −10).
-        """
-        quantiles = np.quantile(h, [OUTERMOST, *np.linspace(0, 1, inner_knots + 2)[1:-1], 1 - OUTERMOST])
-        low, *inner, high = np.unique(quantiles) if quantiles[0] < quantiles[-1] else (h.min(), h.max())
-        knots = np.concatenate([[low] * (CUBIC + 1), inner, [high] * (CUBIC + 1)])
-        spline = BSpline(knots, np.eye(len(knots) - CUBIC - 1), CUBIC)
-        derivative = spline.derivative()
-
-        def evaluated(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            inside = np.clip(points, low, high)
-            slopes = derivative(inside)
-            return spline(inside) + slopes * (points - inside)[:, None], slopes
-
-        return evaluated
+    def splines_between(self, knots: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m q"]:
+        """Return the same of splines with these knots."""
+        values, slopes = spline_basis(knots)(self.value)
+        return slopes * self.along[:, None] + values * self.control[:, None]
 
     def conditional(
         self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"], ess: float
     ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
         """Return E[v·∇h | h = t] by a regression on the splines, and its standard error for so many effective draws."""
         real = counts > 0
-        basis = self._basis(self.value[real])
+        basis = spline_basis(knots_of(self.value[real]))
         design, root = basis(self.value[real])[0], np.sqrt(counts[real])
         found = np.linalg.lstsq(design * root[:, None], self.along[real] * root, rcond=None)[0]
         left = self.along[real] - design @ found
@@ -84,45 +65,131 @@ class Field(NamedTuple):
         return inside @ found, np.sqrt(variance)
 
     def steps(self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
-        """Return for each threshold t a control that has the step of 1{h ≤ t}.
+        """Return for each threshold t a control that has the step of 1{h ≤ t}; zero on padding."""
+        return self.steps_of(self.as_normal(counts), at) * (counts > 0)[:, None]
 
-        It is φ_g of the solution g of Stein's equation g′ − xg = 1{x ≤ t} − Φ(t) of a normal with the location and the
-        scale that the field implies, m = E(h − c) and σ² = |E v·∇h| (Chen, Goldstein and Shao 2011, *Normal
-        Approximation by Stein's Method*, chapter 2).
+    def steps_of(self, normal: "Normal", at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
+        """Return φ_g of the solution g of Stein's equation g′ − xg = 1{x ≤ t} − Φ(t) of a normal density.
+
+        See Chen, Goldstein and Shao (2011, *Normal Approximation by Stein's Method*, chapter 2).
         """
-        x, t, inside, sigma = self._as_normal(counts, at)
+        x, t, inside = normal.deviates(self.value, at)
         g = np.sqrt(2 * np.pi) * np.exp(0.5 * x**2 + log_ndtr(np.minimum(x, t)) + log_ndtr(-np.maximum(x, t)))
         slope = x * g + (self.value[:, None] <= at) - ndtr(t)
-        return self._control(counts, g, np.where(inside, slope, 0.0), sigma)
+        return self._control(g, np.where(inside, slope, 0.0), normal.sd)
 
     def ramps(self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
         """Return for each threshold t a control that has the step of c 1{h > t}, whose mean is the density's.
 
-        As in `steps`, of the equation g′ − xg = x 1{x > t} − φ(t).
+        As in `steps_of`, of the equation g′ − xg = x 1{x > t} − φ(t).
         """
-        x, t, inside, sigma = self._as_normal(counts, at)
+        normal = self.as_normal(counts)
+        x, t, inside = normal.deviates(self.value, at)
         above = self.value[:, None] > at
         # √(2π) φ(t) e^(x²/2) times Φ(−x) above t, and −Φ(x) below: no factor overflows by itself.
         g = np.exp(0.5 * (x**2 - t**2) + log_ndtr(np.where(above, -x, x))) * np.where(above, 1.0, -1.0) - above
         slope = x * g + x * above - np.exp(-0.5 * t**2) / np.sqrt(2 * np.pi)
-        return self._control(counts, g, np.where(inside, slope, 0.0), sigma)
+        return self._control(g, np.where(inside, slope, 0.0), normal.sd) * (counts > 0)[:, None]
 
-    def _as_normal(
-        self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]
-    ) -> tuple[Float[np.ndarray, "m one"], Float[np.ndarray, " t"], Bool[np.ndarray, "m one"], float]:
-        """Return h and thresholds as normal deviates, which of those of h are not cut off, and σ."""
+    def as_normal(self, counts: Float[np.ndarray, " m"]) -> "Normal":
+        """Return the normal density that the field implies: of mean E(h − c) and variance |E v·∇h|."""
         total = counts.sum()
-        middle = counts @ (self.value - self.control) / total
-        sigma = float(np.sqrt(abs(counts @ self.along) / total)) or 1.0
-        raw = ((self.value - middle) / sigma)[:, None]
-        x, t = np.clip(raw, -FARTHEST, FARTHEST), np.clip((at - middle) / sigma, -FARTHEST, FARTHEST)
-        return x, t, x == raw, sigma
+        mean = counts @ (self.value - self.control) / total
+        return Normal(float(mean), float(np.sqrt(abs(counts @ self.along) / total)) or 1.0)
 
-    def _control(
-        self, counts: Float[np.ndarray, " m"], g: np.ndarray, slope: np.ndarray, sigma: float
-    ) -> Float[np.ndarray, "m t"]:
-        found = slope * (self.along / sigma)[:, None] + g * self.control[:, None]
-        return found * (counts > 0)[:, None]
+    def _control(self, g: np.ndarray, slope: np.ndarray, sd: float) -> Float[np.ndarray, "m t"]:
+        return slope * (self.along / sd)[:, None] + g * self.control[:, None]
+
+
+class Normal(NamedTuple):
+    """A normal density, to which a quantity is compared."""
+
+    mean: float
+    sd: float
+
+    def deviates(
+        self, values: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]
+    ) -> tuple[Float[np.ndarray, "m one"], Float[np.ndarray, " t"], Bool[np.ndarray, "m one"]]:
+        """Return values and thresholds as normal deviates, and which of those of the values are not cut off."""
+        raw = ((values - self.mean) / self.sd)[:, None]
+        x, t = np.clip(raw, -FARTHEST, FARTHEST), np.clip((at - self.mean) / self.sd, -FARTHEST, FARTHEST)
+        return x, t, x == raw
+
+
+def knots_of(h: Float[np.ndarray, " m"], inner_knots: int = KNOTS) -> Float[np.ndarray, " t"]:
+    """Return knots at quantiles of a quantity, in order and without repeats.
+
+    The outermost stand inside the draws: splines that end with the draws would leave out all that lies beyond, and
+    follow any function to a wrong mean, by the same amount in every fold (cos 2x of 1,200 normal draws: z of −10).
+    """
+    quantiles = np.quantile(h, [OUTERMOST, *np.linspace(0, 1, inner_knots + 2)[1:-1], 1 - OUTERMOST])
+    return np.unique(quantiles) if quantiles[0] < quantiles[-1] else np.array([h.min(), h.max()])
+
+
+def spline_basis(knots: Float[np.ndarray, " t"]) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return a function to cubic B-splines and their derivatives, which are straight beyond the outermost knots."""
+    low, *inner, high = knots
+    ends = np.concatenate([[low] * (CUBIC + 1), inner, [high] * (CUBIC + 1)])
+    spline = BSpline(ends, np.eye(len(ends) - CUBIC - 1), CUBIC)
+    derivative = spline.derivative()
+
+    def evaluated(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        inside = np.clip(points, low, high)
+        slopes = derivative(inside)
+        return spline(inside) + slopes * (points - inside)[:, None], slopes
+
+    return evaluated
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionsOf(AbstractFamily):
+    """Controls φ_g of functions g of one coordinate, along a field that is known: splines, and the steps of events.
+
+    families, coefficients : (q,) the field v, that of the control of these families which these coefficients make.
+    place : of the coordinate. knots : (t,) of the splines. steps : (s,) thresholds of the coordinate, and `normal` what
+        it is compared to there.
+    names : of the quantities that are functions of the coordinate. jumps : (k,) the steps that each has.
+    fine : whether the splines refine those of another family before it.
+    """
+
+    families: tuple[AbstractFamily, ...]
+    coefficients: Float[np.ndarray, " q"]
+    place: int
+    knots: Float[np.ndarray, " t"]
+    steps: Float[np.ndarray, " s"]
+    normal: tuple[float, float]
+    names: tuple[str, ...]
+    jumps: Int[np.ndarray, " k"]
+    fine: bool
+
+    @property
+    def serves(self) -> tuple[str, ...]:
+        return self.names
+
+    @property
+    def doubted(self) -> bool:
+        # What splines do not follow of a function is the same in every fold, and no refit shows it.
+        return self.fine
+
+    @property
+    def size(self) -> int:
+        return len(self.knots) + CUBIC - 1 + len(self.steps)
+
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+        field = self.field(draws, scores)
+        return np.concatenate(
+            [field.steps_of(Normal(*self.normal), self.steps), field.splines_between(self.knots)], axis=1
+        )
+
+    def field(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Field:
+        """Return the coordinate at some states, and what the field does there."""
+        along, direction, end = np.zeros(len(draws)), np.eye(draws.shape[1])[self.place], 0
+        for family in self.families:
+            own, values = family.along(draws, direction)
+            along += values @ self.coefficients[end + own]
+            end += family.size
+        control = controls_of(self.families, draws, scores)[:, 1:] @ self.coefficients
+        return Field(draws[:, self.place], control, along)
 
 
 class Quantity(NamedTuple):
