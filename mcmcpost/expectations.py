@@ -42,7 +42,7 @@ from mcmcpost.core.mcse import tail_draws
 from mcmcpost.core.precision import in_float64
 from mcmcpost.distributions import answer_distribution, resolve_interval
 from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
-from mcmcpost.sums import as_moments, expectation_of_moments
+from mcmcpost.sums import as_moments, expectation_of_chunks, expectation_of_moments, is_summed
 from mcmcpost.trees import ConvergenceWarning, Integrands, named_values
 from mcmcpost.trees.convention import oriented
 from mcmcpost.trees.integrands import NOT_TRACEABLE, tell_names
@@ -276,6 +276,8 @@ def expectation(
     if (sums := as_moments(tree)) is not None:
         return expectation_of_moments(sums, integrands, method, options)
     assert not isinstance(tree, TraceMoments)
+    if is_summed(tree, method, options):
+        return expectation_of_chunks(tree, integrands, method, options)
     return answer(pose(tree, integrands, method, options, weighted=True))
 
 
@@ -327,6 +329,9 @@ def summary(
         found = expectation_of_moments(sums, integrands, method, options)
         return found.to_dataframe().drop(columns=["mean", "sd"])
     assert not isinstance(tree, TraceMoments)
+    if not (sd or median or interval or len(levels)) and is_summed(tree, method, options):
+        means = expectation_of_chunks(tree, integrands, method, options)
+        return means.to_dataframe().drop(columns=["mean", "sd"])
     question = pose(tree, integrands, method, options, weighted=True)
     table = answer(question).to_dataframe().drop(columns=["mean", "sd"])
     if sd:

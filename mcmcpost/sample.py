@@ -23,13 +23,13 @@ from mcmcpost.core.arguments import check_flags
 from mcmcpost.core.errors import InputError, Status, warn
 from mcmcpost.core.runtime import did_you_mean
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning
-from mcmcpost.trace import StoredTrace, Trace, moving, without_fixed
+from mcmcpost.trace import Trace, moving, without_fixed
 from mcmcpost.trees import (
     Convergence,
     check_convergence,
     gate,
     integrand_values,
-    read_stored_trace,
+    read_trace,
     recorded_log_density,
     sampling_seconds,
     warn_of_convergence,
@@ -60,7 +60,7 @@ def structure(tree: "xarray.DataTree") -> dict[str, tuple[str, ...] | tuple[tupl
     of each row. Coordinates in none are global. `Auto` and `Structured` use these blocks; change the dict and
     pass it as their ``structure=`` where the labels mislead.
     """
-    return structure_of(without_fixed(read_stored_trace(tree, weighted=True)).names)
+    return structure_of(without_fixed(read_trace(tree, weighted=True)).names)
 
 
 NO_GAIN = ("constant", "boundary")
@@ -79,7 +79,7 @@ class Question(NamedTuple):
     seconds : that sampling took, None where the tree has no record of it.
     """
 
-    every: Trace | StoredTrace
+    every: Trace
     check: ScoreCheck
     sample: Sample
     shapes: dict[str, tuple[int, ...]]
@@ -96,24 +96,27 @@ def pose(
     options: Options,
     *,
     weighted: bool = False,
+    whole: "xarray.DataTree | None" = None,
 ) -> Question:
     """Return the arrays and the method of a question, after the score gate; arguments as in `expectation`.
 
     It warns once of what is wrong with the chains. Draws with weights are refused unless `weighted`.
+
+    whole : the tree of which `tree` has some draws.
     """
     choice = resolve_method(method)
     check_flags("score gate", allow_bad_scores=options.allow_bad_scores)
     check_flags("expectation", fallback=options.fallback)
-    every = read_stored_trace(tree, weighted=weighted)
+    every = read_trace(tree, weighted=weighted)
     check = check_gate(tree, every, options.allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
     trace = without_fixed(every)
     if check.pattern == "nonfinite":
         # Plain means do not use the scores, but they are transformed with the draws.
-        trace = trace._replace(scores=trace.draws)  # type: ignore[arg-type]
+        trace = trace._replace(scores=trace.draws)
     names, values, events, shapes = integrand_values(tree, integrands)
     if check.failed and not options.allow_bad_scores:
         choice = PlainMean()
-    convergence = check_convergence(tree, [(names, values)])
+    convergence = check_convergence(tree if whole is None else whole, [(names, values)])
     warn_of_convergence(convergence)
     options = options._replace(
         standardize=of_moving(every, options.standardize),
@@ -126,7 +129,7 @@ def pose(
 
 
 def check_gate(
-    tree: "xarray.DataTree", trace: Trace | StoredTrace, allow_bad_scores: bool, *, scores_needed: bool = True
+    tree: "xarray.DataTree", trace: Trace, allow_bad_scores: bool, *, scores_needed: bool = True
 ) -> ScoreCheck:
     """Return the result of the score gate on the trace of a tree.
 
@@ -183,7 +186,7 @@ def warn_of_contradiction(names: Sequence[str]) -> None:
         )
 
 
-def of_moving(trace: Trace | StoredTrace, standardize: Any) -> Any:
+def of_moving(trace: Trace, standardize: Any) -> Any:
     """Return the known moments of the coordinates that move, of those of all coordinates; None for None."""
     if standardize is None:
         return None

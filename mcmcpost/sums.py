@@ -17,6 +17,7 @@ from mcmcpost.control import (
     Features,
     Layout,
     Options,
+    PlainMean,
     Sample,
     Sums,
     TraceMoments,
@@ -29,7 +30,7 @@ from mcmcpost.control import (
 from mcmcpost.control.problem import MIN_FOLDS, make_problem
 from mcmcpost.control.trace_moments import TELLING
 from mcmcpost.core.arguments import as_names, check_count, check_kind
-from mcmcpost.core.arrays import ENTRIES, Box, is_chunked, merged, slices_of
+from mcmcpost.core.arrays import ENTRIES, SAMPLED, Box, is_chunked, merged, slices_of
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_float64, units_of
 from mcmcpost.core.runtime import did_you_mean
@@ -42,7 +43,7 @@ from mcmcpost.trees import (
     posterior_variables,
     warn_of_convergence,
 )
-from mcmcpost.trees.convention import GROUP, as_chain_draw
+from mcmcpost.trees.convention import GROUP, as_chain_draw, has_weights
 
 if TYPE_CHECKING:
     import xarray
@@ -96,10 +97,8 @@ def moments(
         tree, integrands = _cut(tree, draw=slice(start, None)), _arrays_cut(integrands, slice(None), slice(start, None))
     layout = Layout.of(chains, whole - start, start)
     chunked = is_chunked(draws) and is_chunked(scores)
-    if integrands is None:
-        integrands = list(posterior_variables(tree).usable) or None
-    seen = _evenly_spaced(tree, integrands, layout.step) if chunked else (tree, integrands)
-    question = pose(*seen, method, Options(allow_bad_scores=allow_bad_scores))
+    seen = _evenly_spaced(tree, integrands, _step_of(draws.shape, layout.step)) if chunked else (tree, integrands)
+    question = pose(*seen, method, Options(allow_bad_scores=allow_bad_scores), whole=tree)
     sample, own = question.sample, question.sample.trace
     assert isinstance(own, Trace)
     if like is not None:
@@ -109,6 +108,7 @@ def moments(
         features = in_float64(_features)(sample, own, resolve_method(method), layout)
     given = (features, layout, fingerprints)
     if chunked:
+        integrands = list(posterior_variables(tree).usable) if integrands is None else integrands
         sums = _over_chunks(tree, integrands, np.isin(question.every.names, own.names), given)
     else:
         sums = in_float64(sums_of)(*given, own.draws, own.scores, sample.values)
@@ -143,7 +143,10 @@ def as_moments(tree: Any) -> TraceMoments | None:
 def expectation_of_moments(
     trace: TraceMoments, integrands: Any, method: str | AbstractControlVariate, options: Options
 ) -> Estimate:
-    """Return the expectations of all quantities that were summed, or of those of some names or variables."""
+    """Return the expectations of all quantities that were summed, or of those of some names or variables.
+
+    Chains of several traces, which only now stand together, are looked at again.
+    """
     import xarray
 
     if method != "auto" or options.standardize is not None or options.folds is not None:
@@ -156,6 +159,27 @@ def expectation_of_moments(
     length = min(sample.shape[1] for sample in samples)
     values = np.concatenate([sample[:, :length] for sample in samples])
     warn_of_convergence(check_convergence(xarray.DataTree(), [(trace.features.names, values)]))
+    return _estimated(trace, options)
+
+
+def is_summed(tree: "xarray.DataTree", method: str | AbstractControlVariate, options: Options) -> bool:
+    """Return whether expectations come from sums: of large draws in chunks, by a method that needs no draw by itself.
+
+    Weighted draws, and other folds or coordinates than those of the sums, need all of them.
+    """
+    from_sums = resolve_method(method).from_sums and options.standardize is None and options.folds is None
+    draws, scores, _ = draws_and_scores(tree)
+    return from_sums and is_chunked(draws) and is_chunked(scores) and not has_weights(tree)
+
+
+def expectation_of_chunks(
+    tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, options: Options
+) -> Estimate:
+    """Return the expectations under draws in the chunks of dask, from sums over each; see `is_summed`."""
+    return _estimated(moments(tree, integrands, method, allow_bad_scores=options.allow_bad_scores), options)
+
+
+def _estimated(trace: TraceMoments, options: Options) -> Estimate:
     options = options._replace(bad_scores=trace.bad_scores, verified=trace.verified)
     estimate = in_float64(trace.estimate)(options)
     warn_of_contradiction(contradicted(estimate, known=trace.bad_scores))
@@ -189,8 +213,9 @@ def _features(sample: Sample, trace: Trace, method: AbstractControlVariate, layo
     spread = units * (values / units).std(axis=(0, 1))
     problem = make_problem(Trace(draws, scores, trace.names), values, coordinates=(mean, np.diag(scale)))
     total = layout.chains * layout.draws
-    families, labels = method.families(method.coordinates(problem), total - total // MIN_FOLDS)
-    if not families:
+    num_train = total - total // MIN_FOLDS
+    families, labels = method.families(method.coordinates(problem), num_train) if method.from_sums else ([], [])
+    if not families and not isinstance(method, PlainMean):
         cure = 'Use "auto", "structured", "zv1" to "zv3", or ZeroVariance(degree) without a penalty.'
         got = f"{method.label} with {total} draws"
         raise InputError("moments", "a linear method, and draws enough for its scores", got, cure)
@@ -228,6 +253,14 @@ def _arrays_cut(integrands: Any, chains: slice, draws: slice) -> Any:
     return as_chain_draw("integrands", "f", integrands)[chains, draws]
 
 
+def _step_of(shape: tuple[int, ...], most: int) -> int:
+    """Return the step of the draws that the score gate and R-hat see: as many as they see of an array in memory."""
+    step = most
+    while step > 1 and 2 * np.prod(shape) <= step * SAMPLED:
+        step //= 2
+    return step
+
+
 def _evenly_spaced(tree: "xarray.DataTree", integrands: Any, step: int) -> "tuple[xarray.DataTree, Any]":
     """Return every `step`-th draw, in memory."""
     every = slice(None, None, step)
@@ -245,7 +278,7 @@ def _over_chunks(tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray
     draws, scores, _ = draws_and_scores(tree)
     chains, lengths = draws.data.chunks[:2]
     lengths = merged(lengths, max(1, ENTRIES // (max(chains) * draws.shape[2])))
-    summed = dask.delayed(in_float64(_sums_of_chunk), pure=False)
+    summed = dask.delayed(_sums_of_chunk, pure=False)
     shared = dask.delayed((given, kept), traverse=False)
     parts = []
     for box in itertools.starmap(Box, itertools.product(slices_of(chains), slices_of(lengths))):
@@ -258,6 +291,7 @@ def _over_chunks(tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray
     return parts[0].compute()
 
 
+@in_float64
 def _sums_of_chunk(
     shared: tuple, box: Box, draws: np.ndarray, scores: np.ndarray, piece: "xarray.Dataset", integrands: Any
 ) -> Sums:

@@ -3,19 +3,15 @@
 import zlib
 from collections.abc import Iterable, Mapping
 from itertools import compress, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.core.arguments import as_float64, as_labels, as_real, check_size
-from mcmcpost.core.arrays import StoredArray, StoredRows, rows_of, sampling_step, zeros
+from mcmcpost.core.arguments import as_float64, as_labels, check_size
+from mcmcpost.core.arrays import rows_of, sampling_step
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.mcse import Weights
-
-Draws = np.ndarray | StoredArray
-
-Rows = np.ndarray | StoredRows
 
 
 class Trace(NamedTuple):
@@ -33,15 +29,6 @@ class Trace(NamedTuple):
     weights: Weights | None = None
 
 
-class StoredTrace(NamedTuple):
-    """A `Trace` whose draws and scores stay in the chunks of a dask array."""
-
-    draws: StoredArray
-    scores: StoredArray
-    names: tuple[str, ...]
-    weights: None = None  # weighted draws are read into memory
-
-
 class States(NamedTuple):
     """The distinct draws of a trace. A rejected proposal repeats a state, which is fitted once.
 
@@ -50,8 +37,8 @@ class States(NamedTuple):
     inverse : (c·n,) which state each draw is, chains concatenated.
     """
 
-    draws: Float[Rows, "m d"]
-    scores: Float[Rows, "m d"]
+    draws: Float[np.ndarray, "m d"]
+    scores: Float[np.ndarray, "m d"]
     counts: Int[np.ndarray, " m"]
     first: Int[np.ndarray, " m"]
     inverse: Int[np.ndarray, " n"]
@@ -70,21 +57,6 @@ def make_trace(draws: object, scores: object, names: Iterable[str] | None = None
         raise _not_finite(~np.isfinite(draws_).all(axis=-1))
     check_size("Trace", "draws", draws_)
     return Trace(draws_, scores_, as_labels("Trace", names, draws_.shape[-1]))
-
-
-def make_stored_trace(draws: Any, scores: Any, names: Iterable[str] | None = None) -> StoredTrace:
-    """Return the trace of two dask arrays (c, n, d), which are read once, after the checks of `make_trace`."""
-    for name, array in (("draws", draws), ("scores", scores)):
-        as_real("Trace", name, np.zeros(0, array.dtype))
-    _check_same_shape(draws.shape, scores.shape)
-    _check_not_empty(draws.shape)
-    draws_ = StoredArray.of(draws)
-    if not finite_columns(draws_).all():
-        bad = f"columns {np.flatnonzero(~finite_columns(draws_)).tolist()} with NaN or infinity"
-        raise InputError("Trace", "finite draws", bad, "Remove them.")
-    check_size("Trace", "draws", np.stack([draws_.low, draws_.high])[None])
-    scores_ = StoredArray.of(scores, draws_.chunks, labelled=False)
-    return StoredTrace(draws_, scores_, as_labels("Trace", names, draws.shape[-1]))
 
 
 def _not_finite(bad: Bool[np.ndarray, "c n"]) -> InputError:
@@ -109,33 +81,24 @@ def _check_same_shape(draws: tuple[int, ...], scores: tuple[int, ...]) -> None:
         raise InputError("Trace", f"`scores` of the shape of `draws` {draws}", scores, cure)
 
 
-def moving(draws: Float[Draws, "c n d"]) -> Bool[np.ndarray, " d"]:
+def moving(draws: Float[np.ndarray, "c n d"]) -> Bool[np.ndarray, " d"]:
     """Return which coordinates move. Where none does, as in chains that are stuck, all are returned."""
-    moves = draws.high > draws.low if isinstance(draws, StoredArray) else np.ptp(draws, axis=(0, 1)) > 0
+    moves = np.ptp(draws, axis=(0, 1)) > 0
     return moves if moves.any() else np.ones_like(moves)
 
 
-def with_coordinates[T: (Trace, Trace | StoredTrace)](trace: T, kept: Bool[np.ndarray, " d"]) -> T:
+def with_coordinates(trace: Trace, kept: Bool[np.ndarray, " d"]) -> Trace:
     """Return the trace of some coordinates, whose scores are those of the density given the others."""
     names = tuple(compress(trace.names, kept))
-    if isinstance(trace, StoredTrace):
-        return StoredTrace(trace.draws.columns(kept), trace.scores.columns(kept), names)
     return trace._replace(draws=trace.draws[..., kept], scores=trace.scores[..., kept], names=names)
 
 
-def finite_columns(array: Float[Draws, "c n d"]) -> Bool[np.ndarray, " d"]:
-    """Return which coordinates are finite at every draw."""
-    if isinstance(array, StoredArray):
-        return np.isfinite(array.low) & np.isfinite(array.high)
-    return np.isfinite(array).all(axis=(0, 1))
-
-
-def sampled(draws: Float[Draws, "c n d"]) -> Float[np.ndarray, "c s d"]:
+def sampled(draws: Float[np.ndarray, "c n d"]) -> Float[np.ndarray, "c s d"]:
     """Return every so many draws of each chain, see `sampling_step`: all where they are not large."""
-    return draws.sample if isinstance(draws, StoredArray) else draws[:, :: sampling_step(draws.shape)]
+    return draws[:, :: sampling_step(draws.shape)]
 
 
-def without_fixed[T: (Trace, Trace | StoredTrace)](trace: T) -> T:
+def without_fixed(trace: Trace) -> Trace:
     """Return the trace of the coordinates that move, whose scores are those of the density given the fixed ones.
 
     Stein's identity fails along a coordinate that is held fixed: E[(x_i − x̄_i) s_i] is zero and not minus one.
@@ -171,16 +134,12 @@ def fingerprint(draws: Float[np.ndarray, "c n d"]) -> int:
     return zlib.crc32(flat[np.linspace(0, len(flat) - 1, 1_000).astype(int)].tobytes())
 
 
-def distinct_states(trace: Trace | StoredTrace) -> States:
+def distinct_states(trace: Trace) -> States:
     """Return the distinct states of `trace`, in order of first visit.
 
     Where no state is repeated they are the trace's own arrays, not copies. Whole rows are compared only where their
-    first coordinate is repeated; of stored draws, numbers of 64 bits that were computed from them.
+    first coordinate is repeated.
     """
-    if isinstance(trace, StoredTrace):
-        assert trace.draws.labels is not None
-        first, inverse, counts = _distinct(trace.draws.labels.reshape(-1))
-        return States(trace.draws.rows(first), trace.scores.rows(first), counts, first, inverse)
     flat = trace.draws.reshape(-1, trace.draws.shape[-1])
     first_visit = np.arange(len(flat))
     _, label, copies = np.unique(flat[:, 0], return_inverse=True, return_counts=True)
@@ -193,29 +152,3 @@ def distinct_states(trace: Trace | StoredTrace) -> States:
     if len(first) == len(flat):
         return States(flat, scores, counts, first, inverse)
     return States(rows_of(flat, first), rows_of(scores, first), counts, first, inverse)
-
-
-def _distinct(
-    labels: Int[np.ndarray, " n"],
-) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
-    """Return the first places of distinct labels, in order, which of them each label is, and how often each is there.
-
-    A sampler repeats a state at once where it rejects a proposal. Only where one is visited again later are the labels
-    sorted with their places, which takes memory.
-    """
-    new = np.ones(len(labels), bool)
-    np.not_equal(labels[1:], labels[:-1], out=new[1:])
-    ordered = zeros((int(new.sum()),), np.int64)
-    np.compress(new, labels, out=ordered)
-    ordered.sort()
-    first, inverse = zeros(ordered.shape, np.int64), zeros(labels.shape, np.int64)
-    if (ordered[1:] != ordered[:-1]).all():
-        first[...] = np.flatnonzero(new)
-        np.cumsum(new, out=inverse)
-        inverse -= 1
-        counts = zeros(ordered.shape, np.int64)
-        counts[...] = np.diff(first, append=len(labels))
-        return first, inverse, counts
-    _, at, which = np.unique(labels, return_index=True, return_inverse=True)
-    first, inverse, counts = np.unique(at[which.reshape(-1)], return_inverse=True, return_counts=True)
-    return first, inverse, counts

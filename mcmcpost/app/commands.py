@@ -40,8 +40,9 @@ from mcmcpost.expectations import answer
 from mcmcpost.ladders import tempered_target
 from mcmcpost.sample import pose
 from mcmcpost.scores import check_scores
-from mcmcpost.sums import as_moments, new_draws
+from mcmcpost.sums import as_moments, expectation_of_chunks, is_summed, new_draws
 from mcmcpost.trees import (
+    PosteriorVariables,
     check_convergence,
     is_ladder,
     posterior_rung,
@@ -88,10 +89,15 @@ def reduce_tree(
     """Return the expectations of every quantity and, where they are asked for, quantiles and intervals."""
     if (sums := as_moments(tree)) is not None:
         return Reduced(_of_sums(sums, asked, method, probabilities is not None or interval is not None))
-    variables = posterior_variables(tree)
+    variables, options = posterior_variables(tree), Options(allow_bad_scores=allow_bad_scores)
     say_left_out(variables)
+    if probabilities is None and interval is None and is_summed(tree, method, options):
+        since = stopwatch()
+        with phase("sums over the draws"):
+            means = expectation_of_chunks(tree, _where_they_are(tree, variables, asked), method, options)
+        say_worth(means, since())
+        return Reduced(means)
     with phase("score gate"):
-        options = Options(allow_bad_scores=allow_bad_scores)
         question = pose(tree, named_scalars(tree, variables, asked), method, options, weighted=True)
     if question.convergence.note:
         say("note", question.convergence.note)
@@ -141,16 +147,24 @@ def sum_traces(
             raise InputError("moments", f"draws in {source} that are not summed yet", "none", "Leave it out.")
         variables = posterior_variables(tree)
         say_left_out(variables)
-        # Names leave what is stored where it is; expressions, and stored quantities, are made of all draws.
-        computed = asked.expressions or QUANTITIES in tree.children
-        integrands: Any = (
-            named_scalars(tree, variables, asked) if computed else chosen_names(list(variables.usable), asked)
-        )
+        integrands = _where_they_are(tree, variables, asked)
         with phase(f"sums over {source}"):
             own = mcmcpost.moments(tree, integrands, method, like=total, start=start, allow_bad_scores=allow_bad_scores)
         total = own if total is None else total + own
     assert total is not None
     return total
+
+
+def _where_they_are(
+    tree: "xarray.DataTree", variables: PosteriorVariables, asked: Asked
+) -> list[str] | dict[str, np.ndarray]:
+    """Return the names of what is asked, which leave large variables in their chunks.
+
+    Expressions, and stored quantities, are made of all draws.
+    """
+    if asked.expressions or QUANTITIES in tree.children:
+        return named_scalars(tree, variables, asked)
+    return chosen_names(list(variables.usable), asked)
 
 
 def size_of(sums: TraceMoments) -> dict[str, int]:

@@ -10,12 +10,13 @@ import numpy as np
 from mcmcpost.app.edge import say
 from mcmcpost.app.expressions import Expression, evaluate_expressions
 from mcmcpost.app.model_file import ModelFile
+from mcmcpost.core.arrays import read_values
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_float64
 from mcmcpost.core.runtime import did_you_mean
 from mcmcpost.trees import PosteriorVariables, posterior_variables
 from mcmcpost.trees.convention import check_names, element_names, sample_dataset
-from mcmcpost.trees.integrands import names_of, read_values
+from mcmcpost.trees.integrands import names_of
 from mcmcpost.trees.numpyro_model import ProbedModel
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from mcmcpost.control.estimate import (
     with_worth,
 )
 from mcmcpost.control.features.structure import structure_of
+from mcmcpost.control.features.summed import Features, check_same_features
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.kernels.choice import REML, GridREML
 from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact
@@ -23,11 +24,9 @@ from mcmcpost.control.problem import Options, Problem, Sample, read_moments, sta
 from mcmcpost.control.standard_errors import SAFETY, tail_inflation
 from mcmcpost.control.trace_moments import (
     MOMENTS,
-    Features,
     Layout,
     Sums,
     TraceMoments,
-    check_same_features,
     fingerprints_of,
     stored_moments,
     sums_of,

@@ -149,6 +149,10 @@ class Auto(AbstractControlVariate):
     def label(self) -> str:
         return "Auto()"
 
+    @property
+    def from_sums(self) -> bool:
+        return True
+
     def crossfit(self, problem: Problem) -> FoldFit:
         if problem.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, PlainMean().label)

@@ -58,7 +58,7 @@ class Estimate(NamedTuple):
     mean_plain, mcse_plain : (p,) without control variates.
     mean_crossfit : (p,) mean of the cross-fitted residuals.
     residuals : (c, n, p) integrand minus held-out control variate; its mean, weighted where the draws have weights,
-        estimates the expectation.
+        estimates the expectation. From sums, of draws in chunks too, they are means over n runs of a chain's draws.
     covariance : (p, p) of the estimates: correlation of the residuals times the errors.
     info : JSON-able facts: degrees, kernels, nuggets, costs, folds; of weighted draws, `ess` and `pareto_khat`. Lists
         have an entry for each quantity that was fitted: those that are constant are not, and of `duplicates` the first
@@ -90,6 +90,11 @@ class Estimate(NamedTuple):
     def duplicates(self) -> dict[str, str]:
         """The element of a variable that each of these names repeats at every draw, as corr[1, 0] does corr[0, 1]."""
         return {name: first for name, first in self.info.get("duplicates", {}).items() if name in self.names}
+
+    @property
+    def _along(self) -> str:
+        """What the residuals of a chain are over: its draws, or runs of them."""
+        return "run" if "num_runs" in self.info else "draw"
 
     def select(self, places: Int[np.ndarray, " q"]) -> "Estimate":
         """Return the estimates of the quantities at these places, in this order; `info` is that of all."""
@@ -159,9 +164,9 @@ class Estimate(NamedTuple):
         -------
         DataTree : variables `mean`, `sd`, `mcse`, `mean_cv`, `mcse_cv` and `gain`, which mean what they do in
             `to_dataframe`, `variance_ratio`, `mean_crossfit`, `status` and `method` over `quantity`; `residual` (chain,
-            draw, quantity), whose spread is that of f − g and not of the posterior; `covariance` (quantity,
-            quantity_bis) of `mean_cv`. Attrs: the methods, `info` as JSON with null for what is not finite, its scalar
-            entries one by one, and versions.
+            draw, quantity), from sums (chain, run, quantity), whose spread is that of f − g and not of the posterior;
+            `covariance` (quantity, quantity_bis) of `mean_cv`. Attrs: the methods, `info` as JSON with null for what is
+            not finite, its scalar entries one by one, and versions.
         """
         import xarray
 
@@ -172,13 +177,14 @@ class Estimate(NamedTuple):
         variables |= {
             "status": ("quantity", np.array([str(status) for status in self.status], dtype=object)),
             "method": ("quantity", np.array([str(method) for method in self.method], dtype=object)),
-            "residual": (("chain", "draw", "quantity"), np.asarray(self.residuals)),
+            "residual": (("chain", self._along, "quantity"), np.asarray(self.residuals)),
             "covariance": (("quantity", "quantity_bis"), np.asarray(self.covariance)),
         }
         if tree is not None:
             check_tree_type("Estimate.to_datatree", tree)
         new = xarray.DataTree() if tree is None else tree.copy()
-        coords = {"quantity": names, "quantity_bis": names, **_chain_draw(new, self.residuals.shape)}
+        places = _chain_draw(new, self.residuals.shape) if self._along == "draw" else {}
+        coords = {"quantity": names, "quantity_bis": names, **places}
         results = xarray.Dataset(variables, coords=coords, attrs=_attrs(self))
         new[GROUP] = xarray.DataTree(results)
         return new
@@ -456,7 +462,8 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         np.stack([getattr(part, name) for part in estimates])
         for name in ("mean", "mcse", "sd", "mean_plain", "mcse_plain", "variance_ratio", "mean_crossfit")
     )
-    draws = np.array([part.residuals.shape[0] * part.residuals.shape[1] for part in estimates])
+    rows = [part.residuals.shape[0] * part.residuals.shape[1] for part in estimates]
+    draws = np.array([part.info.get("num_draws", own) for part, own in zip(estimates, rows, strict=True)])
     sizes = np.array([part.info.get("ess", size) for part, size in zip(estimates, draws, strict=True)])
     share = (sizes / sizes.sum())[:, None]
     methods = list(zip(*(part.method for part in estimates), strict=True))
@@ -490,7 +497,8 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         mean_crossfit=(weight * crossfit).sum(axis=0),
         residuals=_one_after_the_other([part.residuals for part in estimates]),
         covariance=np.where(np.isnan(mean) | np.isnan(mean)[:, None], np.nan, outer * np.sqrt(noise[:, None] * noise)),
-        info={"pooled_draws": draws.tolist(), "duplicates": estimates[0].info.get("duplicates", {})}
+        info={name: estimates[0].info[name] for name in ("num_runs",) if name in estimates[0].info}
+        | {"pooled_draws": draws.tolist(), "duplicates": estimates[0].info.get("duplicates", {})}
         | _weights_of(estimates, float(sizes.sum())),
     )
 
@@ -562,7 +570,7 @@ def stored_estimate(tree: "xarray.DataTree") -> Estimate:
         names=tuple(map(str, group["quantity"].values)),
         status=tuple(Status(str(status)) for status in group["status"].values),
         method=tuple(map(str, group["method"].values)),
-        residuals=group["residual"].transpose("chain", "draw", "quantity").values,
+        residuals=group["residual"].transpose("chain", ..., "quantity").values,
         covariance=group["covariance"].values,
         info=json.loads(group.attrs["info"]),
         **numbers,

@@ -8,7 +8,7 @@ columns but the one with their step.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -40,7 +40,7 @@ from mcmcpost.control.method import (
 )
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import judged_variance
-from mcmcpost.core.arrays import in_blocks, over_rows
+from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.errors import Status
 
 DISTANCE = 1e-8
@@ -62,24 +62,28 @@ def fields_of(fits: LinearFits, quantities: Sequence[Quantity]) -> list[Field]:
         for k, (place, direction) in enumerate(zip(quantity.places, quantity.directions(problem), strict=True)):
             users.setdefault(int(place), []).append((j, k))
             directions[int(place)] = direction
-    along = np.zeros((len(problem.counts), len(quantities)))
-    slopes = [np.broadcast_to(quantity.slopes, (len(along), quantity.slopes.shape[1])) for quantity in quantities]
-    given = (families, coefficients, directions, users)
-    for rows, part in over_rows(_along, (problem.draws,), (problem.labels, *slopes), given):
-        along[rows] = part
+    size = len(problem.counts)
+    slopes = [np.broadcast_to(quantity.slopes, (size, quantity.slopes.shape[1])) for quantity in quantities]
+    along = _along(problem.draws, problem.labels, slopes, families, coefficients, directions, users)
     # The control is in units of the problem's values, and h, with its gradient, in its own.
     along *= problem.scale
     control = control * problem.scale
     return [Field(quantity.value, control[:, j], along[:, j]) for j, quantity in enumerate(quantities)]
 
 
-def _along(draws: Float[np.ndarray, "m d"], labels: Int[np.ndarray, " m"], *given: Any) -> Float[np.ndarray, "m p"]:
+def _along(
+    draws: Float[np.ndarray, "m d"],
+    labels: Int[np.ndarray, " m"],
+    slopes: Sequence[Float[np.ndarray, "m _"]],
+    families: Sequence[AbstractFamily],
+    coefficients: Float[np.ndarray, "k q p"],
+    directions: Mapping[int, Float[np.ndarray, " d"]],
+    users: Mapping[int, list[tuple[int, int]]],
+) -> Float[np.ndarray, "m p"]:
     """Return v·∇h of p quantities, with the coefficients that have not seen each state; zero on padding.
 
-    given : the slopes (m, r) of each quantity, families, coefficients (k, q, p), the direction of each coordinate, and
-        which quantities depend on it, as which of their own.
+    directions : of each coordinate. users : which quantities depend on it, as which of their own.
     """
-    *slopes, families, coefficients, directions, users = given
     starts = np.cumsum([0] + [family.size for family in families])
     found = np.zeros((len(labels), len(slopes)))
     for some in in_blocks(len(labels), coefficients.shape[1]):
@@ -381,7 +385,7 @@ def families_of_functions(
             jumps=np.array([len(own) for own in steps]),
             fine=False,
         )
-        field = coarse.field(np.asarray(problem.draws), np.asarray(problem.scores))
+        field = coarse.field(problem.draws, problem.scores)
         coarse = replace(coarse, normal=field.as_normal(problem.counts))
         fine = replace(coarse, knots=knots_of(values[problem.counts > 0, k]), steps=np.empty(0), fine=True)
         if sum(family.size for family, _ in found) + coarse.size + fine.size <= MOST_CONTROLS:

@@ -20,7 +20,7 @@ from mcmcpost.control.method import ROUNDING, FoldFit, Refits
 from mcmcpost.control.moments import Moments, Outline
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import combined_error, plain_variance
-from mcmcpost.core.arrays import StoredRows, in_blocks, is_large, over_rows, zeros
+from mcmcpost.core.arrays import in_blocks, is_large, zeros
 from mcmcpost.core.errors import Status
 from mcmcpost.solve import PositiveMatrix, blas_threads, cholesky_factor
 
@@ -165,25 +165,24 @@ class LinearFits(NamedTuple):
         if system.rows is not None:
             control[...] = _fitted(system.rows, problem.labels, self.in_basis(), np.asarray(refits.without_fold))
         else:
-            rows = (problem.draws, problem.scores)
-            given = (system.families, self.in_controls())
-            for index, part in over_rows(_fitted_of, rows, (problem.labels,), given):
-                control[index] = part
+            theta, labels = self.in_controls(), problem.labels
+            constants = np.zeros(theta[:, 0].shape)
+            for some in in_blocks(len(labels), theta.shape[1]):
+                x = controls_of(system.families, problem.draws[some], problem.scores[some])
+                control[some] = _fitted(x, labels[some], theta, constants)
         return FoldFit(self.mean, control, refits, self.doubt, self.status, self.method, self.info)
 
 
 def linear_system(problem: Problem, families: Sequence[AbstractFamily]) -> LinearSystem:
     """Return the system of a problem, whose draws are looked at twice.
 
-    Controls that are in memory, at most 32 MB of them, are made orthonormal by a QR decomposition; larger ones, and
-    those of draws that stay where they are stored, by a Cholesky factor of their sums, block by block, in memory of the
-    order of (folds)·q². Stored draws are read once more only for the fitted values.
+    Controls of at most 32 MB are made orthonormal by a QR decomposition; larger ones by a Cholesky factor of their
+    sums, block by block, in memory of the order of (folds)·q².
     """
     width = 1 + sum(family.size for family in families)
-    stored = isinstance(problem.draws, StoredRows)
     with blas_threads(np.cbrt(float(len(problem.counts)) * width * width)):
-        if stored or is_large(len(problem.counts) * width):
-            return _system_from_sums(problem, tuple(families), refine=not stored)
+        if is_large(len(problem.counts) * width):
+            return _system_from_sums(problem, tuple(families))
         return _system_in_memory(problem, tuple(families))
 
 
@@ -269,20 +268,11 @@ def _mix(
     return mix
 
 
-def _system_from_sums(problem: Problem, families: tuple[AbstractFamily, ...], *, refine: bool) -> LinearSystem:
-    rows, total = (problem.draws, problem.scores), problem.counts.sum()
-    width = 1 + sum(family.size for family in families)
-    arrays = (problem.labels, problem.counts, problem.values)
-
+def _system_from_sums(problem: Problem, families: tuple[AbstractFamily, ...]) -> LinearSystem:
     def look(*constants: np.ndarray) -> Moments:
-        given = (problem.folds.num_folds, families, *constants)
-        size = constants[0].shape[1] if constants else width
-        found = Moments.zero(problem.folds.num_folds, size, problem.values.shape[1])
-        for _, part in over_rows(_moments_of, rows, arrays, given, entries=found.gram.size + found.cross.size):
-            found += part
-        return found
+        return _moments_of(problem, families, *constants)
 
-    return system_of(look(), total, families, look if refine else None)
+    return system_of(look(), problem.counts.sum(), families, look)
 
 
 def system_of(
@@ -367,28 +357,24 @@ def _less_span(columns: Float[np.ndarray, "m k"], basis: Float[np.ndarray, "m r"
 
 
 def _moments_of(
-    draws: Float[np.ndarray, "m d"],
-    scores: Float[np.ndarray, "m d"],
-    labels: Int[np.ndarray, " m"],
-    counts: Float[np.ndarray, " m"],
-    values: Float[np.ndarray, "m p"],
-    num_folds: int,
+    problem: Problem,
     families: tuple[AbstractFamily, ...],
     mix: Float[np.ndarray, "q r"] | None = None,
     start: Float[np.ndarray, "r p"] | None = None,
 ) -> Moments:
-    """Return the moments of some states, block by block: of the controls, or of the basis and f − Qθ."""
-    width = 1 + sum(family.size for family in families)
+    """Return the moments of a problem, block by block: of the controls, or of the basis and f − Qθ."""
+    width, values, labels = 1 + sum(family.size for family in families), problem.values, problem.labels
 
     def blocks() -> Iterator[tuple[np.ndarray, ...]]:
         for some in in_blocks(len(labels), width):
-            x, f = controls_of(families, draws[some], scores[some]), values[some]
+            x, f = controls_of(families, problem.draws[some], problem.scores[some]), values[some]
             if mix is not None and start is not None:
                 x = x @ mix
                 f = f - x @ start
-            yield x, f, labels[some], counts[some]
+            yield x, f, labels[some], problem.counts[some]
 
-    return Moments.over_blocks(blocks(), num_folds, width if mix is None else mix.shape[1], values.shape[1])
+    size = width if mix is None else mix.shape[1]
+    return Moments.over_blocks(blocks(), problem.folds.num_folds, size, values.shape[1])
 
 
 class Part(NamedTuple):
@@ -618,18 +604,4 @@ def _fitted(
     for fold, (theta, constant) in enumerate(zip(coefficients, constants, strict=True)):
         own = np.flatnonzero(labels == fold)
         fitted[own] = rows[own] @ theta - constant
-    return fitted
-
-
-def _fitted_of(
-    draws: Float[np.ndarray, "m d"],
-    scores: Float[np.ndarray, "m d"],
-    labels: Int[np.ndarray, " m"],
-    families: tuple[AbstractFamily, ...],
-    theta: Float[np.ndarray, "k q1 p"],
-) -> Float[np.ndarray, "m p"]:
-    fitted = zeros((len(labels), theta.shape[2]))
-    for some in in_blocks(len(labels), theta.shape[1]):
-        x = controls_of(families, draws[some], scores[some])
-        fitted[some] = _fitted(x, labels[some], theta, np.zeros((len(theta), theta.shape[2])))
     return fitted

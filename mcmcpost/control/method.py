@@ -102,6 +102,11 @@ class AbstractControlVariate(eqx.Module):
     def label(self) -> str:
         """The method as reported, for example ``ZeroVariance(degree=2)``."""
 
+    @property
+    def from_sums(self) -> bool:
+        """Whether the estimate needs sums over the draws alone, as `mcmcpost.moments` has; see `families`."""
+        return False
+
     def coordinates(self, problem: Problem) -> Problem:
         """Return the problem in the coordinates of the linear families."""
         return problem
@@ -130,6 +135,10 @@ class AbstractControlVariate(eqx.Module):
 
 class PlainMean(AbstractControlVariate):
     """The plain posterior mean: no control variate."""
+
+    @property
+    def from_sums(self) -> bool:
+        return True
 
     @property
     def label(self) -> str:

@@ -4,7 +4,6 @@ States and integrands are standardised. A `Sample` is the integrands on one trac
 the same.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,13 +15,9 @@ from mcmcpost.control.folds import MOST_FOLDS, Folds, pad_rows, padded
 from mcmcpost.control.moments import Outline
 from mcmcpost.core.arguments import as_real, check_count
 from mcmcpost.core.arrays import (
-    StoredArray,
-    StoredRows,
     column_variance,
     columns_of,
     in_blocks,
-    over_chunks,
-    over_rows,
     sampling_step,
     zeros,
 )
@@ -30,7 +25,7 @@ from mcmcpost.core.errors import InputError, InputTypeError
 from mcmcpost.core.mcse import Weights, mean_over_draws, participants, variance_over_draws
 from mcmcpost.core.precision import ROUNDINGS, beyond_rounding, in_units, same_to_rounding, units_of
 from mcmcpost.scores import effective_size
-from mcmcpost.trace import Draws, Rows, States, StoredTrace, Trace, distinct_states, sampled
+from mcmcpost.trace import States, Trace, distinct_states, sampled
 
 MIN_FOLDS = 8
 """Folds of the cross-fitting by default, where the chains allow as many."""
@@ -48,8 +43,7 @@ SHORT_BLOCK = 2
 class Problem(NamedTuple):
     """A regression of integrands on Stein features at the distinct states of a trace.
 
-    draws, scores : (m, d) in standard coordinates z = L⁻¹(x−μ), Lᵀs; zero on padding. They are arrays, or rows that
-        stay where they are stored.
+    draws, scores : (m, d) in standard coordinates z = L⁻¹(x−μ), Lᵀs; zero on padding.
     values : (m, p) integrands, mean over the copies of a state, centred and of unit standard deviation.
     counts : (m,) copies of each state, zero on padding.
     chains : (m,) the chain in which each state was first visited, zero on padding; the states of a chain are in order.
@@ -66,8 +60,8 @@ class Problem(NamedTuple):
         effective sample size.
     """
 
-    draws: Float[Rows, "m d"]
-    scores: Float[Rows, "m d"]
+    draws: Float[np.ndarray, "m d"]
+    scores: Float[np.ndarray, "m d"]
     values: Float[np.ndarray, "m p"]
     counts: Float[np.ndarray, " m"]
     chains: Int[np.ndarray, " m"]
@@ -151,7 +145,7 @@ class Problem(NamedTuple):
 
 
 def make_problem(
-    trace: Trace | StoredTrace,
+    trace: Trace,
     values: Float[np.ndarray, "c n p"],
     *,
     states: States | None = None,
@@ -235,13 +229,9 @@ def _influence(columns: Float[np.ndarray, "m p"], counts: Float[np.ndarray, " m"
 
 def _standardised(
     states: States, shift: Float[np.ndarray, " d"], lower: Float[np.ndarray, "d d"]
-) -> tuple[Float[Rows, "m d"], Float[Rows, "m d"]]:
+) -> tuple[Float[np.ndarray, "m d"], Float[np.ndarray, "m d"]]:
     """Return draws and scores in standard coordinates, with rows of zeros up to a multiple of `PAD`."""
     draws, scores, m, d = states.draws, states.scores, len(states.counts), len(shift)
-    if isinstance(draws, StoredRows) and isinstance(scores, StoredRows):
-        inverse = np.linalg.solve(lower, np.eye(d)).T
-        moved = dataclasses.replace(draws, size=padded(m), shift=shift, matrix=inverse)
-        return moved, dataclasses.replace(scores, size=padded(m)) @ lower
     z, s = zeros((padded(m), d)), zeros((padded(m), d))
     for rows in in_blocks(m, 2 * d):
         z[rows] = scipy.linalg.solve_triangular(lower, (draws[rows] - shift).T, lower=True, check_finite=False).T
@@ -250,7 +240,7 @@ def _standardised(
 
 
 def standard_coordinates(
-    draws: Float[Draws, "c n d"], moments: tuple[Any, Any] | None = None, weights: Weights | None = None
+    draws: Float[np.ndarray, "c n d"], moments: tuple[Any, Any] | None = None, weights: Weights | None = None
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
     """Return μ and a lower triangular L of the map z = L⁻¹(x−μ).
 
@@ -274,17 +264,13 @@ def standard_coordinates(
 
 
 def _moments_of(
-    draws: Float[Draws, "c n d"], weights: Weights | None
+    draws: Float[np.ndarray, "c n d"], weights: Weights | None
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
     """Return the mean and the covariance of all draws, weighted where there are weights."""
     c, n, d = draws.shape
-    if weights is not None and not isinstance(draws, StoredArray):
+    if weights is not None:
         mean = weights.mean(draws)
         return mean, _scatter((draws - mean) * np.sqrt(weights.values)[..., None], np.zeros(d)) / (c * n)
-    if isinstance(draws, StoredArray):
-        mean = draws.mean
-        parts = over_chunks(_scatter, (draws.source,), lambda _: (mean,), entries=d**2)
-        return mean, sum((found for _, found in parts), np.zeros((d, d))) / (c * n)
     mean = draws.reshape(-1, d).mean(axis=0)
     return mean, _scatter(draws, mean) / (c * n)
 
@@ -329,7 +315,7 @@ class Options(NamedTuple):
     bad_scores: bool = False
     verified: bool = True
 
-    def check(self, trace: Trace | StoredTrace) -> None:
+    def check(self, trace: Trace) -> None:
         """Refuse folds that are fewer than two or more than the draws, and moments that are none of these."""
         chains, draws, d = trace.draws.shape
         cure, most = "Cross-fitting holds out one fold at a time: leave it out for eight.", max(chains * draws, 2)
@@ -339,7 +325,7 @@ class Options(NamedTuple):
 
 
 def draw_folds(
-    draws: Float[Draws, "c n d"], num_folds: int | None = None, weights: Weights | None = None
+    draws: Float[np.ndarray, "c n d"], num_folds: int | None = None, weights: Weights | None = None
 ) -> Int[np.ndarray, " m"]:
     """Return the fold of each draw, chains concatenated.
 
@@ -369,7 +355,7 @@ def draw_folds(
     return (first + block[None, :].astype(np.int32)).reshape(-1)
 
 
-def default_folds(draws: Float[Draws, "c n d"]) -> int:
+def default_folds(draws: Float[np.ndarray, "c n d"]) -> int:
     """Return how many folds there are by default: about eight, fewer where chains mix too slowly for so many blocks."""
     num_chains, num_draws, _ = draws.shape
     if num_chains >= MIN_FOLDS:
@@ -390,7 +376,7 @@ def are_few(num_draws: int | float, num_coordinates: int) -> bool:
     return bool(num_draws < max(20, 4 * num_coordinates))
 
 
-def autocorrelation_time(draws: Float[Draws, "c n d"]) -> float:
+def autocorrelation_time(draws: Float[np.ndarray, "c n d"]) -> float:
     """Return the median over coordinates of draws per effective draw, at least one; one where it is unknown.
 
     Of large arrays, whose every so many draws are looked at, it is at least the distance of these.
@@ -421,26 +407,14 @@ def sd_over_draws(values: Float[np.ndarray, "c n p"], weights: Weights | None) -
     return np.sqrt(variance_over_draws(values, weights))
 
 
-def _fewest_participants(draws: Float[Rows, "m d"], counts: Float[np.ndarray, " m"], weights: Weights | None) -> float:
+def _fewest_participants(
+    draws: Float[np.ndarray, "m d"], counts: Float[np.ndarray, " m"], weights: Weights | None
+) -> float:
     """Return the smallest of the `participants` of the coordinates of states."""
     if weights is not None:
         real = counts > 0
-        return float(participants(_influence(np.asarray(draws)[real], counts[real])).min())
-    if isinstance(draws, np.ndarray):
-        return float(participants(draws, counts).min())
-    centre = (draws.stored.mean - draws.shift) @ draws.matrix
-    parts = over_rows(_second_and_fourth, (draws,), (counts,), (centre,))
-    squares, fourths = sum((found for _, found in parts), np.zeros((2, len(centre))))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return float(np.where(squares > 0, squares**2 / fourths, counts.sum() / 3).min())
-
-
-def _second_and_fourth(
-    draws: Float[np.ndarray, "b d"], counts: Float[np.ndarray, " b"], centre: Float[np.ndarray, " d"]
-) -> Float[np.ndarray, "two d"]:
-    """Return the sums of second and fourth powers of centred coordinates."""
-    squares = (draws - centre) ** 2
-    return np.stack([counts @ squares, counts @ squares**2])
+        return float(participants(_influence(draws[real], counts[real])).min())
+    return float(participants(draws, counts).min())
 
 
 class Task(NamedTuple):
@@ -571,7 +545,7 @@ class Sample(NamedTuple):
         weights; NaN where nothing is unseen.
     """
 
-    trace: Trace | StoredTrace
+    trace: Trace
     names: tuple[str, ...]
     values: Float[np.ndarray, "c n p"]
     events: Bool[np.ndarray, " p"]
@@ -585,7 +559,7 @@ class Sample(NamedTuple):
     @classmethod
     def of(
         cls,
-        trace: Trace | StoredTrace,
+        trace: Trace,
         names: tuple[str, ...],
         values: Float[np.ndarray, "c n p"],
         events: Bool[np.ndarray, " p"] | None = None,

@@ -5,10 +5,9 @@ with the draws: of every fold the sums of `Moments`, of every short run of a cha
 in which residuals are linear, and some evenly spaced draws for what sums do not show, as tails.
 """
 
-import itertools
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,18 +15,18 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.estimate import Estimate, covariance_of
-from mcmcpost.control.features.families import AbstractFamily, Some, controls_of, from_json
-from mcmcpost.control.features.quantity import FunctionsOf
+from mcmcpost.control.features.families import from_json
+from mcmcpost.control.features.summed import ControlSet, Features, check_same_features
 from mcmcpost.control.linear import NEED, LinearFits, Part, choose_families, system_of
 from mcmcpost.control.method import PlainMean, Refits, columnwise
 from mcmcpost.control.moments import Moments, Outline
 from mcmcpost.control.problem import MIN_BLOCK, MIN_FOLDS, Options
 from mcmcpost.control.standard_errors import Columns, Residuals, combined_error, heavy_tailed, judge
 from mcmcpost.core.arrays import in_blocks
-from mcmcpost.core.errors import TRUSTED, InputError, Status
+from mcmcpost.core.errors import TRUSTED, InputError, Status, fault
 from mcmcpost.core.mcse import mcse_mean, participants
 from mcmcpost.core.precision import beyond_rounding
-from mcmcpost.scores import effective_size
+from mcmcpost.scores import ScoreError, effective_size
 
 if TYPE_CHECKING:
     import xarray
@@ -43,9 +42,6 @@ MOST_SAMPLED = 2_048
 
 LOST = 1e-10
 """Variance of residuals, of a quantity of unit variance, below which differences of sums have no digits of it."""
-
-SAME = 1e-6
-"""Relative distance of a control from the span of others up to which it is a combination of them."""
 
 
 class Layout(NamedTuple):
@@ -99,127 +95,18 @@ class Layout(NamedTuple):
         return draws * self.runs // self.draws
 
 
-class ControlSet(NamedTuple):
-    """The controls of one fit.
-
-    families, labels : as in `Features`. places : (q + 1,) of the constant and the controls among all.
-    columns : (k,) the quantities that they serve.
-    """
-
-    families: tuple[AbstractFamily, ...]
-    labels: tuple[str, ...]
-    places: Int[np.ndarray, " q1"]
-    columns: Int[np.ndarray, " k"]
-
-    def doubt(
-        self, columns: Int[np.ndarray, " j"], names: Sequence[str], ess: Float[np.ndarray, " p"]
-    ) -> Float[np.ndarray, " j"]:
-        """Return the errors of probabilities of not knowing where in a coordinate an event begins and ends.
-
-        That is between two of the draws that are kept. Of the others that lie there the residuals tell, as of a Poisson
-        number, to which one is added: where there is none, it may have been by chance.
-        """
-        first = self.families[0]
-        jumps = dict(zip(first.names, first.jumps, strict=True)) if isinstance(first, FunctionsOf) else {}
-        return np.sqrt([jumps.get(names[j], 0) for j in columns]) / ess[columns]
-
-
-class Features(NamedTuple):
-    """The controls of a trace, and the quantities, in the units in which both are summed.
-
-    coordinates : d labels of those that move. shift, scale : (d,) a coordinate is shift + scale·z. The scale is a power
-        of two, so that of two traces it is the same but for a few coordinates: products x_i s_j + x_j s_i in units of
-        another ratio are other controls.
-    families, labels : from small to large, and the method's label with each.
-    names : p labels of the quantities. location, unit : (p,) a quantity is location + unit·f. events : as in `Sample`.
-    """
-
-    coordinates: tuple[str, ...]
-    shift: Float[np.ndarray, " d"]
-    scale: Float[np.ndarray, " d"]
-    families: tuple[AbstractFamily, ...]
-    labels: tuple[str, ...]
-    names: tuple[str, ...]
-    location: Float[np.ndarray, " p"]
-    unit: Float[np.ndarray, " p"]
-    events: Bool[np.ndarray, " p"]
-
-    @property
-    def size(self) -> int:
-        """The number of controls, the constant included."""
-        return 1 + sum(family.size for family in self.families)
-
-    def sets(self) -> Iterator["ControlSet"]:
-        """Yield the controls of each fit: those for any quantity first, then those made for some."""
-        end = 1
-        for serves, group in itertools.groupby(zip(self.families, self.labels, strict=True), lambda one: one[0].serves):
-            families, labels = zip(*group, strict=True)
-            start, end = end, end + sum(family.size for family in families)
-            columns = [j for j, name in enumerate(self.names) if serves is None or name in serves]
-            places = np.concatenate([[0], np.arange(start, end)])
-            yield ControlSet(families, labels, places, np.array(columns, int))
-
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q1"]:
-        """Return the constant and the controls at some draws."""
-        return controls_of(self.families, (draws - self.shift) / self.scale, scores * self.scale)
-
-    def standard(self, values: Float[np.ndarray, "*b p"]) -> Float[np.ndarray, "*b p"]:
-        """Return quantities in the units in which they are summed."""
-        return (values - self.location) / self.unit
-
-    def is_same(self, other: "Features") -> bool:
-        """Return whether sums of both are sums of the same."""
-        arrays = ("shift", "scale", "location", "unit")
-        alike = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in arrays)
-        return alike and [own.to_json() for own in self.families] == [own.to_json() for own in other.families]
-
-    def select(self, kept: Bool[np.ndarray, " q"]) -> "Features":
-        """Return those of some controls."""
-        parts = np.split(kept, np.cumsum([family.size for family in self.families])[:-1])
-        chosen = [
-            (family if part.all() else Some(family, part), label)
-            for family, label, part in zip(self.families, self.labels, parts, strict=True)
-            if part.any()
-        ]
-        families, labels = zip(*chosen, strict=True) if chosen else ((), ())
-        return self._replace(families=families, labels=labels)
-
-    def in_terms_of(self, other: "Features") -> tuple[Float[np.ndarray, "r1 q1"], Bool[np.ndarray, " q1"]]:
-        """Return the map from other controls to these, and which of these are combinations of the others.
-
-        It is read off their values at random points: no family has to know how it changes with the units.
-        """
-        points = np.random.default_rng(0).normal(size=(2, 2 * max(self.size, other.size) + 8, len(self.shift)))
-        draws, scores = self.shift + self.scale * points[0], points[1] / self.scale
-        ours, theirs = self.controls(draws, scores), other.controls(draws, scores)
-        norms = np.linalg.norm(theirs, axis=0)
-        norms = np.where(norms > 0, norms, 1.0)
-        change = np.linalg.lstsq(theirs / norms, ours, rcond=1e-12)[0] / norms[:, None]
-        apart = np.linalg.norm(ours - theirs @ change, axis=0)
-        return change, apart <= SAME * np.linalg.norm(ours, axis=0)
-
-
-def check_same_features(features: Features, names: Sequence[str], coordinates: Sequence[str]) -> None:
-    """Refuse other quantities, or other coordinates that move, than those that are summed."""
-    for what, ours, theirs in (
-        ("quantities", features.names, names),
-        ("parameters", features.coordinates, coordinates),
-    ):
-        if ours != theirs:
-            others = sorted({*ours} ^ {*theirs}) or "another order"
-            raise InputError("moments", f"the same {what}", others, "Sum the same of every trace.")
-
-
 class Chains(NamedTuple):
     """Chains of one length: sums over their runs, and some of their draws.
 
-    layout : of the chains. fingerprints : (c,) numbers that tell each from others; see `fingerprints_of`.
+    layout : of the chains. fingerprints : numbers that tell each from others; see `fingerprints_of`.
+    start : of sums over a chunk the first chain, run and kept draw that the arrays are of; zeros of whole chains.
     counts : (c, r) draws of each run. controls, values : (c, r, q + 1), (c, r, p) sums over it, as summed in `Moments`.
     draws, scores, sample : (c, s, d) twice, (c, s, p) the draws that are kept, and the quantities there, as given.
     """
 
     layout: Layout
-    fingerprints: Int[np.ndarray, " c"]
+    fingerprints: Int[np.ndarray, " c0"]
+    start: tuple[int, int, int]
     counts: Float[np.ndarray, "c r"]
     controls: Float[np.ndarray, "c r q1"]
     values: Float[np.ndarray, "c r p"]
@@ -228,20 +115,28 @@ class Chains(NamedTuple):
     sample: Float[np.ndarray, "c s p"]
 
     @classmethod
-    def zero(cls, layout: Layout, fingerprints: Int[np.ndarray, " c"], features: Features) -> "Chains":
-        """Return those of no draw."""
-        c, r, s = layout.chains, layout.runs, len(layout.sampled)
+    def zero(
+        cls, layout: Layout, fingerprints: Int[np.ndarray, " c0"], features: Features, chains: slice, draws: slice
+    ) -> "Chains":
+        """Return those of no draw, with room for a chunk."""
+        (first, last), step = layout.run_of(np.array([draws.start, draws.stop - 1])), layout.step
+        kept = -(-draws.start // step), -(-draws.stop // step)
+        c, r, s = chains.stop - chains.start, last + 1 - first, kept[1] - kept[0]
         d, p = len(features.shift), len(features.names)
         shapes = [(c, r), (c, r, features.size), (c, r, p), (c, s, d), (c, s, d), (c, s, p)]
-        return cls(layout, fingerprints, *map(np.zeros, shapes))
+        return cls(layout, fingerprints, (chains.start, int(first), kept[0]), *map(np.zeros, shapes))
 
     def __add__(self, other: "Chains") -> "Chains":  # type: ignore[override]
         """Return the sums over other draws of the same chains too."""
-        return Chains(*self[:2], *(one + two for one, two in zip(self[2:], other[2:], strict=True)))
+        chain, run, kept = map(min, self.start, other.start)
+        (c, r, k), (c1, r1, k1) = self.start, other.start
+        runs = (sum_at(one, (c, r), two, (c1, r1)) for one, two in zip(self[3:6], other[3:6], strict=True))
+        draws = (sum_at(one, (c, k), two, (c1, k1)) for one, two in zip(self[6:], other[6:], strict=True))
+        return Chains(self.layout, self.fingerprints, (chain, run, kept), *runs, *draws)
 
     def thinned(self, step: int) -> "Chains":
         """Return the chains with every `step`-th draw kept, a multiple of the present step by a power of two."""
-        draws, scores, sample = (part[:, :: step // self.layout.step] for part in self[5:])
+        draws, scores, sample = (part[:, :: step // self.layout.step] for part in self[6:])
         return self._replace(layout=self.layout._replace(step=step), draws=draws, scores=scores, sample=sample)
 
     def with_longer_runs(self) -> "Chains":
@@ -249,18 +144,32 @@ class Chains(NamedTuple):
         c, r = self.counts.shape
         if r == (1 if self.layout.of_whole_chains else MIN_FOLDS):
             return self
-        sums = (part.reshape(c, r // 2, 2, *part.shape[2:]).sum(axis=2) for part in self[2:5])
+        sums = (part.reshape(c, r // 2, 2, *part.shape[2:]).sum(axis=2) for part in self[3:6])
         counts, controls, values = sums
         return self._replace(layout=self.layout._replace(runs=r // 2), counts=counts, controls=controls, values=values)
+
+
+def sum_at(
+    one: Float[np.ndarray, "..."], start: tuple[int, ...], two: Float[np.ndarray, "..."], other: tuple[int, ...]
+) -> Float[np.ndarray, "..."]:
+    """Return the sum of two parts of one array, which begin at these places, on the smallest box that holds both."""
+    axes = len(start)
+    low = np.minimum(start, other)
+    high = np.maximum(np.add(start, one.shape[:axes]), np.add(other, two.shape[:axes]))
+    found = np.zeros((*(high - low), *one.shape[axes:]))
+    for part, place in ((one, start), (two, other)):
+        found[tuple(slice(i, i + n) for i, n in zip(place - low, part.shape, strict=False))] += part
+    return found
 
 
 class Sums(NamedTuple):
     """The sums over some draws of chains of one length.
 
-    moments : of every fold. chains : of every run.
+    fold : the first of which there are moments; zero of all draws. moments : of folds. chains : of runs.
     low, high : (p,) the range of each quantity. missing : (p,) draws at which it is not finite.
     """
 
+    fold: int
     moments: Moments
     chains: Chains
     low: Float[np.ndarray, " p"]
@@ -270,7 +179,10 @@ class Sums(NamedTuple):
     def __add__(self, other: "Sums") -> "Sums":  # type: ignore[override]
         """Return the sums over other draws of the same chains too."""
         low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
-        return Sums(self.moments + other.moments, self.chains + other.chains, low, high, self.missing + other.missing)
+        starts = (self.fold,), (other.fold,)
+        moments = (sum_at(a, starts[0], b, starts[1]) for a, b in zip(self.moments, other.moments, strict=True))
+        chains, missing = self.chains + other.chains, self.missing + other.missing
+        return Sums(min(self.fold, other.fold), Moments(*moments), chains, low, high, missing)
 
 
 def sums_of(
@@ -287,28 +199,34 @@ def sums_of(
     layout, fingerprints : of the trace. draws, scores : of the coordinates that move.
     place : the chain and the draw at which the chunk begins.
     """
-    p, folds = values.shape[-1], layout.folds
-    found, moments = Chains.zero(layout, fingerprints, features), Moments.zero(MIN_FOLDS, features.size, p)
+    p, (c, n), at_most = values.shape[-1], draws.shape[:2], features.size + values.shape[-1]
+    chains, every = slice(place[0], place[0] + c), np.arange(place[1], place[1] + n)
+    found = Chains.zero(layout, fingerprints, features, chains, slice(place[1], place[1] + n))
+    _, run, kept_before = found.start
+    # Only the runs and folds that the chunk has: what comes back of it is small beside the sums over all draws.
+    folds = layout.folds[chains, layout.run_of(every)]
+    fold, num_folds = int(folds.min()), int(folds.max() - folds.min()) + 1
+    moments = Moments.zero(num_folds, features.size, p)
     low, high, missing = np.full(p, np.inf), np.full(p, -np.inf), np.zeros(p)
-    for chain, own in enumerate(zip(draws, scores, values, strict=True), place[0]):
-        for some in in_blocks(len(own[0]), features.size + p):
+    for chain, own in enumerate(zip(draws, scores, values, strict=True)):
+        for some in in_blocks(n, at_most):
             x, s, f = (part[some].astype(float) for part in own)
-            at = place[1] + np.arange(some.start, some.stop)
-            _check_finite(x, s, chain, layout.start + at)
+            at = every[some]
+            _check_finite(x, s if features.families else x, place[0] + chain, layout.start + at)
             low, high, finite = np.fmin(low, f.min(axis=0)), np.fmax(high, f.max(axis=0)), np.isfinite(f)
             missing += (~finite).sum(axis=0)
             kept = np.flatnonzero(at % layout.step == 0)
             for sample, part in zip((found.draws, found.scores, found.sample), (x, s, f), strict=True):
-                sample[chain, at[kept] // layout.step] = part[kept]
+                sample[chain, at[kept] // layout.step - kept_before] = part[kept]
             controls, f = features.controls(x, s), np.where(finite, features.standard(f), 0.0)
-            runs = layout.run_of(at)
+            runs = layout.run_of(at) - run
             first = np.flatnonzero(np.diff(runs, prepend=-1))
             # A run that goes on in another block, or chunk, has sums in both.
             found.counts[chain, runs[first]] += np.diff(first, append=len(at))
             found.controls[chain, runs[first]] += np.add.reduceat(controls, first)
             found.values[chain, runs[first]] += np.add.reduceat(f, first)
-            moments += Moments.of(controls, f, folds[chain, runs], np.ones(len(at)), MIN_FOLDS)
-    return Sums(moments, found, low, high, missing)
+            moments += Moments.of(controls, f, folds[chain, some] - fold, np.ones(len(at)), num_folds)
+    return Sums(fold, moments, found, low, high, missing)
 
 
 TELLING = 8
@@ -322,10 +240,11 @@ def fingerprints_of(starts: Float[np.ndarray, "c t d"]) -> Int[np.ndarray, " c"]
 
 
 def _check_finite(x: Float[np.ndarray, "b d"], s: Float[np.ndarray, "b d"], chain: int, at: np.ndarray) -> None:
-    bad = ~(np.isfinite(x).all(axis=1) & np.isfinite(s).all(axis=1))
-    if bad.any():
-        got = f"NaN or infinity at chain {chain}, draw {at[np.argmax(bad)]}, the first of {bad.sum()} in a block"
-        raise InputError("moments", "finite draws and scores", got, "Remove them.")
+    for what, rows, error in (("draws", x, InputError), ("scores", s, ScoreError)):
+        bad = ~np.isfinite(rows).all(axis=1)
+        if bad.any():
+            got = f"NaN or infinity at chain {chain}, draw {at[np.argmax(bad)]}, the first of {bad.sum()} in a block"
+            raise error(fault("moments", f"finite {what}", got, "Remove these draws, or compute the scores again."))
 
 
 class TraceMoments(NamedTuple):
@@ -449,7 +368,8 @@ class TraceMoments(NamedTuple):
             arrays[name] = getattr(features, name)
         arrays |= self.moments._asdict() | {name: getattr(self, name) for name in ("low", "high", "missing")}
         for number, group in enumerate(self.groups):
-            arrays |= {f"{name}_{number}": part for name, part in group._asdict().items() if name != "layout"}
+            parts = group._asdict().items()
+            arrays |= {f"{name}_{number}": part for name, part in parts if name not in ("layout", "start")}
         dims = {name: [f"{name}_{axis}" for axis in range(part.ndim)] for name, part in arrays.items()}
         variables = {
             name: (dims[name], part.astype(np.int8) if part.dtype == bool else part) for name, part in arrays.items()
@@ -505,6 +425,7 @@ class TraceMoments(NamedTuple):
         if len({one.shape[1] for one in series}) > 1:
             series = [np.concatenate([one.reshape(1, -1, p) for one in series], axis=1)]
         rows = features.location + features.unit * np.concatenate(series)
+        info["num_runs"] = rows.shape[1]
         return Estimate(
             names=features.names,
             mean=found.mean,
@@ -672,7 +593,12 @@ def stored_moments(tree: "xarray.DataTree") -> TraceMoments:
         high=arrays["high"],
         missing=arrays["missing"],
         groups=tuple(
-            Chains(layout, *(arrays[f"{name}_{number}"] for name in Chains._fields[1:]))
+            Chains(
+                layout,
+                arrays[f"fingerprints_{number}"],
+                (0, 0, 0),
+                *(arrays[f"{name}_{number}"] for name in Chains._fields[3:]),
+            )
             for number, layout in enumerate(layouts)
         ),
         verified=facts["verified"],

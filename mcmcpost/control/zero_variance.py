@@ -123,6 +123,10 @@ class ZeroVariance(AbstractControlVariate):
     def label(self) -> str:
         return f"ZeroVariance(degree={self.degree})"
 
+    @property
+    def from_sums(self) -> bool:
+        return self.penalty is None or isinstance(self.penalty, LeastSquares)
+
     def crossfit(self, problem: Problem) -> FoldFit:
         found = self.linear(problem)
         if found is None:
@@ -222,6 +226,10 @@ class Structured(AbstractControlVariate):
     @property
     def label(self) -> str:
         return "Structured()"
+
+    @property
+    def from_sums(self) -> bool:
+        return True
 
     def crossfit(self, problem: Problem) -> FoldFit:
         found = self.fields(problem)

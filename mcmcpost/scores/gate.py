@@ -24,7 +24,7 @@ from mcmcpost.scores.identities import (
     z_zero_mean,
 )
 from mcmcpost.scores.log_density import Misfit, misfit
-from mcmcpost.trace import StoredTrace, Trace, finite_columns, moving, sampled, without_fixed
+from mcmcpost.trace import Trace, moving, sampled, without_fixed
 
 _SHOWN = 5
 
@@ -36,9 +36,9 @@ def listed(names: tuple[str, ...], which: Bool[np.ndarray, " d"]) -> str:
     return ", ".join(chosen[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def where_not_finite(trace: Trace | StoredTrace) -> str:
+def where_not_finite(trace: Trace) -> str:
     """Return the message for NaN or infinite scores: how many draws, the first place, the coordinates, the cure."""
-    bad = ~np.isfinite(np.asarray(trace.scores))
+    bad = ~np.isfinite(trace.scores)
     chain, draw, _ = np.argwhere(bad)[0]
     count, size = int(bad.any(-1).sum()), bad[..., 0].size
     cause, cure = "failed there, as a failed ODE solve does", "Drop these draws, or compute"
@@ -261,7 +261,7 @@ class ScoreCheck(NamedTuple):
         return self.verdict != "pass" and self.pattern != "too_few_draws"
 
 
-def check_scores(trace: Trace | StoredTrace, log_density: Float[np.ndarray, "c n"] | None = None) -> ScoreCheck:
+def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = None) -> ScoreCheck:
     """Test that the scores of `trace` are those of its draws.
 
     E[s] = 0 and E[(x_i − x̄_i) s_j] = −δ_ij, with ESS-aware errors and a Bonferroni threshold at level 1e-4 over all
@@ -288,7 +288,7 @@ def check_scores(trace: Trace | StoredTrace, log_density: Float[np.ndarray, "c n
     ScoreCheck : non-finite scores and recognised mistakes are errors; constant scores, bounded supports, chains that
         disagree and failures that are not recognised are warnings.
     """
-    if not finite_columns(trace.scores).all():
+    if not np.isfinite(trace.scores).all():
         empty = _untested(trace.draws.shape[-1])
         return empty._replace(verdict="error", pattern="nonfinite", message=where_not_finite(trace))
     if (text := _rounded(Trace(sampled(trace.draws), sampled(trace.scores), trace.names))) is not None:

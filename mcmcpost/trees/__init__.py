@@ -2,7 +2,7 @@
 
 from mcmcpost.trees.arrays import from_arrays
 from mcmcpost.trees.attach import Target, attach_scores, read_density, read_target
-from mcmcpost.trees.convention import draws_and_scores, read_stored_trace, read_trace, read_weights
+from mcmcpost.trees.convention import draws_and_scores, read_trace, read_weights
 from mcmcpost.trees.diagnostics import (
     Convergence,
     ConvergenceWarning,
@@ -61,7 +61,6 @@ __all__ = [
     "posterior_variables",
     "read_density",
     "read_ladder",
-    "read_stored_trace",
     "read_target",
     "read_trace",
     "read_weights",

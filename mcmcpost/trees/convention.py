@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mcmcpost.core.arguments import as_float64, as_real, check_tree_type
-from mcmcpost.core.arrays import is_chunked
+from mcmcpost.core.arrays import read_values
 from mcmcpost.core.errors import InputError, InputTypeError, fault
 from mcmcpost.core.mcse import Weights
-from mcmcpost.trace import StoredTrace, Trace, check_same_order, make_stored_trace, make_trace
+from mcmcpost.trace import Trace, check_same_order, make_trace
 
 if TYPE_CHECKING:
     import xarray
@@ -72,19 +72,9 @@ def read_trace(tree: "xarray.DataTree", *, weighted: bool = False) -> Trace:
     draws, scores, names = draws_and_scores(tree)
     if not weighted:
         refuse_weights("read_trace", tree)
-    trace = make_trace(draws.values, scores.values, names, copy=False)
+    x, s = (read_values(part, np.float64) for part in (draws, scores))
+    trace = make_trace(x, s, names, copy=False)
     return trace._replace(weights=read_weights("read_trace", tree, trace.draws.shape[:2]))
-
-
-def read_stored_trace(tree: "xarray.DataTree", *, weighted: bool = False) -> Trace | StoredTrace:
-    """Return as `read_trace` the draws and scores of a tree, large ones that are in chunks of dask where they are.
-
-    Weighted draws are read into memory.
-    """
-    draws, scores, names = draws_and_scores(tree)
-    if is_chunked(draws) and is_chunked(scores) and not has_weights(tree):
-        return make_stored_trace(draws.data, scores.data, names)
-    return read_trace(tree, weighted=weighted)
 
 
 def draws_and_scores(tree: "xarray.DataTree") -> "tuple[xarray.DataArray, xarray.DataArray, tuple[str, ...] | None]":

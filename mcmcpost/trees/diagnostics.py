@@ -12,7 +12,7 @@ from mcmcpost.core.errors import fault, warn
 from mcmcpost.core.mcse import GOOD_KHAT, Weights, mcse_mean, mean_over_draws, rank_rhat
 from mcmcpost.core.precision import unit_of_text
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores, effective_size
-from mcmcpost.trace import StoredTrace, Trace
+from mcmcpost.trace import Trace
 from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, read_trace, read_weights
 from mcmcpost.trees.files import starts_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def gate(
-    trace: Trace | StoredTrace, allow_bad_scores: bool = False, log_density: Float[np.ndarray, "c n"] | None = None
+    trace: Trace, allow_bad_scores: bool = False, log_density: Float[np.ndarray, "c n"] | None = None
 ) -> ScoreCheck:
     """Test the scores of `trace`; raise on an error, warn on a warning.
 
@@ -349,9 +349,7 @@ def gradient_difference(stored: Float[np.ndarray, "c n d"], model: Float[np.ndar
     return float(np.sqrt(((stored[both] - model[both]) ** 2).sum()) / size) if size > 0 else 0.0
 
 
-def recorded_log_densities(
-    tree: "xarray.DataTree", trace: Trace | StoredTrace
-) -> Iterator[tuple[str, Float[np.ndarray, "c n"]]]:
+def recorded_log_densities(tree: "xarray.DataTree", trace: Trace) -> Iterator[tuple[str, Float[np.ndarray, "c n"]]]:
     """Yield the name and the values of each log density that the sampler recorded at the draws of its trace.
 
     Some values may be NaN or infinite: a density counts as recorded where at least half of them are finite.
@@ -369,7 +367,7 @@ def recorded_log_densities(
             yield name, recorded.astype(np.float64) if recorded.dtype.itemsize > 8 else recorded  # LAPACK ends there
 
 
-def recorded_log_density(tree: "xarray.DataTree", trace: Trace | StoredTrace) -> Float[np.ndarray, "c n"] | None:
+def recorded_log_density(tree: "xarray.DataTree", trace: Trace) -> Float[np.ndarray, "c n"] | None:
     """Return the first of `recorded_log_densities`, and None where there is none."""
     return next((values for _, values in recorded_log_densities(tree, trace)), None)
 

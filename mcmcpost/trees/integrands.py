@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 
 from mcmcpost.control import MOMENTS
 from mcmcpost.core.arguments import check_function, check_kind, check_tree_type
-from mcmcpost.core.arrays import ENTRIES, is_chunked, merged, read_chunks, slices_of, zeros
+from mcmcpost.core.arrays import ENTRIES, is_chunked, merged, read_values, slices_of, zeros
 from mcmcpost.core.errors import InputError, InputTypeError, warn
 from mcmcpost.core.precision import NOT_TRACEABLE, in_either_precision
 from mcmcpost.core.runtime import did_you_mean
@@ -136,13 +136,6 @@ class PosteriorVariables(NamedTuple):
     def elements_of(self, name: str) -> Integrands:
         """Return the named elements of a usable variable, of a float64 variable without a copy."""
         return named_values(self.usable[name])
-
-
-def read_values(variable: "xarray.DataArray", dtype: type | None = None) -> np.ndarray:
-    """Return the values of a variable: large ones in chunks of dask are read by chunks, as `dtype`."""
-    if is_chunked(variable):
-        return read_chunks(variable.data, variable.dtype if dtype is None else dtype)
-    return variable.values
 
 
 def posterior_variables(tree: "xarray.DataTree") -> PosteriorVariables:

@@ -249,9 +249,7 @@ def coordinate(problem: Problem, j: int) -> Quantity:
 
 def _columns(problem: Problem, places: Sequence[int]) -> Float[np.ndarray, "m r"]:
     """Return some coordinates at all states, in memory."""
-    if isinstance(problem.draws, np.ndarray):
-        return problem.draws[:, places]
-    return (problem.draws @ np.eye(problem.draws.shape[1])[:, places])[:]
+    return problem.draws[:, places]
 
 
 MOST_PLACES = 8

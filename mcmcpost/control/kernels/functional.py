@@ -35,7 +35,7 @@ from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import judged_variance, residual_variance, tail_inflation
 from mcmcpost.control.zero_variance import HIGHEST_DEGREE, MIN_GIVEN, MIN_TRAIN, has_enough
 from mcmcpost.core.arguments import check_count, check_kind, check_number
-from mcmcpost.core.arrays import columns_of, in_blocks, over_rows, zeros
+from mcmcpost.core.arrays import columns_of, in_blocks, zeros
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.mcse import participants
 from mcmcpost.solve import Cholesky, ConjugateGradients
@@ -320,8 +320,7 @@ def _fit_some(
 ) -> FoldFit:
     """Return the fit of the integrands that have a setting, on the states of `part` alone; NaN for others.
 
-    The fits without each fold are evaluated at all states of the problem, of stored draws chunk by chunk, and the
-    residuals make the estimate.
+    The fits without each fold are evaluated at all states of the problem, and the residuals make the estimate.
     """
     p = problem.values.shape[1]
     mean, control = np.full(p, np.nan), zeros(problem.values.shape)
@@ -339,9 +338,7 @@ def _fit_some(
     asked = np.concatenate([setting.members for setting in settings])
     d = problem.draws.shape[1]
     resolved = np.concatenate([np.full(len(each.members), each.num_resolved(d)) for each in settings])
-    states, labels = (problem.draws, problem.scores), problem.labels
-    for index, found in over_rows(_at_states, states, (labels,), (features, rules)):
-        control[index[:, None] if isinstance(index, np.ndarray) else index, asked] = found
+    control[:, asked] = _at_states(problem.draws, problem.scores, problem.labels, features, rules)
     own = problem.select(asked)
     mean[asked], again = mean_of_residuals(own, columns_of(control, asked))
     for means, found in zip(refits, again, strict=True):

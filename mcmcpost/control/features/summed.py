@@ -1,0 +1,126 @@
+"""The controls of a trace and the quantities, in the units in which both are summed."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from mcmcpost.control.features.families import AbstractFamily, Some, controls_of
+from mcmcpost.control.features.quantity import FunctionsOf
+from mcmcpost.core.errors import InputError
+
+SAME = 1e-6
+"""Relative distance of a control from the span of others up to which it is a combination of them."""
+
+
+class ControlSet(NamedTuple):
+    """The controls of one fit.
+
+    families, labels : as in `Features`. places : (q + 1,) of the constant and the controls among all.
+    columns : (k,) the quantities that they serve.
+    """
+
+    families: tuple[AbstractFamily, ...]
+    labels: tuple[str, ...]
+    places: Int[np.ndarray, " q1"]
+    columns: Int[np.ndarray, " k"]
+
+    def doubt(
+        self, columns: Int[np.ndarray, " j"], names: Sequence[str], ess: Float[np.ndarray, " p"]
+    ) -> Float[np.ndarray, " j"]:
+        """Return the errors of probabilities of not knowing where in a coordinate an event begins and ends.
+
+        That is between two of the draws that are kept. Of the others that lie there the residuals tell, as of a Poisson
+        number, to which one is added: where there is none, it may have been by chance.
+        """
+        first = self.families[0]
+        jumps = dict(zip(first.names, first.jumps, strict=True)) if isinstance(first, FunctionsOf) else {}
+        return np.sqrt([jumps.get(names[j], 0) for j in columns]) / ess[columns]
+
+
+class Features(NamedTuple):
+    """The controls of a trace, and the quantities, in the units in which both are summed.
+
+    coordinates : d labels of those that move. shift, scale : (d,) a coordinate is shift + scale·z. The scale is a power
+        of two, so that of two traces it is the same but for a few coordinates: products x_i s_j + x_j s_i in units of
+        another ratio are other controls.
+    families, labels : from small to large, and the method's label with each.
+    names : p labels of the quantities. location, unit : (p,) a quantity is location + unit·f. events : as in `Sample`.
+    """
+
+    coordinates: tuple[str, ...]
+    shift: Float[np.ndarray, " d"]
+    scale: Float[np.ndarray, " d"]
+    families: tuple[AbstractFamily, ...]
+    labels: tuple[str, ...]
+    names: tuple[str, ...]
+    location: Float[np.ndarray, " p"]
+    unit: Float[np.ndarray, " p"]
+    events: Bool[np.ndarray, " p"]
+
+    @property
+    def size(self) -> int:
+        """The number of controls, the constant included."""
+        return 1 + sum(family.size for family in self.families)
+
+    def sets(self) -> Iterator["ControlSet"]:
+        """Yield the controls of each fit: those for any quantity first, then those made for some."""
+        end = 1
+        for serves, group in itertools.groupby(zip(self.families, self.labels, strict=True), lambda one: one[0].serves):
+            families, labels = zip(*group, strict=True)
+            start, end = end, end + sum(family.size for family in families)
+            columns = [j for j, name in enumerate(self.names) if serves is None or name in serves]
+            places = np.concatenate([[0], np.arange(start, end)])
+            yield ControlSet(families, labels, places, np.array(columns, int))
+
+    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q1"]:
+        """Return the constant and the controls at some draws."""
+        return controls_of(self.families, (draws - self.shift) / self.scale, scores * self.scale)
+
+    def standard(self, values: Float[np.ndarray, "*b p"]) -> Float[np.ndarray, "*b p"]:
+        """Return quantities in the units in which they are summed."""
+        return (values - self.location) / self.unit
+
+    def is_same(self, other: "Features") -> bool:
+        """Return whether sums of both are sums of the same."""
+        arrays = ("shift", "scale", "location", "unit")
+        alike = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in arrays)
+        return alike and [own.to_json() for own in self.families] == [own.to_json() for own in other.families]
+
+    def select(self, kept: Bool[np.ndarray, " q"]) -> "Features":
+        """Return those of some controls."""
+        parts = np.split(kept, np.cumsum([family.size for family in self.families])[:-1])
+        chosen = [
+            (family if part.all() else Some(family, part), label)
+            for family, label, part in zip(self.families, self.labels, parts, strict=True)
+            if part.any()
+        ]
+        families, labels = zip(*chosen, strict=True) if chosen else ((), ())
+        return self._replace(families=families, labels=labels)
+
+    def in_terms_of(self, other: "Features") -> tuple[Float[np.ndarray, "r1 q1"], Bool[np.ndarray, " q1"]]:
+        """Return the map from other controls to these, and which of these are combinations of the others.
+
+        It is read off their values at random points: no family has to know how it changes with the units.
+        """
+        points = np.random.default_rng(0).normal(size=(2, 2 * max(self.size, other.size) + 8, len(self.shift)))
+        draws, scores = self.shift + self.scale * points[0], points[1] / self.scale
+        ours, theirs = self.controls(draws, scores), other.controls(draws, scores)
+        norms = np.linalg.norm(theirs, axis=0)
+        norms = np.where(norms > 0, norms, 1.0)
+        change = np.linalg.lstsq(theirs / norms, ours, rcond=1e-12)[0] / norms[:, None]
+        apart = np.linalg.norm(ours - theirs @ change, axis=0)
+        return change, apart <= SAME * np.linalg.norm(ours, axis=0)
+
+
+def check_same_features(features: Features, names: Sequence[str], coordinates: Sequence[str]) -> None:
+    """Refuse other quantities, or other coordinates that move, than those that are summed."""
+    for what, ours, theirs in (
+        ("quantities", features.names, names),
+        ("parameters", features.coordinates, coordinates),
+    ):
+        if ours != theirs:
+            others = sorted({*ours} ^ {*theirs}) or "another order"
+            raise InputError("moments", f"the same {what}", others, "Sum the same of every trace.")
