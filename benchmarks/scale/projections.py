@@ -4,8 +4,9 @@
 
 Nothing of that size is run. Measured are the CPU seconds of
 
-- a reduction at degree one of a generated trace in chunks (50 parameters, 5 integrands), by two sizes: what the
-  functions of the chunks take, the making of the draws included, and what the client takes beside them, for each draw;
+- a reduction at degree one of a generated trace in chunks (50 parameters, 5 integrands), by two sizes: what the tasks
+  take, the making of the draws and the additions included, and what the client takes beside them, for each draw; and
+  how large the sums are that a task returns;
 - the gradients of the Lotka–Volterra posterior at a batch of draws, as many as one GPU has chains of a ladder;
 - an entry of a Stein kernel matrix (8 coordinates) in a product.
 
@@ -16,6 +17,7 @@ batch of a ladder. Its 16 chains are too few to fill a GPU, which waits for its 
 default it is taken to be no faster. The network and the reading of the store are not in the seconds.
 """
 
+import pickle
 import time
 from typing import Any
 
@@ -31,13 +33,14 @@ from numpyro.infer.util import initialize_model
 import mcmcpost as mp
 from benchmarks._command import Command
 from benchmarks._table import emit
-from benchmarks.scale.lazy_traces import INTEGRANDS, generated
+from benchmarks.scale.lazy_traces import generated
+from mcmcpost.control import Sums
 from mcmcpost.stein import InverseMultiquadric, SteinTile
 from mcmcpost.stein.products import TileOperator, tile_diagonal
 from models import lotka_volterra
 
-PARAMETERS, PASSES = 50, 8
-"""The parameters of the trace, and how often draws or scores are read: draws five times, scores three times."""
+PARAMETERS, PASSES = 50, 4
+"""The parameters of the trace, and how often draws or scores are read: both twice, first for every so many."""
 
 RUNGS, CHAINS, GPUS, LADDER_DRAWS, LEAPFROGS = 31, 4, 8, 4_000, 16
 """A ladder: chains of each rung, GPUs, iterations with warm-up, and gradients of an iteration."""
@@ -47,17 +50,21 @@ WEIGHTED, COORDINATES, PRODUCTS, RANK = 10_000_000, 8, 20, 100
 
 
 class TaskSeconds(Callback):
-    """CPU seconds of all tasks of dask, run one after the other."""
+    """CPU seconds of all tasks of dask, run one after the other, and the bytes of the sums that they return."""
 
     def __init__(self) -> None:
         self.seconds = self.start = 0.0
+        self.bytes = self.last = 0
         super().__init__(pretask=self._begin, posttask=self._end)
 
     def _begin(self, *_: Any) -> None:
         self.start = time.process_time()
 
-    def _end(self, *_: Any) -> None:
+    def _end(self, _key: Any, value: Any, *_: Any) -> None:
         self.seconds += time.process_time() - self.start
+        if isinstance(value, Sums):
+            self.last = len(pickle.dumps(value))
+            self.bytes += self.last
 
 
 def main() -> None:
@@ -74,30 +81,29 @@ def main() -> None:
 def store(gigabytes: list[float], workers: int) -> dict[str, Any]:
     """Return a reduction of a billion draws of a Zarr store."""
     reduced(gigabytes[0])  # compiles
-    (few, some), (many, more) = (reduced(size) for size in gigabytes)
+    (few, some, _), (many, more, tasks) = (reduced(size) for size in gigabytes)
     chunks, client = (more - some) / (many - few)
-    draws, p = 1e9, len(INTEGRANDS)
-    sent = 8 * (2 * p + 4)  # values and fitted values, row numbers, counts, folds and labels
-    kept = 8 * (5 * p + 6)  # values twice, in units, fitted, residuals; the same vectors
+    draws = 1e9
+    returned = tasks.bytes * draws / many  # every task returns its sums once, to a worker that adds them
     return {
         "problem": f"{draws:.0e} draws of a store, {workers} workers",
         "rate of a core": f"{1e6 * chunks:.2f} + {1e6 * client:.2f} µs a draw",
         "worker s": draws * chunks / workers,
         "client s": draws * client,
-        "worker GB": draws * (8 * PASSES * PARAMETERS + sent) / workers / 1e9,
-        "client GB": draws * sent / 1e9,
+        "worker GB": (draws * 8 * PASSES * PARAMETERS + returned) / workers / 1e9,
+        "client GB": tasks.last / 1e9,
         "worker memory GB": 0.5,
-        "client memory GB": draws * kept / 1e9,
+        "client memory GB": 2 * tasks.last / 1e9,
     }
 
 
-def reduced(gigabytes: float) -> tuple[int, np.ndarray]:
-    """Return the draws of a reduction, and the CPU seconds of the chunks and of the rest."""
+def reduced(gigabytes: float) -> tuple[int, np.ndarray, TaskSeconds]:
+    """Return the draws of a reduction, the CPU seconds of the tasks and of the rest, and what the tasks returned."""
     tree, start = generated(gigabytes, PARAMETERS), time.process_time()
     with dask.config.set(scheduler="synchronous"), TaskSeconds() as tasks:
         found = mp.expectation(tree, sorted(map(str, tree["posterior"].data_vars)), "zv1")
-    size = found.residuals.shape[0] * found.residuals.shape[1]
-    return size, np.array([tasks.seconds, time.process_time() - start - tasks.seconds])
+    seconds = time.process_time() - start
+    return found.info["num_draws"], np.array([tasks.seconds, seconds - tasks.seconds]), tasks
 
 
 def ladder(gpu: float) -> dict[str, Any]:

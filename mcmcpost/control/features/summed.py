@@ -35,7 +35,7 @@ class ControlSet(NamedTuple):
         That is between two of the draws that are kept. Of the others that lie there the residuals tell, as of a Poisson
         number, to which one is added: where there is none, it may have been by chance.
         """
-        first = self.families[0]
+        first = self.families[0].family if isinstance(self.families[0], Some) else self.families[0]
         jumps = dict(zip(first.names, first.jumps, strict=True)) if isinstance(first, FunctionsOf) else {}
         return np.sqrt([jumps.get(names[j], 0) for j in columns]) / ess[columns]
 
