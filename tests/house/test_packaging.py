@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import mcmcpost
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -39,7 +41,7 @@ def third_party(folder):
 
 
 def test_the_version_is_the_installed_one():
-    assert version("mcmcpost") == PROJECT["version"]
+    assert version("mcmcpost") == mcmcpost.__version__
 
 
 def test_the_command_is_installed():
