@@ -6,5 +6,5 @@ nothing.
 
 import lazy_loader
 
-__version__ = "0.1.0"  # read from here by the build, so that a clone needs no installation to be imported
+__version__ = "0.2.0"  # read from here by the build, so that a clone needs no installation to be imported
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -40,8 +40,18 @@ def third_party(folder):
     return {BROUGHT.get(name, name) for name in names - set(sys.stdlib_module_names)}
 
 
-def test_the_version_is_the_installed_one():
+def test_the_version_is_the_installed_one_and_that_of_the_changelog():
+    """It is written in ``__init__`` alone, but for what cites it."""
     assert version("mcmcpost") == mcmcpost.__version__
+    released = re.findall(r"^## (\d\S*) – (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    cited = (ROOT / "CITATION.cff").read_text()
+    assert re.findall(r"^version: (.*)\ndate-released: (.*)$", cited, re.MULTILINE) == released[:1]
+    assert released[0][0] == mcmcpost.__version__
+
+
+def test_type_checkers_are_told_that_the_package_is_typed():
+    assert (ROOT / "mcmcpost" / "py.typed").exists()
+    assert "Typing :: Typed" in PROJECT["classifiers"]
 
 
 def test_the_command_is_installed():
