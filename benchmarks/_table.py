@@ -10,22 +10,25 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mcmcpost.core.runtime import version_of
+
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("jax", "numpyro", "arviz", "numpy", "scipy", "mcmcpost")
 
 
-def emit(name: str, title: str, rows: Sequence[Mapping[str, Any]], *, final: bool = True, **settings: Any) -> None:
+def emit(
+    name: str | None, title: str, rows: Sequence[Mapping[str, Any]], *, final: bool = True, **settings: Any
+) -> None:
     """Print `rows` as one table and write them to ``results/<name>.json``, unless the run is a quick one.
 
     Parameters
     ----------
-    name : of the file.
+    name : of the file, None to keep none.
     title : one line on what the rows are.
     rows : records with the same keys, in the order of the columns.
     final : print too; otherwise only write, so that a long run that is stopped leaves its rows.
@@ -35,7 +38,7 @@ def emit(name: str, title: str, rows: Sequence[Mapping[str, Any]], *, final: boo
     if final:
         versions = "  ".join(f"{key} {value}" for key, value in on.items())
         print(f"\n{title}", settings_line(settings), aligned(rows), versions, sep="\n", flush=True)
-    if "--quick" in sys.argv:
+    if name is None or "--quick" in sys.argv:
         return
     record = {"title": title, "settings": settings, "rows": list(rows), "environment": on, "command": command()}
     record |= {"commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "cpu_seconds": round(_cpu_seconds())}
@@ -65,8 +68,8 @@ def aligned(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return the versions, processor and number of cores of this run."""
-    versions = {package: version(package) for package in PACKAGES}
+    """Return the versions, processor and number of cores of this run; `benchmarks.gpu` runs without some packages."""
+    versions = {package: version_of(package) or "none" for package in PACKAGES}
     cpu = next(
         (text.split(":", 1)[1].strip() for text in _lines("/proc/cpuinfo") if text.startswith("model name")),
         platform.processor(),

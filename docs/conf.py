@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "mcmcpost"
-author = "the mcmcpost authors"
+author = "mcmcpost developers"
 version = release = installed("mcmcpost")
 extensions = [
     "sphinx.ext.autodoc",

@@ -4,6 +4,7 @@ from . import (
     app as app,
     control as control,
     evidence as evidence,
+    examples as examples,
     gp as gp,
     ladders as ladders,
     scores as scores,
@@ -66,6 +67,7 @@ from .evidences import (
     laplace_evidence as laplace_evidence,
     log_evidence as log_evidence,
 )
+from .examples import load_example as load_example
 from .expectations import (
     correlation as correlation,
     covariance as covariance,

@@ -129,9 +129,24 @@ AllowBadScores = Annotated[
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
+
+def _named[Sources: (Path | None, list[Path] | None)](given: Sources) -> Sources:
+    """Return paths, those of shipped models where a name such as lotka-volterra stands for one."""
+    if given is None:
+        return None
+    from mcmcpost.examples import named_model
+
+    return named_model(given) if isinstance(given, Path) else [named_model(one) for one in given]
+
+
 ModelOf = Annotated[
     Path | None,
-    typer.Option("--model", metavar="FILE.py", help="Model file of a trace without scores: they are computed from it."),
+    typer.Option(
+        "--model",
+        metavar="FILE.py",
+        callback=_named,
+        help="Model file of a trace without scores: they are computed from it.",
+    ),
 ]
 
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="New file, .nc or .zarr; nothing is overwritten.")]
@@ -178,7 +193,12 @@ def _common(
 
 @app.command()
 def sample(
-    model: Annotated[Path, typer.Argument(help="Model file: a Python file with model() and data().")],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            callback=_named, help="Model file: a Python file with model() and data(); or the name of a shipped one."
+        ),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="New file, .nc or .zarr; nothing is overwritten.")],
     warmup: Warmup = None,
     draws: Draws = None,
@@ -236,7 +256,9 @@ def reduce(
         list[Path],
         typer.Argument(
             metavar="TRACE_OR_MODEL...",
-            help="A trace (.nc, .zarr, .csv), or several, one a job, whose chains are taken together; or a model file.",
+            callback=_named,
+            help="A trace (.nc, .zarr, .csv), or several, one a job, whose chains are taken together; or a model file, "
+            "or the name of a shipped one, such as lotka-volterra.",
         ),
     ],
     output: Output = None,
@@ -334,12 +356,18 @@ def moments(
 def evidence(
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="SOURCE...", help="Traces (.nc, .zarr, .csv) with --model, ladders, or model files."),
+        typer.Argument(
+            metavar="SOURCE...",
+            callback=_named,
+            help="Traces (.nc, .zarr, .csv) with --model, ladders, or model files.",
+        ),
     ],
     output: Output = None,
     model: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE.py", help="Model file of the traces: one for all, or one for each in order."),
+        typer.Option(
+            metavar="FILE.py", callback=_named, help="Model file of the traces: one for all, or one for each in order."
+        ),
     ] = None,
     ladder: Annotated[
         bool,

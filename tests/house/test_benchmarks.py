@@ -41,13 +41,44 @@ def parser_of(monkeypatch):
 
 @pytest.mark.slow
 def test_every_benchmark_has_a_quick_size_that_it_takes(parser_of):
-    for module in MODULES:
+    for module in [*MODULES, "benchmarks.gpu"]:
         parser = parser_of(module)
         options = parser.parse_args(["--quick"])
         assert options.quick, module
         small = vars(parser.parse_args(shlex.split(parser.quick)))
         assert vars(options) == small | {"quick": True}, module
         assert not parser.quick or small != vars(parser.parse_args([])), module
+
+
+@pytest.mark.slow
+def test_what_should_run_on_an_accelerator_runs_from_a_clone_without_arviz():
+    """Machines with an accelerator often have JAX, NumPyro and diffrax, and neither ArviZ nor this package."""
+    missing = """
+import importlib.metadata, runpy, sys
+def absent(name, path=None, target=None):
+    if name.split(".")[0] in ("arviz", "arviz_base", "arviz_stats", "arviz_plots", "pandas", "typer", "xarray", "zarr"):
+        raise ImportError(f"{name} is not here")
+sys.meta_path.insert(0, type("Finder", (), {"find_spec": staticmethod(absent)}))
+def version(name, installed=importlib.metadata.version):
+    if name in ("arviz", "mcmcpost"):
+        raise importlib.metadata.PackageNotFoundError(name)
+    return installed(name)
+importlib.metadata.version = version
+sys.argv = ["benchmarks/gpu.py", "--small"]
+runpy.run_module("benchmarks.gpu", run_name="__main__")
+"""
+    before = {*_table.RESULTS.iterdir()}
+    done = subprocess.run([sys.executable, "-c", missing], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout[done.stdout.index("\nWhat should run") :].splitlines()
+    for piece, rows in {"sampling": 1, "sums": 2, "products": 4, "solves": 1}.items():
+        lines = [line.split() for line in table if line.split()[1:2] == [piece]]
+        assert len(lines) == rows
+        for line in lines:
+            error = float(line[-3])  # before the words "not told", of the peak of memory
+            assert error < (1e-5 if "float32" in line else 1e-7), line
+    assert "arviz none" in table[-1]
+    assert {*_table.RESULTS.iterdir()} == before
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ MAIN_HOUSE = (
     ("control",),
     ("evidence",),
     ("trees",),
-    ("sample",),
+    ("sample", "examples"),
     ("distributions", "sums"),
     ("expectations",),
     ("sensitivity", "evidences", "stein_rules", "stopping"),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import mcmcpost
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -38,8 +40,18 @@ def third_party(folder):
     return {BROUGHT.get(name, name) for name in names - set(sys.stdlib_module_names)}
 
 
-def test_the_version_is_the_installed_one():
-    assert version("mcmcpost") == PROJECT["version"]
+def test_the_version_is_the_installed_one_and_that_of_the_changelog():
+    """It is written in ``__init__`` alone, but for what cites it."""
+    assert version("mcmcpost") == mcmcpost.__version__
+    released = re.findall(r"^## (\d\S*) – (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    cited = (ROOT / "CITATION.cff").read_text()
+    assert re.findall(r"^version: (.*)\ndate-released: (.*)$", cited, re.MULTILINE) == released[:1]
+    assert released[0][0] == mcmcpost.__version__
+
+
+def test_type_checkers_are_told_that_the_package_is_typed():
+    assert (ROOT / "mcmcpost" / "py.typed").exists()
+    assert "Typing :: Typed" in PROJECT["classifiers"]
 
 
 def test_the_command_is_installed():
@@ -75,3 +87,22 @@ def test_python_and_license_are_stated():
 def test_no_lock_file_is_committed():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     assert not [name for name in tracked.splitlines() if name.endswith((".lock", "requirements.txt"))]
+
+
+def test_the_forge_and_the_hooks_run_what_a_developer_runs():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert "run: .ci/run\n" in workflow
+    newer = re.findall(r'python: \["(.*)"\]', workflow)
+    said = [c.rsplit(" ", 1)[1] for c in PROJECT["classifiers"] if re.fullmatch(r".*Python :: 3\.\d+", c)]
+    assert said == [(ROOT / ".python-version").read_text().strip(), *newer]
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    (ruff,) = (requirement for requirement in EXTRAS["test"] if requirement.startswith("ruff"))
+    assert set(re.findall(r'"(ruff.*)"', hooks)) == {ruff}
+
+
+def test_what_is_built_is_the_package_and_its_models():
+    """`.ci/run` builds it and uses it in an empty environment."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert build["wheel"]["force-include"] == {"models": "mcmcpost/examples"}
+    assert build["sdist"]["only-include"][:2] == ["mcmcpost", "models"]
+    assert {path.suffix for path in (ROOT / "models").iterdir() if path.is_file()} == {".py"}

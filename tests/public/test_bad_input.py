@@ -716,6 +716,7 @@ ROWS = [
     ((3, None, b"x.nc", "", "a\0b.nc", "x" * 300 + ".nc", ["x.nc"]), lambda g, v: mp.load_tree(v), "path"),
     ((3, None, b"x.nc", "", "a\0b.nc", ["x.nc"]), lambda g, v: mp.load_tree("x.nc", v), "path"),
     (FLAG, lambda g, v: mp.load_tree("x.nc", lazy=v), "lazy"),
+    ((3, None, b"lotka_volterra", "", "lotka", "../x", ["lotka_volterra"]), lambda g, v: mp.load_example(v), "name"),
     ((3, None, b"x.nc", "", "a\0b.nc", "x" * 300 + ".nc"), lambda g, v: mp.save_tree(g.tree, v), "path"),
     ((3, b"x.html", "", "a\0b.html", "x" * 300 + ".html"), lambda g, v: mp.html_report(g.tree, v), "path"),
     ((3, None, "", "a\0b.csv", [3], [""], []), lambda g, v: mp.from_cmdstan(v), "diagnostics|path"),
