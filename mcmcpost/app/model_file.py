@@ -18,6 +18,7 @@ from mcmcpost.core.errors import InputError, InputTypeError
 from mcmcpost.core.runtime import did_you_mean
 from mcmcpost.trees.convention import check_names
 from mcmcpost.trees.integrands import as_numbers
+from mcmcpost.trees.stan import stan_model
 
 
 class ModelFile(NamedTuple):
@@ -133,6 +134,30 @@ def load_model_file(path: str | Path) -> ModelFile:
     cure = "Its argument is one draw, a dict of arrays."
     check_function(f"Model file {file}", "quantities", loaded.quantities, 1, cure, optional=True)
     return loaded
+
+
+class Program(NamedTuple):
+    """What `attach_scores` and `bridge_evidence` take for a model, its arguments, and of a Python file its contract."""
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    file: ModelFile | None
+
+
+def load_program(path: Path, texts: list[str] | None) -> Program:
+    """Return the model of a model file under the options NAME=VALUE, or a compiled Stan program, NAME.stan.
+
+    A Stan program has one option, ``data``, the JSON file of its data.
+    """
+    options = parse_options(texts or [])
+    if path.suffix != ".stan":
+        file = load_model_file(path)
+        return Program(file.model, *file.arguments(options), file)
+    if unknown := sorted(set(options) - {"data"}):
+        raise InputError(f"Stan program {path}", "the option data alone", ", ".join(unknown), "Put it into the data.")
+    data = None if "data" not in options else Path(str(options["data"])).expanduser()
+    return Program(stan_model(path.expanduser(), data), (), {}, None)
 
 
 def _execute(file: Path) -> ModuleType:

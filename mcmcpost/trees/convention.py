@@ -177,16 +177,41 @@ def _missing(tree: "xarray.DataTree", name: str) -> str:
     else:
         got = "one that is all NaN" if name in stats.data_vars else ", ".join(map(str, stats.data_vars)) or "nothing"
         others = [str(k) for k, v in stats.data_vars.items() if k not in (SCORES, DRAWS) and _looks_like_scores(v)]
-    cure = (
-        "Attach scores with attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f), on the command"
-        " line with --model FILE.py; with nutpie sample with store_gradient=True and store_unconstrained=True."
-    )
+    cure = _cure_of(tree, stats)
     if others:
         cure = (
             f"If {' or '.join(others)} holds these values, rename it: tree['{GROUP}'] ="
             f" tree['{GROUP}'].to_dataset().rename({{'{others[0]}': '{name}'}}). Else attach scores: attach_scores."
         )
     return fault("read_trace", f"`{GROUP}.{name}` in the tree", got, cure)
+
+
+WITH_PYMC = 'pm.sample(idata_kwargs={"include_transformed": True}, nuts_sampler_kwargs={"store_gradient": True})'
+"""How PyMC keeps scores and unconstrained draws: nutpie, by which it samples, stores both."""
+
+
+def _cure_of(tree: "xarray.DataTree", stats: "xarray.DataTree | None") -> str:
+    """Return how a trace of this sampler gets its scores."""
+    attrs = [node.attrs for node in (tree, stats, tree.children.get("posterior")) if node is not None]
+    samplers = {str(one.get("inference_library", "")).lower() for one in attrs}
+    if any("stan_version" in one for one in attrs):
+        written = next((one["diagnostic_file"] for one in attrs if "diagnostic_file" in one), None)
+        kept = (
+            "Run CmdStan with `output diagnostic_file=diagnostic.csv`."
+            if written is None
+            else f"Give the diagnostic files that the run wrote, {written}, with --diagnostics, or to load_tree."
+        )
+        return (
+            f"{kept} Or compute them by BridgeStan: --model FILE.stan"
+            " --data FILE.json, in Python attach_scores(tree, bridgestan.StanModel(program, data))."
+        )
+    computed = "attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f)"
+    if "pymc" in samplers:
+        return f"Sample with {WITH_PYMC}, or compute them: attach_scores(tree, model)."
+    return (
+        f"Attach scores with {computed}, on the command line with --model FILE.py. PyMC keeps them with {WITH_PYMC},"
+        " nutpie with store_gradient=True and store_unconstrained=True."
+    )
 
 
 def _looks_like_scores(variable: "xarray.DataArray") -> bool:
@@ -372,3 +397,20 @@ def posterior_as_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray,
             cure = "Leave it out of the posterior group."
             raise InputTypeError(where, f"`{key}` to be a real number", f"dtype {value.dtype}", cure)
     return np.concatenate([v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64), names
+
+
+COMPARED = 100
+"""Draws at the start of two chains that show whether they are the same."""
+
+
+def starts_of(tree: "xarray.DataTree") -> np.ndarray:
+    """Return the first draws (c, n, p): the unconstrained ones, or else the posterior's floats."""
+    stats = tree.children.get(GROUP)
+    group = tree.children.get("posterior") if stats is None or DRAWS not in stats else stats
+    if group is None or not {"chain", "draw"} <= set(group.dims):
+        return np.zeros((0, 0, 0))
+    head = group.to_dataset().isel(draw=slice(COMPARED))
+    chosen = (head[DRAWS],) if group is stats else head.data_vars.values()
+    ordered = [one.transpose("chain", "draw", ...) for one in chosen if {"chain", "draw"} <= set(one.dims)]
+    parts = [one.values.reshape(*one.shape[:2], -1) for one in ordered if one.dtype.kind == "f"]
+    return np.concatenate(parts, axis=-1) if parts else np.zeros((0, 0, 0))
