@@ -254,10 +254,32 @@ def _can_be_saved(name: object) -> bool:
 
 
 def as_chain_draw(where: str, name: str, values: Any) -> np.ndarray:
-    """Return a real array, with chains and draws first if its dims are named."""
+    """Return a real array, with chains and draws first if its dims are named; refuse one that names only one."""
+    named = {"chain", "draw"} & set(getattr(values, "dims", ()))
+    if len(named) == 1 or stacked_dim(values) is not None:
+        raise InputError(where, f"`{name}` with dims chain and draw", tuple(map(str, values.dims)), dims_cure(values))
     if hasattr(values, "transpose") and {"chain", "draw"} <= set(getattr(values, "dims", ())):
         values = values.transpose("chain", "draw", ...)
     return as_real(where, name, values)
+
+
+def stacked_dim(values: Any) -> str | None:
+    """Return the dim of a labelled array that has chains and draws in one, as ``az.extract`` makes it."""
+    dims = getattr(values, "dims", ())
+    for dim in () if {"chain", "draw"} & set(dims) else dims:
+        levels = getattr(getattr(values, "indexes", {}).get(dim), "names", ())
+        if dim == "sample" or {"chain", "draw"} <= set(levels):
+            return str(dim)
+    return None
+
+
+def dims_cure(values: Any, dims: tuple[str, ...] = ("chain", "draw")) -> str:
+    """Return what to do with a labelled array that has not all of `dims`."""
+    if stacked := stacked_dim(values):
+        return f'Unstack chains and draws: unstack("{stacked}") of the array, or of the dataset of each group.'
+    cure = f"Rename its dims, or name variables that have {' and '.join(dims)}."
+    missing = set(dims) - set(values.dims)
+    return f"Select with a list, which keeps the dim: isel({missing.pop()}=[0]). {cure}" if len(missing) == 1 else cure
 
 
 def check_same_labels(where: str, name: str, values: Any, other: Any) -> None:
@@ -284,16 +306,11 @@ def oriented(
     """Return a variable with `dims` first; refuse one without them or, where `rank` is given, of another rank."""
     if not set(dims) <= set(variable.dims) or rank not in (None, variable.ndim):
         wanted = dims if rank is None else (*dims, PARAMETER)[:rank]
-        cure = f"Rename its dims, or name variables that have {' and '.join(dims)}."
-        if "sample" in variable.dims:
-            cure = 'Unstack chains and draws: dataset.unstack("sample") of each group.'
-        elif len(missing := set(dims) - set(variable.dims)) == 1:
-            cure = f"Select with a list, which keeps the dim: isel({missing.pop()}=[0]). {cure}"
         raise InputError(
             where,
             f"`{variable.name}` with dims {', '.join(wanted[:-1])} and {wanted[-1]}",
             tuple(map(str, variable.dims)),
-            cure,
+            dims_cure(variable, dims),
         )
     return variable.transpose(*dims, ...)
 
@@ -374,6 +391,18 @@ def posterior_sites(where: str, tree: "xarray.DataTree") -> dict[str, np.ndarray
         for name, variable in tree.children["posterior"].to_dataset().data_vars.items()
         if {"chain", "draw"} <= set(variable.dims)
     }
+
+
+def refuse_outside(where: str, sites: Mapping[str, np.ndarray], outside: Mapping[str, np.ndarray]) -> None:
+    """Refuse draws (c, n) of sites (c, n, ...) that have no unconstrained counterpart, by those of the first site."""
+    name, bad = next(iter(outside.items()))
+    chain, draw = np.argwhere(bad)[0]
+    got = (
+        f"{bad.sum()} of {bad.size} draws of `{name}` on its boundary or beyond, the first at chain {chain},"
+        f" draw {draw}: {sites[name][chain, draw].tolist()}"
+    )
+    cure = "Pass the model that was sampled. Where rounding has moved a draw to the boundary, leave that draw out."
+    raise InputError(where, "draws inside the support of every site", got, cure)
 
 
 def stored_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None] | None:

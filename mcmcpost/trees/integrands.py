@@ -65,6 +65,9 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     chains_draws = _chains_draws(tree)
     if integrands is None:
         variables = posterior_variables(tree)
+        if not variables.usable:
+            for variable in _posterior(tree).data_vars.values():
+                oriented("integrands", variable)  # tells what to do with chains and draws that are one dim
         if variables.left_out:
             warn(f"Integrands: {variables.left_out_text()}. Encode what you ask for as numbers.")
         parts = list(map(variables.elements_of, variables.usable))
@@ -168,6 +171,8 @@ def _chains_draws(tree: "xarray.DataTree") -> tuple[int, int]:
         node = tree.children.get(group)
         if node is not None and {"chain", "draw"} <= set(node.sizes):
             return node.sizes["chain"], node.sizes["draw"]
+    for variable in tree.children["posterior"].data_vars.values() if "posterior" in tree.children else ():
+        oriented("integrands", variable)  # tells what to do with chains and draws that are one dim
     raise InputError(
         "integrands", "dims chain and draw in the tree", ", ".join(tree.children) or "no group", "Load a trace."
     )
@@ -232,6 +237,11 @@ def _of_array(tree: "xarray.DataTree", name: str, values: Any, chains_draws: tup
         if group in tree.children:
             check_same_labels("integrands", name, values, tree.children[group])
     array = as_chain_draw("integrands", name, values)
+    if array.shape[:1] == (math.prod(chains_draws),):
+        chains, draws = chains_draws
+        expected = f"`{name}` of shape (chain, draw[, p]) with {chains_draws} chains and draws"
+        cure = f"Where chain follows on chain, reshape it: values.reshape({chains}, {draws}, *values.shape[1:])."
+        raise InputError("integrands", expected, array.shape, cure)
     if array.shape[:2] != chains_draws or array.ndim < 2:
         raise InputError(
             "integrands",

@@ -15,7 +15,14 @@ from mcmcpost.core.arguments import check_function
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_either_precision
-from mcmcpost.trees.convention import SAMPLE_DIMS, check_names, element_names, posterior_sites, stored_draws
+from mcmcpost.trees.convention import (
+    SAMPLE_DIMS,
+    check_names,
+    element_names,
+    posterior_sites,
+    refuse_outside,
+    stored_draws,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -120,18 +127,7 @@ class ProbedModel(NamedTuple):
         outside = {site: bad.any(axis=-1) for site, bad in parts if bad.any()}
         if not outside or not all(np.isfinite(samples[site]).all() for site in self.sites):
             return
-        site, where = next(iter(outside.items()))
-        chain, draw = np.argwhere(where)[0]
-        got = (
-            f"{where.sum()} of {where.size} draws of `{site}` on its boundary or beyond, the first at chain {chain},"
-            f" draw {draw}: {samples[site][chain, draw].tolist()}"
-        )
-        raise InputError(
-            self.where,
-            "draws inside the support of every site",
-            got,
-            "Pass the model that was sampled. Where rounding has moved a draw to the boundary, leave that draw out.",
-        )
+        refuse_outside(self.where, samples, outside)
 
 
 def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:

@@ -52,10 +52,9 @@ def pystan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalise
     def unconstrain(i: int) -> Any:
         return model.unconstrain_pars({name: site[i].tolist() for name, site in flat.items()})
 
-    rows = _rows(where, unconstrain, lead, sites)
-    draws = np.array(rows, dtype=np.float64).reshape(*lead, -1)
+    draws = _unconstrained(where, unconstrain, lead, sites)
     size = draws.shape[-1]
-    constrained = model.constrain_pars(rows[0], include_tparams=False, include_gqs=False)
+    constrained = model.constrain_pars(draws[0, 0].tolist(), include_tparams=False, include_gqs=False)
     labels = tuple(model.constrained_param_names[:size])
     names = labels if len(constrained) == size else tuple(f"unconstrained[{i}]" for i in range(size))
     return RowDensity(
@@ -84,7 +83,7 @@ def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, norma
     flat = np.ascontiguousarray(theta.reshape(-1, theta.shape[-1]))
     used = {name.partition(".")[0] for name in model.param_names()}
     known = {name: site for name, site in sites.items() if name in used}
-    rows = _rows(where, lambda i: model.param_unconstrain(flat[i]), theta.shape[:2], known)
+    draws = _unconstrained(where, lambda i: model.param_unconstrain(flat[i]), theta.shape[:2], known)
 
     def logdensity(row: np.ndarray) -> float:
         try:
@@ -93,7 +92,7 @@ def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, norma
             return -np.inf
 
     return RowDensity(
-        np.array(rows, dtype=np.float64).reshape(*theta.shape[:2], -1),
+        draws,
         tuple(model.param_unc_names()),
         logdensity,
         lambda row: model.log_density_gradient(np.ascontiguousarray(row), propto=True, jacobian=True)[1],
@@ -166,32 +165,39 @@ def _unrounded(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _rows(
+def _unconstrained(
     where: str, unconstrain: Callable[[int], Any], lead: tuple[int, ...], sites: dict[str, np.ndarray]
-) -> list[Any]:
-    """Return the unconstrained values of every draw; name the first that Stan refuses, by chain and draw."""
+) -> np.ndarray:
+    """Return the unconstrained values (c, n, d) of every draw; name the first that has none, by chain and draw."""
     rows = []
     for i in range(lead[0] * lead[1]):
+        refused = ""
         try:
-            rows.append(unconstrain(i))
+            rows.append(np.asarray(unconstrain(i), dtype=np.float64))
+            if np.isinf(rows[-1]).any():  # NaN is left to the trace
+                refused = "a value on the boundary"
         except RuntimeError as error:
-            place = f"chain {i // lead[1]}, draw {i % lead[1]}"
-            ends = [name for name, site in sites.items() if _on_an_end(site.reshape(-1, *site.shape[2:])[i, ...])]
-            digits = [name for name, site in sites.items() if site.dtype.kind == "f" and digits_of_text(site)]
-            got, cure = f"{place}: {str(error).strip()[:300]}", _CURE
-            if ends:
-                got = f"{' and '.join(ends)} with a correlation of exactly one or minus one at {got}"
-            if ends or digits:
-                cure = f"Numbers of few digits are no longer inside: write the file with sig_figs=18. {_CURE}"
-            raise InputError(where, "the parameters of the Stan program among the draws", got, cure) from error
-    return rows
+            refused = str(error).strip()[:300]
+        if not refused:
+            continue
+        values = {name: site.reshape(-1, *site.shape[2:])[i, ...] for name, site in sites.items()}
+        got, cure = f"chain {i // lead[1]}, draw {i % lead[1]}: {refused}", _CURE
+        ends = [name for name, value in values.items() if _on_an_end(value)]
+        if ends:
+            got = f"{' and '.join(ends)} with a correlation of exactly one or minus one at {got}"
+        if ends or any(site.dtype.kind == "f" and digits_of_text(site) for site in sites.values()):
+            cure = f"Numbers of few digits are no longer inside: write the file with sig_figs=18. {_CURE}"
+        raise InputError(where, "the parameters of the Stan program among the draws", got, cure)
+    return np.stack(rows).reshape(*lead, -1)
 
 
 def _on_an_end(value: np.ndarray) -> bool:
-    """Return whether a square matrix (k, k) with a diagonal of ones has a correlation of one or minus one."""
-    if value.ndim != 2 or value.shape[0] != value.shape[1] or not (np.diagonal(value) == 1).all():
+    """Return whether a matrix (k, k) of correlations, or its Cholesky factor, has one of one or minus one."""
+    if value.ndim != 2 or value.shape[0] != value.shape[1]:
         return False
-    return bool((np.abs(value[~np.eye(len(value), dtype=bool)]) == 1).any())
+    matrix = value @ value.T if (np.triu(value, 1) == 0).all() else value
+    unit = np.abs(np.diagonal(matrix) - 1) < _ROUNDED
+    return bool(unit.all() and (np.abs(matrix[~np.eye(len(value), dtype=bool)]) >= 1).any())
 
 
 def _element(where: str, sites: dict[str, np.ndarray], name: str) -> np.ndarray:

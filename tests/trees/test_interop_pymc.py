@@ -255,3 +255,23 @@ def test_chains_of_nutpie_go_on_until_an_error_is_reached(model, key):
     assert np.array_equal(
         found.estimate.mean, again.estimate.mean
     )  # whatever the clock, and the draws that there may be
+
+
+def test_values_on_a_boundary_are_named_with_their_draw(rng):
+    """Rounding moves them there; their unconstrained values are infinite."""
+    r, s = rng.uniform(-0.9, 0.9, size=(2, 50)), rng.uniform(0.5, 2.0, size=(2, 50))
+    with pymc.Model() as model:
+        pymc.LKJCorr("R", n=2, eta=1)
+        pymc.HalfNormal("s")
+
+    def tree():
+        factor = np.moveaxis(np.array(((r * 0 + 1, r * 0), (r, np.sqrt(1 - r**2)))), (0, 1), (2, 3))
+        variables = {"R": (("chain", "draw", "i", "j"), factor), "s": (("chain", "draw"), s)}
+        return xarray.DataTree.from_dict({"posterior": xarray.Dataset(variables)})
+
+    s[0, 3] = 0.0
+    with pytest.raises(mp.InputError, match=r"1 of 100 draws of `s` on its boundary.* at chain 0, draw 3: 0\.0\."):
+        mp.attach_scores(tree(), model)
+    s[0, 3], r[1, 7] = 1.0, 1.0
+    with pytest.raises(mp.InputError, match=r"1 of 100 draws of `R` on its boundary.* at chain 1, draw 7: \[\[1\.0"):
+        mp.attach_scores(tree(), model)

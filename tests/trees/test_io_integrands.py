@@ -139,6 +139,26 @@ def test_bad_input(tree, integrands, error, words):
         integrand_values(tree, integrands)
 
 
+def test_chains_and_draws_in_one_dim_are_told_how_to_be_two(tree):
+    flat = tree["posterior"].to_dataset().stack(sample=("chain", "draw"))
+    for given in (flat["flag"], {"q": flat["theta"] ** 2}, flat.rename(sample="z")["flag"]):
+        with pytest.raises(mp.InputError, match=r'with dims chain and draw.*unstack\("[sz]'):
+            integrand_values(tree, given)
+    for asked in (None, ["mu"]):
+        with pytest.raises(mp.InputError, match=r'`mu` with dims chain and draw, .*unstack\("sample"\)'):
+            integrand_values(xarray.DataTree.from_dict({"posterior": flat}), asked)
+    for array in (flat["flag"], tree["posterior"]["mu"].isel(chain=0)):
+        with pytest.raises(mp.InputError, match=r"from_arrays: expected `draws` with dims.*(unstack|chain=\[0\])"):
+            mp.from_arrays(array, array)
+    with pytest.raises(mp.InputError, match=r"values\.reshape\(2, 5, \*values\.shape\[1:\]\)"):
+        integrand_values(tree, {"q": flat["flag"].values})
+    back = flat["theta"].unstack("sample")
+    np.testing.assert_array_equal(integrand_values(tree, back).values, tree["posterior"]["theta"])
+    # A dim of that name is any other dim beside chain and draw.
+    three = tree["posterior"]["theta"].rename(school="sample")
+    assert integrand_values(tree, three).values.shape == (2, 5, 2)
+
+
 def test_trees_without_draws():
     with pytest.raises(ValueError, match="dims chain and draw"):
         integrand_values(xarray.DataTree())
