@@ -50,7 +50,7 @@ from mcmcpost.trees import (
     read_weights,
     recorded_log_density,
 )
-from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, TEMPERATURE
+from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, TEMPERATURE, score_cure
 from mcmcpost.trees.diagnostics import RECORDED as LOG_DENSITIES
 
 if TYPE_CHECKING:
@@ -546,8 +546,7 @@ def _evidence(tree: "xarray.DataTree") -> dict[str, Any] | None:
 def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
     """Return how many parameters have scores, the verdict of the gate, and what it says."""
     if not {DRAWS, SCORES} <= _names(trace):
-        cure = "none; add --model FILE.py to `reduce` and `report`, or see attach_scores"
-        return {"parameters": 0, "check": None, "message": cure, "stein": None}
+        return {"parameters": 0, "check": None, "message": f"none. {score_cure(trace)}", "stein": None}
     try:
         arrays = read_trace(trace, weighted=True)
     except InputError as error:

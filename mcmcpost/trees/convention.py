@@ -177,40 +177,38 @@ def _missing(tree: "xarray.DataTree", name: str) -> str:
     else:
         got = "one that is all NaN" if name in stats.data_vars else ", ".join(map(str, stats.data_vars)) or "nothing"
         others = [str(k) for k, v in stats.data_vars.items() if k not in (SCORES, DRAWS) and _looks_like_scores(v)]
-    cure = _cure_of(tree, stats)
+    cure = score_cure(tree)
     if others:
         cure = (
             f"If {' or '.join(others)} holds these values, rename it: tree['{GROUP}'] ="
-            f" tree['{GROUP}'].to_dataset().rename({{'{others[0]}': '{name}'}}). Else attach scores: attach_scores."
+            f" tree['{GROUP}'].to_dataset().rename({{'{others[0]}': '{name}'}}). Else: {score_cure(tree)}"
         )
     return fault("read_trace", f"`{GROUP}.{name}` in the tree", got, cure)
 
 
-WITH_PYMC = 'pm.sample(idata_kwargs={"include_transformed": True}, nuts_sampler_kwargs={"store_gradient": True})'
-"""How PyMC keeps scores and unconstrained draws: nutpie, by which it samples, stores both."""
+WITH_PYMC = 'pm.sample(idata_kwargs={"include_transformed": True}, nuts={"store_gradient": True})'
+"""How PyMC keeps unconstrained draws and scores: nutpie, by which it samples where it is installed, stores both."""
 
 
-def _cure_of(tree: "xarray.DataTree", stats: "xarray.DataTree | None") -> str:
+def score_cure(tree: "xarray.DataTree") -> str:
     """Return how a trace of this sampler gets its scores."""
-    attrs = [node.attrs for node in (tree, stats, tree.children.get("posterior")) if node is not None]
-    samplers = {str(one.get("inference_library", "")).lower() for one in attrs}
+    nodes = (tree, *(tree.children[name] for name in (GROUP, "posterior") if name in tree.children))
+    attrs = [node.attrs for node in nodes]
     if any("stan_version" in one for one in attrs):
         written = next((one["diagnostic_file"] for one in attrs if "diagnostic_file" in one), None)
-        kept = (
-            "Run CmdStan with `output diagnostic_file=diagnostic.csv`."
-            if written is None
-            else f"Give the diagnostic files that the run wrote, {written}, with --diagnostics, or to load_tree."
-        )
+        kept = "Run CmdStan with `output diagnostic_file=diagnostic.csv`."
+        if written is not None:
+            kept = f"Give the diagnostic files that the run wrote, {written}, with --diagnostics, or to load_tree."
         return (
-            f"{kept} Or compute them by BridgeStan: --model FILE.stan"
-            " --data FILE.json, in Python attach_scores(tree, bridgestan.StanModel(program, data))."
+            f"{kept} Or compute them by BridgeStan: --model FILE.stan --data FILE.json, in Python"
+            " attach_scores(tree, bridgestan.StanModel(program, data))."
         )
-    computed = "attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f)"
-    if "pymc" in samplers:
-        return f"Sample with {WITH_PYMC}, or compute them: attach_scores(tree, model)."
+    if any(str(one.get("inference_library", "")).lower() == "pymc" for one in attrs):
+        return f"Compute them from the model: attach_scores(tree, model); or let nutpie keep them: {WITH_PYMC}."
     return (
-        f"Attach scores with {computed}, on the command line with --model FILE.py. PyMC keeps them with {WITH_PYMC},"
-        " nutpie with store_gradient=True and store_unconstrained=True."
+        "Attach scores with attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f), on the command"
+        f" line with --model FILE.py. PyMC keeps them with {WITH_PYMC}, nutpie with store_gradient=True and"
+        " store_unconstrained=True."
     )
 
 
