@@ -164,7 +164,10 @@ def _execute(file: Path) -> ModuleType:
     name = f"{MODULE_PREFIX}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file) if file.suffix == ".py" else None
     if spec is None or spec.loader is None:
-        raise InputError("Model file", "a Python file, NAME.py", str(file), "A trace ends in .nc or .zarr.")
+        cure = "A trace ends in .nc or .zarr."
+        if file.suffix == ".stan":
+            cure = "CmdStan samples it: then mcmcpost reduce output_*.csv, or evidence --model, but not --ladder."
+        raise InputError("Model file", "a Python file, NAME.py", str(file), cure)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and NamedTuples look their module up while it runs
     sys.path.insert(0, str(file.parent))

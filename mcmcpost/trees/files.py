@@ -179,6 +179,8 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
     if all(of_cmdstan):
         return load_cmdstan(places)
     if any(of_cmdstan):
+        if missing := [place for place in places if not place.exists()]:
+            raise missing_file("load_tree", "an existing file", missing[0])
         expected, got = "CmdStan's own files alone, or other traces alone", "both"
         raise InputError("load_tree", expected, got, "Save the chains of CmdStan first: save_tree(load_tree(*files)).")
     trees = [_load(place, lazy) for place in places]

@@ -315,6 +315,14 @@ def _evaluator(
         except KeyError as error:
             tell_names("integrands", name, error, rows)
             raise
+        except TypeError as error:
+            owner = str(getattr(function, "__module__", None) or type(function).__module__).partition(".")[0]
+            if owner not in ("builtins", "numpy", "jax", "scipy") or isinstance(error, InputTypeError):
+                raise
+            # np.exp or sum, which were meant for the values and not for a dict of them
+            called = getattr(function, "__name__", type(function).__name__)
+            expected, got = f"`{name}` to take one draw, a dict of arrays", f"{called}: {error}"
+            raise InputTypeError("integrands", expected, got, 'Such as lambda draw: np.exp(draw["x"]).') from error
 
     return evaluate
 

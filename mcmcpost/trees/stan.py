@@ -111,6 +111,8 @@ def stan_model(path: Path, data: Path | None) -> Any:
     """
     where = f"Stan program {path}"
     for kind, file in (("program", path), ("JSON file of data", data)):
+        if file is not None and file.is_dir():
+            raise InputError(where, f"a {kind}", f"the folder {file}", "Name the file in it.")
         if file is not None and not file.is_file():
             raise missing_file(where, f"an existing {kind}", file)
     try:
@@ -278,7 +280,7 @@ def is_cmdstan(path: Path) -> bool:
     """
     if path.suffix.lower() != ".csv" or not path.is_file():
         return False
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         header = next((line for line in file if line.strip() and not line.startswith("#")), "")
     columns = [column.strip().strip('"') for column in header.split(",")]
     chains = {"chain", ".chain", "chain__"} & set(columns)

@@ -4,6 +4,8 @@ import arviz_base
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 import xarray
 from bridgestan_case import StanModel
@@ -334,3 +336,24 @@ def test_a_correlation_of_exactly_one_is_named_with_its_draw(rng, refuses, facto
     words = r"got R with a correlation of exactly one or minus one at chain 1, draw 7: .*sig_figs=18"
     with pytest.raises(mp.InputError, match=words):
         mp.attach_scores(tree, Correlation(refuses=refuses))
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (int, "a NumPyro program, a function, got a class"),
+        (dist.Normal(0.0, 1.0), "a NumPyro program, a function, got the distribution Normal"),
+        (xarray.DataTree(), "`model` to be a function, got a DataTree"),
+    ],
+)
+def test_what_can_be_called_and_is_no_program(rng, program, words):
+    x = rng.normal(size=(2, 40, 1))
+    with pytest.raises(mp.InputTypeError, match=words) as told:
+        mp.attach_scores(mp.from_arrays(x, -x, names=("a",)), program)
+    assert "\n" not in str(told.value)
+
+
+def test_a_site_of_text_is_told():
+    tree = arviz_base.from_dict({"posterior": {"mu": np.full((2, 20), "high")}})
+    with pytest.raises(mp.InputTypeError, match="site `mu` to be a real number, got dtype <U4"):
+        mp.attach_scores(tree, lambda: numpyro.sample("mu", dist.Normal(0.0, 1.0)))

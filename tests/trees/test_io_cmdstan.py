@@ -107,6 +107,7 @@ def test_files_that_do_not_belong_together(run, outputs, tmp_path):
     shutil.copy(DIAGNOSTICS[0], folder / DIAGNOSTICS[1].name)
     assert refused(run("reduce", *outputs), "got another lp__")
     assert refused(run("reduce", *outputs, DIAGNOSTICS[0]), "as many outputs as diagnostic files, got 2 and 1")
+    assert refused(run("reduce", *OUTPUTS, "--diagnostics", "none.csv"), "an existing file, got none.csv")
     trace = mp.save_tree(mp.load_tree(*OUTPUTS), tmp_path / "trace.nc")
     assert refused(run("reduce", OUTPUTS[0], trace), "CmdStan's own files alone")
     other = tmp_path / "other.csv"
@@ -114,6 +115,14 @@ def test_files_that_do_not_belong_together(run, outputs, tmp_path):
     other.with_name("first.csv").write_text(outputs[0].read_text())
     with pytest.raises(mp.InputError, match="the parameters k, m"):
         mp.load_tree(tmp_path / "first.csv", other)
+
+
+@pytest.mark.parametrize("change", [lambda t: b"\xef\xbb\xbf" + t, lambda t: t.replace(b"\n", b"\r\n")])
+def test_files_that_an_editor_has_saved(tmp_path, change):
+    for source in (OUTPUTS[0], DIAGNOSTICS[0]):
+        (tmp_path / source.name).write_bytes(change(source.read_bytes()))
+    tree = mp.load_tree(tmp_path / OUTPUTS[0].name)
+    np.testing.assert_array_equal(read_trace(tree).scores, read_trace(mp.from_cmdstan(DIAGNOSTICS[0])).scores)
 
 
 def test_draws_that_are_not_of_mcmc_are_refused(run, outputs):
@@ -188,7 +197,11 @@ def test_a_stan_program_gives_the_scores(run, stan_program, monkeypatch):
     assert refused(run("reduce", *paths, "--model", "no.stan"), "an existing program")
     assert refused(run("reduce", *paths, "--data", data), "--data", "Add --model")
     assert refused(run("reduce", *paths, "--model", program, "--option", "n=1"), "the option data alone")
-    assert refused(run("evidence", *paths[:1], "--model", program, "--ladder"), "a Python file")
+    assert refused(run("evidence", *paths[:1], "--model", program, "--ladder"), "a Python file", "not --ladder")
+    assert refused(run("sample", program, "-o", "trace.nc"), "CmdStan samples it")
+    folder = program.with_name("folder.stan")
+    folder.mkdir()
+    assert refused(run("reduce", *paths, "--model", folder), "a program, got the folder")
     assert refused(run("reduce", program), "Sample it with CmdStan")
     monkeypatch.setitem(sys.modules, "bridgestan", None)
     done = run("reduce", *paths, "--model", program, "--data", data)
