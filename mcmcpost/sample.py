@@ -156,9 +156,11 @@ def warn_of_not_finite(names: Sequence[str], values: np.ndarray, finite: np.ndar
         texts.append(f"{names[j]} at {where.sum()} of {where.size} draws, the first at chain {chain}, draw {draw}")
     if texts:
         more = f"; and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
+        # Scores have mean zero over all draws: controls would shift a mean of the others by several of its errors.
         warn(
-            f"Not finite, and so undefined: {'; '.join(texts)}{more}. Repair what was computed there, or leave these"
-            " draws out of the tree."
+            f"Not finite, and so undefined: {'; '.join(texts)}{more}. Repair what was computed there. Do not leave"
+            " these draws out of the tree: scores have mean zero over all draws only. E[f | f finite] is"
+            " E[where(finite, f, 0)] / P(finite), for delta_method."
         )
 
 

@@ -143,11 +143,22 @@ ModelOf = Annotated[
     Path | None,
     typer.Option(
         "--model",
-        metavar="FILE.py",
+        metavar="FILE.py|FILE.stan",
         callback=_named,
-        help="Model file of a trace without scores: they are computed from it.",
+        help="Model file, or Stan program with --data, of a trace without scores: they are computed from it.",
     ),
 ]
+
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="FILE.json", help="Data of a Stan program; of a model file its option `data`."),
+]
+
+
+def _with_data(option: list[str] | None, data: Path | None) -> list[str] | None:
+    """Return the options of a model with the file of its data, which is one of them."""
+    return option if data is None else [*(option or []), f"data={data}"]
+
 
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="New file, .nc or .zarr; nothing is overwritten.")]
 
@@ -257,8 +268,8 @@ def reduce(
         typer.Argument(
             metavar="TRACE_OR_MODEL...",
             callback=_named,
-            help="A trace (.nc, .zarr, .csv), or several, one a job, whose chains are taken together; or a model file, "
-            "or the name of a shipped one, such as lotka-volterra.",
+            help="A trace (.nc, .zarr, .csv), or several, one a job or chain, taken together; or a model file, or the "
+            "name of a shipped one, such as lotka-volterra.",
         ),
     ],
     output: Output = None,
@@ -270,6 +281,14 @@ def reduce(
     ci: Ci = None,
     ci_kind: CiKind = None,
     model: ModelOf = None,
+    data: Data = None,
+    diagnostics: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Diagnostic file of CmdStan, which has the scores; by default those beside the outputs. Repeatable.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     allow_bad_scores: AllowBadScores = False,
     warmup: Warmup = None,
@@ -299,6 +318,7 @@ def reduce(
         def ask(example: "xarray.DataTree") -> None:
             named_scalars(example, posterior_variables(example), asked)
 
+        sources, option = [*sources, *(diagnostics or [])], _with_data(option, data)
         tree = open_source(sources, model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
         with keeping(sources[0], lambda: tree):
             reduced = reduce_tree(tree, asked, probabilities, interval, method.value, allow_bad_scores)
@@ -328,6 +348,7 @@ def moments(
     expect: Expect = None,
     method: Method = MethodName.AUTO,
     model: ModelOf = None,
+    data: Data = None,
     as_json: AsJson = False,
     allow_bad_scores: AllowBadScores = False,
     option: Options = None,
@@ -343,7 +364,8 @@ def moments(
         asked = Asked(parse_expressions(expect or []), var_names, filter_vars)
         check_output(output)
         check_distinct("moments", [str(source.resolve()) for source in sources], "traces")
-        total = sum_traces(sources, append, asked, method.value, model, option, allow_bad_scores)
+        chosen = _with_data(option, data)
+        total = sum_traces(sources, append, asked, method.value, model, chosen, allow_bad_scores)
         if as_json:
             _print_json(size_of(total))
         else:
@@ -366,9 +388,12 @@ def evidence(
     model: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE.py", callback=_named, help="Model file of the traces: one for all, or one for each in order."
+            metavar="FILE.py|FILE.stan",
+            callback=_named,
+            help="Model of the traces: one for all, or one for each in order.",
         ),
     ] = None,
+    data: Data = None,
     ladder: Annotated[
         bool,
         typer.Option(
@@ -423,7 +448,7 @@ def evidence(
             "rungs": rungs, "warmup": warmup, "draws": draws, "chains": chains, "seed": seed, "exchange": exchange
         }  # fmt: skip
         choice = None if method is None else method.value
-        found = {}
+        option, found = _with_data(option, data), {}
         with ExitStack() as stack:
             opened = open_sources(sources, model or [], given, option, stack, estimate=path.value, with_ladder=ladder)
             for source in opened:
@@ -459,6 +484,7 @@ def report(
     ci_kind: CiKind = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
     model: ModelOf = None,
+    data: Data = None,
     option: Options = None,
     as_json: AsJson = False,
     allow_bad_scores: AllowBadScores = False,
@@ -477,7 +503,7 @@ def report(
             Asked(parse_expressions(expect or []), var_names, filter_vars),
             method.value,
             model=model,
-            options=option,
+            options=_with_data(option, data),
             probabilities=check_probabilities(quantile) if quantile else None,
             interval=resolve_interval("--ci", ci, ci_kind),
             overwrite=force,

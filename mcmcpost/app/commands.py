@@ -27,7 +27,7 @@ from mcmcpost.app.edge import (
     settings_of,
     stopwatch,
 )
-from mcmcpost.app.model_file import ModelFile, load_model_file, parse_options
+from mcmcpost.app.model_file import ModelFile, load_model_file, load_program, parse_options
 from mcmcpost.app.page import check_destination, gather, read_subject, render, write_html
 from mcmcpost.app.quantities import GROUP as QUANTITIES, Asked, chosen_names, named_scalars, say_left_out
 from mcmcpost.app.source import check_memory, keeping, load_trace
@@ -51,7 +51,7 @@ from mcmcpost.trees import (
     read_weights,
     recorded_log_density,
 )
-from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, TEMPERATURE
+from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, TEMPERATURE, score_cure
 from mcmcpost.trees.diagnostics import RECORDED as LOG_DENSITIES
 
 if TYPE_CHECKING:
@@ -301,12 +301,11 @@ def source_evidence(
     key = jax.random.key(POSTERIOR["seed"] if seed is None else seed)
 
     def bridge(trace: "xarray.DataTree") -> "Evidence":
-        model_file = load_model_file(file)
-        args, kwargs = model_file.arguments(parse_options(options or []))
+        model, args, kwargs, _ = load_program(file, options)
         choice = "auto" if method is None else method
         with phase("bridges"):
             return mcmcpost.bridge_evidence(
-                trace, model_file.model, *args, key=key, method=choice, allow_bad_scores=allow_bad_scores, **kwargs
+                trace, model, *args, key=key, method=choice, allow_bad_scores=allow_bad_scores, **kwargs
             )
 
     if source.model is not None and source.ladder is None:
@@ -495,7 +494,7 @@ def report_line(facts: dict[str, Any]) -> str:
     return f"{facts['path']}: {number_of_quantities(len(varying))}{gain}, scores {facts['score_check']}"
 
 
-RECORDED = ("model_file", "seed", "num_warmup", "created_at", "sampling_time")
+RECORDED = ("model_file", "seed", "num_warmup", "thin", "created_at", "sampling_time")
 """Attributes of a run, which samplers and mcmcpost record."""
 
 
@@ -561,8 +560,7 @@ def _evidence(tree: "xarray.DataTree") -> dict[str, Any] | None:
 def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
     """Return how many parameters have scores, the verdict of the gate, and what it says."""
     if not {DRAWS, SCORES} <= _names(trace):
-        cure = "none; add --model FILE.py to `reduce` and `report`, or see attach_scores"
-        return {"parameters": 0, "check": None, "message": cure, "stein": None}
+        return {"parameters": 0, "check": None, "message": f"none. {score_cure(trace)}", "stein": None}
     try:
         arrays = read_trace(trace, weighted=True)
     except InputError as error:

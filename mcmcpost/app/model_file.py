@@ -18,6 +18,7 @@ from mcmcpost.core.errors import InputError, InputTypeError
 from mcmcpost.core.runtime import did_you_mean
 from mcmcpost.trees.convention import check_names
 from mcmcpost.trees.integrands import as_numbers
+from mcmcpost.trees.stan import stan_model
 
 
 class ModelFile(NamedTuple):
@@ -135,11 +136,38 @@ def load_model_file(path: str | Path) -> ModelFile:
     return loaded
 
 
+class Program(NamedTuple):
+    """What `attach_scores` and `bridge_evidence` take for a model, its arguments, and of a Python file its contract."""
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    file: ModelFile | None
+
+
+def load_program(path: Path, texts: list[str] | None) -> Program:
+    """Return the model of a model file under the options NAME=VALUE, or a compiled Stan program, NAME.stan.
+
+    A Stan program has one option, ``data``, the JSON file of its data.
+    """
+    options = parse_options(texts or [])
+    if path.suffix != ".stan":
+        file = load_model_file(path)
+        return Program(file.model, *file.arguments(options), file)
+    if unknown := sorted(set(options) - {"data"}):
+        raise InputError(f"Stan program {path}", "the option data alone", ", ".join(unknown), "Put it into the data.")
+    data = None if "data" not in options else Path(str(options["data"])).expanduser()
+    return Program(stan_model(path.expanduser(), data), (), {}, None)
+
+
 def _execute(file: Path) -> ModuleType:
     name = f"{MODULE_PREFIX}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file) if file.suffix == ".py" else None
     if spec is None or spec.loader is None:
-        raise InputError("Model file", "a Python file, NAME.py", str(file), "A trace ends in .nc or .zarr.")
+        cure = "A trace ends in .nc or .zarr."
+        if file.suffix == ".stan":
+            cure = "CmdStan samples it: then mcmcpost reduce output_*.csv, or evidence --model, but not --ladder."
+        raise InputError("Model file", "a Python file, NAME.py", str(file), cure)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and NamedTuples look their module up while it runs
     sys.path.insert(0, str(file.parent))

@@ -25,7 +25,7 @@ from mcmcpost.app.edge import (
     settings_of,
     stopwatch,
 )
-from mcmcpost.app.model_file import ModelFile, load_model_file, parse_options
+from mcmcpost.app.model_file import ModelFile, load_model_file, load_program, parse_options
 from mcmcpost.app.quantities import example_tree, with_quantities
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, fault
@@ -196,6 +196,9 @@ def open_source(
     source, *others = sources
     check_distinct("reduce", [str(one.resolve()) for one in sources], "traces")
     models = [one for one in sources if is_model_file(one)]
+    if programs := [one for one in sources if one.suffix == ".stan"]:
+        cure = f"Sample it with CmdStan, and reduce its outputs: mcmcpost reduce output_*.csv --model {programs[0]}."
+        raise InputError("reduce", "traces, or a model file NAME.py", f"the Stan program {programs[0]}", cure)
     if models and others:
         cure = f"Sample it first: mcmcpost sample {models[0]} -o trace.nc."
         raise InputError(f"reduce: expected traces beside each other, got the model file {models[0]}. {cure}")
@@ -291,19 +294,22 @@ def load_trace(
     reading = phase(f"reading {', '.join(map(str, paths))}")
     if model is None:
         if options:
-            raise InputError(f"--option: expected a model file, got the trace {paths[0]} alone. Add --model FILE.py.")
+            got = f"the trace {paths[0]} alone. Add --model FILE.py or FILE.stan."
+            raise InputError(f"--option, --data: expected a model, got {got}")
         with reading:
             tree = mcmcpost.load_tree(*paths, lazy=find_spec("dask") is not None)
             return mcmcpost.load_tree(*paths) if is_ladder(tree) else tree
     with phase(f"model {model}"):
-        model_file = load_model_file(model)
-        args, kwargs = model_file.arguments(parse_options(options or []))
+        program = load_program(model, options)
     with reading:
         tree = mcmcpost.load_tree(*paths)
     if is_ladder(tree):
         raise InputError("--model: expected a trace, got a ladder, which has its scores. Leave --model out.")
     with phase("scores and quantities"):
-        scored = mcmcpost.attach_scores(tree, model_file.model, *args, allow_bad_scores=allow_bad_scores, **kwargs)
-        scored = with_quantities(scored, model_file)
+        scored = mcmcpost.attach_scores(
+            tree, program.model, *program.args, allow_bad_scores=allow_bad_scores, **program.kwargs
+        )
+        if program.file is not None:
+            scored = with_quantities(scored, program.file)
     scored.attrs |= {"model_file": model.name}
     return scored

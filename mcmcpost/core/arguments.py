@@ -172,7 +172,9 @@ def check_function(
     arguments = {None: "", 1: " of one argument"}.get(takes, f" of {takes} arguments")
     expected = f"`{name}` to be a function{arguments}"
     if not callable(function):
-        raise InputTypeError(where, expected, repr(function), cure)
+        text = repr(function)
+        got = text if len(text) <= 60 and "\n" not in text else _with_article(type(function).__name__)
+        raise InputTypeError(where, expected, got, cure)
     if takes is None:
         return
     try:

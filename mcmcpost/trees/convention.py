@@ -167,16 +167,39 @@ def _missing(tree: "xarray.DataTree", name: str) -> str:
     else:
         got = "one that is all NaN" if name in stats.data_vars else ", ".join(map(str, stats.data_vars)) or "nothing"
         others = [str(k) for k, v in stats.data_vars.items() if k not in (SCORES, DRAWS) and _looks_like_scores(v)]
-    cure = (
-        "Attach scores with attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f), on the command"
-        " line with --model FILE.py; with nutpie sample with store_gradient=True and store_unconstrained=True."
-    )
+    cure = score_cure(tree)
     if others:
         cure = (
             f"If {' or '.join(others)} holds these values, rename it: tree['{GROUP}'] ="
-            f" tree['{GROUP}'].to_dataset().rename({{'{others[0]}': '{name}'}}). Else attach scores: attach_scores."
+            f" tree['{GROUP}'].to_dataset().rename({{'{others[0]}': '{name}'}}). Else: {score_cure(tree)}"
         )
     return fault("read_trace", f"`{GROUP}.{name}` in the tree", got, cure)
+
+
+WITH_PYMC = 'pm.sample(idata_kwargs={"include_transformed": True}, nuts={"store_gradient": True})'
+"""How PyMC keeps unconstrained draws and scores: nutpie, by which it samples where it is installed, stores both."""
+
+
+def score_cure(tree: "xarray.DataTree") -> str:
+    """Return how a trace of this sampler gets its scores."""
+    nodes = (tree, *(tree.children[name] for name in (GROUP, "posterior") if name in tree.children))
+    attrs = [node.attrs for node in nodes]
+    if any("stan_version" in one for one in attrs):
+        written = next((one["diagnostic_file"] for one in attrs if "diagnostic_file" in one), None)
+        kept = "Run CmdStan with `output diagnostic_file=diagnostic.csv`."
+        if written is not None:
+            kept = f"Give the diagnostic files that the run wrote, {written}, with --diagnostics, or to load_tree."
+        return (
+            f"{kept} Or compute them by BridgeStan: --model FILE.stan --data FILE.json, in Python"
+            " attach_scores(tree, bridgestan.StanModel(program, data))."
+        )
+    if any(str(one.get("inference_library", "")).lower() == "pymc" for one in attrs):
+        return f"Compute them from the model: attach_scores(tree, model); or let nutpie keep them: {WITH_PYMC}."
+    return (
+        "Attach scores with attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f), on the command"
+        f" line with --model FILE.py. PyMC keeps them with {WITH_PYMC}, nutpie with store_gradient=True and"
+        " store_unconstrained=True."
+    )
 
 
 def _looks_like_scores(variable: "xarray.DataArray") -> bool:
@@ -219,10 +242,32 @@ def _can_be_saved(name: object) -> bool:
 
 
 def as_chain_draw(where: str, name: str, values: Any) -> np.ndarray:
-    """Return a real array, with chains and draws first if its dims are named."""
+    """Return a real array, with chains and draws first if its dims are named; refuse one that names only one."""
+    named = {"chain", "draw"} & set(getattr(values, "dims", ()))
+    if len(named) == 1 or stacked_dim(values) is not None:
+        raise InputError(where, f"`{name}` with dims chain and draw", tuple(map(str, values.dims)), dims_cure(values))
     if hasattr(values, "transpose") and {"chain", "draw"} <= set(getattr(values, "dims", ())):
         values = values.transpose("chain", "draw", ...)
     return as_real(where, name, values)
+
+
+def stacked_dim(values: Any) -> str | None:
+    """Return the dim of a labelled array that has chains and draws in one, as ``az.extract`` makes it."""
+    dims = getattr(values, "dims", ())
+    for dim in () if {"chain", "draw"} & set(dims) else dims:
+        levels = getattr(getattr(values, "indexes", {}).get(dim), "names", ())
+        if dim == "sample" or {"chain", "draw"} <= set(levels):
+            return str(dim)
+    return None
+
+
+def dims_cure(values: Any, dims: tuple[str, ...] = ("chain", "draw")) -> str:
+    """Return what to do with a labelled array that has not all of `dims`."""
+    if stacked := stacked_dim(values):
+        return f'Unstack chains and draws: unstack("{stacked}") of the array, or of the dataset of each group.'
+    cure = f"Rename its dims, or name variables that have {' and '.join(dims)}."
+    missing = set(dims) - set(values.dims)
+    return f"Select with a list, which keeps the dim: isel({missing.pop()}=[0]). {cure}" if len(missing) == 1 else cure
 
 
 def check_same_labels(where: str, name: str, values: Any, other: Any) -> None:
@@ -249,16 +294,11 @@ def oriented(
     """Return a variable with `dims` first; refuse one without them or, where `rank` is given, of another rank."""
     if not set(dims) <= set(variable.dims) or rank not in (None, variable.ndim):
         wanted = dims if rank is None else (*dims, PARAMETER)[:rank]
-        cure = f"Rename its dims, or name variables that have {' and '.join(dims)}."
-        if "sample" in variable.dims:
-            cure = 'Unstack chains and draws: dataset.unstack("sample") of each group.'
-        elif len(missing := set(dims) - set(variable.dims)) == 1:
-            cure = f"Select with a list, which keeps the dim: isel({missing.pop()}=[0]). {cure}"
         raise InputError(
             where,
             f"`{variable.name}` with dims {', '.join(wanted[:-1])} and {wanted[-1]}",
             tuple(map(str, variable.dims)),
-            cure,
+            dims_cure(variable, dims),
         )
     return variable.transpose(*dims, ...)
 
@@ -341,6 +381,18 @@ def posterior_sites(where: str, tree: "xarray.DataTree") -> dict[str, np.ndarray
     }
 
 
+def refuse_outside(where: str, sites: Mapping[str, np.ndarray], outside: Mapping[str, np.ndarray]) -> None:
+    """Refuse draws (c, n) of sites (c, n, ...) that have no unconstrained counterpart, by those of the first site."""
+    name, bad = next(iter(outside.items()))
+    chain, draw = np.argwhere(bad)[0]
+    got = (
+        f"{bad.sum()} of {bad.size} draws of `{name}` on its boundary or beyond, the first at chain {chain},"
+        f" draw {draw}: {sites[name][chain, draw].tolist()}"
+    )
+    cure = "Pass the model that was sampled. Where rounding has moved a draw to the boundary, leave that draw out."
+    raise InputError(where, "draws inside the support of every site", got, cure)
+
+
 def stored_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray, tuple[str, ...] | None] | None:
     """Return the stored unconstrained draws (c, n, d) and their labels, None where there are none."""
     if GROUP not in tree.children or DRAWS not in tree.children[GROUP].data_vars:
@@ -362,3 +414,20 @@ def posterior_as_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray,
             cure = "Leave it out of the posterior group."
             raise InputTypeError(where, f"`{key}` to be a real number", f"dtype {value.dtype}", cure)
     return np.concatenate([v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64), names
+
+
+COMPARED = 100
+"""Draws at the start of two chains that show whether they are the same."""
+
+
+def starts_of(tree: "xarray.DataTree") -> np.ndarray:
+    """Return the first draws (c, n, p): the unconstrained ones, or else the posterior's floats."""
+    stats = tree.children.get(GROUP)
+    group = tree.children.get("posterior") if stats is None or DRAWS not in stats else stats
+    if group is None or not {"chain", "draw"} <= set(group.dims):
+        return np.zeros((0, 0, 0))
+    head = group.to_dataset().isel(draw=slice(COMPARED))
+    chosen = (head[DRAWS],) if group is stats else head.data_vars.values()
+    ordered = [one.transpose("chain", "draw", ...) for one in chosen if {"chain", "draw"} <= set(one.dims)]
+    parts = [one.values.reshape(*one.shape[:2], -1) for one in ordered if one.dtype.kind == "f"]
+    return np.concatenate(parts, axis=-1) if parts else np.zeros((0, 0, 0))

@@ -13,8 +13,7 @@ from mcmcpost.core.mcse import GOOD_KHAT, Weights, mcse_mean, mean_over_draws, r
 from mcmcpost.core.precision import unit_of_text
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores, effective_size
 from mcmcpost.trace import Trace
-from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, read_trace, read_weights
-from mcmcpost.trees.files import starts_of
+from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, read_trace, read_weights, starts_of
 
 if TYPE_CHECKING:
     import pandas

@@ -22,7 +22,8 @@ from mcmcpost.core.arrays import SCRATCH, in_blocks, is_large, scratch_folder, s
 from mcmcpost.core.devices import is_first_process
 from mcmcpost.core.errors import InputError, InputTypeError, MissingPackageError, fault, warn
 from mcmcpost.core.runtime import rename_finished, written_beside
-from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES
+from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES, starts_of
+from mcmcpost.trees.stan import is_cmdstan, load_cmdstan
 from mcmcpost.trees.tables import read_csv
 
 if TYPE_CHECKING:
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 
 WHERE = "load_tree"
-
-COMPARED = 100
-"""Draws at the start of two chains that show whether they are the same."""
 
 
 def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xarray.DataTree":
@@ -134,19 +132,6 @@ def _check_distinct(names: Sequence[str], trees: "Sequence[xarray.DataTree]") ->
                 raise InputError(WHERE, "every chain once", got, "Leave one of them out.")
 
 
-def starts_of(tree: "xarray.DataTree") -> np.ndarray:
-    """Return the first draws (c, n, p): the unconstrained ones, or else the posterior's floats."""
-    stats = tree.children.get(GROUP)
-    group = tree.children.get("posterior") if stats is None or DRAWS not in stats else stats
-    if group is None or not {"chain", "draw"} <= set(group.dims):
-        return np.zeros((0, 0, 0))
-    head = group.to_dataset().isel(draw=slice(COMPARED))
-    chosen = (head[DRAWS],) if group is stats else head.data_vars.values()
-    ordered = [one.transpose("chain", "draw", ...) for one in chosen if {"chain", "draw"} <= set(one.dims)]
-    parts = [one.values.reshape(*one.shape[:2], -1) for one in ordered if one.dtype.kind == "f"]
-    return np.concatenate(parts, axis=-1) if parts else np.zeros((0, 0, 0))
-
-
 _ORDER = "mcmcpost_order"
 
 _CURE = "Give a trace written by save_tree, ArviZ or xarray; write it again if the file is incomplete."
@@ -164,7 +149,8 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
         ``.zarr``; or a table with the suffix ``.csv`` and one row for each draw. In a table, columns `chain` and `draw`
         say which draw it is (without them it is one chain), and ``gradient_NAME`` is the score of the unconstrained
         parameter in column NAME. Every column that is no gradient becomes a variable of the posterior group;
-        ``theta[0]``, ``theta[1]``, or ``theta.1``, ``theta.2``, one array.
+        ``theta[0]``, ``theta[1]``, or ``theta.1``, ``theta.2``, one array. Or CmdStan's output of one chain, whose
+        scores are in its diagnostic file, given too or beside it; see `from_cmdstan`.
     more : files of other chains of the same model, as jobs of their own write them. Chains are numbered anew. Files of
         sums, from `moments`, are added.
     lazy : leave variables of 134 MB and more where they are, in the chunks of dask, which has to be installed. The file
@@ -189,6 +175,14 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
         cure = 'Install it: pip install "mcmcpost[dask]"; or leave out `lazy`.'
         raise MissingPackageError("load_tree", "the package dask", "no dask", cure)
     places = [as_path("load_tree", one) for one in (path, *more)]
+    of_cmdstan = list(map(is_cmdstan, places))
+    if all(of_cmdstan):
+        return load_cmdstan(places)
+    if any(of_cmdstan):
+        if missing := [place for place in places if not place.exists()]:
+            raise missing_file("load_tree", "an existing file", missing[0])
+        expected, got = "CmdStan's own files alone, or other traces alone", "both"
+        raise InputError("load_tree", expected, got, "Save the chains of CmdStan first: save_tree(load_tree(*files)).")
     trees = [_load(place, lazy) for place in places]
     if len(trees) == 1:
         return trees[0]

@@ -65,6 +65,9 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     chains_draws = _chains_draws(tree)
     if integrands is None:
         variables = posterior_variables(tree)
+        if not variables.usable:
+            for variable in _posterior(tree).data_vars.values():
+                oriented("integrands", variable)  # tells what to do with chains and draws that are one dim
         if variables.left_out:
             warn(f"Integrands: {variables.left_out_text()}. Encode what you ask for as numbers.")
         parts = list(map(variables.elements_of, variables.usable))
@@ -161,6 +164,8 @@ def _chains_draws(tree: "xarray.DataTree") -> tuple[int, int]:
         node = tree.children.get(group)
         if node is not None and {"chain", "draw"} <= set(node.sizes):
             return node.sizes["chain"], node.sizes["draw"]
+    for variable in tree.children["posterior"].data_vars.values() if "posterior" in tree.children else ():
+        oriented("integrands", variable)  # tells what to do with chains and draws that are one dim
     raise InputError(
         "integrands", "dims chain and draw in the tree", ", ".join(tree.children) or "no group", "Load a trace."
     )
@@ -225,6 +230,11 @@ def _of_array(tree: "xarray.DataTree", name: str, values: Any, chains_draws: tup
         if group in tree.children:
             check_same_labels("integrands", name, values, tree.children[group])
     array = as_chain_draw("integrands", name, values)
+    if array.shape[:1] == (math.prod(chains_draws),):
+        chains, draws = chains_draws
+        expected = f"`{name}` of shape (chain, draw[, p]) with {chains_draws} chains and draws"
+        cure = f"Where chain follows on chain, reshape it: values.reshape({chains}, {draws}, *values.shape[1:])."
+        raise InputError("integrands", expected, array.shape, cure)
     if array.shape[:2] != chains_draws or array.ndim < 2:
         raise InputError(
             "integrands",
@@ -298,6 +308,14 @@ def _evaluator(
         except KeyError as error:
             tell_names("integrands", name, error, rows)
             raise
+        except TypeError as error:
+            owner = str(getattr(function, "__module__", None) or type(function).__module__).partition(".")[0]
+            if owner not in ("builtins", "numpy", "jax", "scipy") or isinstance(error, InputTypeError):
+                raise
+            # np.exp or sum, which were meant for the values and not for a dict of them
+            called = getattr(function, "__name__", type(function).__name__)
+            expected, got = f"`{name}` to take one draw, a dict of arrays", f"{called}: {error}"
+            raise InputTypeError("integrands", expected, got, 'Such as lambda draw: np.exp(draw["x"]).') from error
 
     return evaluate
 

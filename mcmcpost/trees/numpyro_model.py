@@ -13,9 +13,16 @@ from jaxtyping import Array, Float
 
 from mcmcpost.core.arguments import check_function
 from mcmcpost.core.devices import map_rows
-from mcmcpost.core.errors import InputError
+from mcmcpost.core.errors import InputError, InputTypeError
 from mcmcpost.core.precision import in_either_precision
-from mcmcpost.trees.convention import SAMPLE_DIMS, check_names, element_names, posterior_sites, stored_draws
+from mcmcpost.trees.convention import (
+    SAMPLE_DIMS,
+    check_names,
+    element_names,
+    posterior_sites,
+    refuse_outside,
+    stored_draws,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -95,6 +102,9 @@ class ProbedModel(NamedTuple):
                 "Keep every latent site when sampling, and pass the model that was sampled.",
             )
         for site, shape in self.sites.items():
+            if samples[site].dtype.kind not in "fiub":
+                got, cure = f"dtype {samples[site].dtype}", "Pass the trace of this model."
+                raise InputTypeError(self.where, f"site `{site}` to be a real number", got, cure)
             if samples[site].shape[2:] != shape:
                 raise InputError(
                     self.where,
@@ -120,18 +130,7 @@ class ProbedModel(NamedTuple):
         outside = {site: bad.any(axis=-1) for site, bad in parts if bad.any()}
         if not outside or not all(np.isfinite(samples[site]).all() for site in self.sites):
             return
-        site, where = next(iter(outside.items()))
-        chain, draw = np.argwhere(where)[0]
-        got = (
-            f"{where.sum()} of {where.size} draws of `{site}` on its boundary or beyond, the first at chain {chain},"
-            f" draw {draw}: {samples[site][chain, draw].tolist()}"
-        )
-        raise InputError(
-            self.where,
-            "draws inside the support of every site",
-            got,
-            "Pass the model that was sampled. Where rounding has moved a draw to the boundary, leave that draw out.",
-        )
+        refuse_outside(self.where, samples, outside)
 
 
 def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:
@@ -211,10 +210,14 @@ def probe_model(
     dims : of every variable of the trace: no site may have their names, or one that cannot be saved.
     """
     from numpyro import handlers
-    from numpyro.distributions import Delta, biject_to
+    from numpyro.distributions import Delta, Distribution, biject_to
     from numpyro.infer import init_to_sample
 
     check_function(where, "model", model, None, "Pass a NumPyro program.")
+    if isinstance(model, type | Distribution):  # they can be called, and run no program
+        got = "a class" if isinstance(model, type) else f"the distribution {type(model).__name__}"
+        cure = 'Such as def model(y): numpyro.sample("mu", dist.Normal(0, 1)) and so on.'
+        raise InputTypeError(where, "`model` to be a NumPyro program, a function", got, cure)
     try:
         inspect.signature(model).bind(*args, **kwargs)
     except TypeError as error:

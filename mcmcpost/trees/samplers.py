@@ -28,6 +28,7 @@ from mcmcpost.trees.convention import (
     element_names,
     make_weights,
     posterior_sites,
+    refuse_outside,
     sample_dataset,
     with_trace,
 )
@@ -338,7 +339,16 @@ def pymc_density(where: str, tree: "xarray.DataTree", model: "pymc.Model", *, no
             f"discrete {', '.join(discrete)}",
             "A score exists for continuous parameters only: sum the discrete ones out of the model.",
         )
-    values = _unconstrain(model, _free_values(where, tree, model))
+    sites = _free_values(where, tree, model)
+    values = _unconstrain(model, list(sites.values()))
+    outside = {}
+    for variable in model.free_RVs:
+        value = values[model.rvs_to_values[variable].name]
+        bad = ~np.isfinite(value).reshape(*value.shape[:2], -1).all(axis=-1)
+        if bad.any() and np.isfinite(sites[variable.name]).all():
+            outside[variable.name] = bad
+    if outside:
+        refuse_outside(where, sites, outside)
     ordered = [values[variable.name] for variable in model.value_vars]
     names = tuple(
         name
@@ -396,8 +406,8 @@ def _narrows(variable: Any, transform: Any) -> bool:
     return transform is not None and own != chosen and not any({own, chosen} <= group for group in SAME_SUPPORT)
 
 
-def _free_values(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> list[np.ndarray]:
-    """Return the draws of the free variables (c, n, ...)."""
+def _free_values(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> dict[str, np.ndarray]:
+    """Return the draws of the free variables (c, n, ...) by name."""
     sites = posterior_sites(where, tree)
     missing = [variable.name for variable in model.free_RVs if variable.name not in sites]
     if missing:
@@ -416,7 +426,7 @@ def _free_values(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> li
                 sites[variable.name].shape,
                 "Pass the model, with the data, that was sampled.",
             )
-    return [sites[variable.name] for variable in model.free_RVs]
+    return {variable.name: sites[variable.name] for variable in model.free_RVs}
 
 
 def _unconstrain(model: "pymc.Model", sites: list[np.ndarray]) -> dict[str, np.ndarray]:

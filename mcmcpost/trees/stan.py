@@ -4,19 +4,21 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mcmcpost.core.arguments import as_path, check_flags, check_kind
-from mcmcpost.core.errors import InputError, fault
+from mcmcpost.core.arguments import as_path, check_flags, check_kind, missing_file
+from mcmcpost.core.errors import InputError, MissingPackageError, fault
 from mcmcpost.core.precision import digits_of_text
 from mcmcpost.core.runtime import version_of
-from mcmcpost.trace import check_same_order, make_trace
+from mcmcpost.trace import Trace, check_same_order, make_trace
 from mcmcpost.trees.convention import GROUP, posterior_sites, sample_dataset, with_trace
 from mcmcpost.trees.diagnostics import RowDensity, gate, gate_attrs
-from mcmcpost.trees.tables import check_equal_lengths, posterior_tree
+from mcmcpost.trees.tables import STATISTICS, check_equal_lengths, posterior_tree, sampler_statistics
 
 if TYPE_CHECKING:
     import pandas
@@ -50,10 +52,9 @@ def pystan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalise
     def unconstrain(i: int) -> Any:
         return model.unconstrain_pars({name: site[i].tolist() for name, site in flat.items()})
 
-    rows = _rows(where, unconstrain, lead, sites)
-    draws = np.array(rows, dtype=np.float64).reshape(*lead, -1)
+    draws = _unconstrained(where, unconstrain, lead, sites)
     size = draws.shape[-1]
-    constrained = model.constrain_pars(rows[0], include_tparams=False, include_gqs=False)
+    constrained = model.constrain_pars(draws[0, 0].tolist(), include_tparams=False, include_gqs=False)
     labels = tuple(model.constrained_param_names[:size])
     names = labels if len(constrained) == size else tuple(f"unconstrained[{i}]" for i in range(size))
     return RowDensity(
@@ -82,7 +83,7 @@ def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, norma
     flat = np.ascontiguousarray(theta.reshape(-1, theta.shape[-1]))
     used = {name.partition(".")[0] for name in model.param_names()}
     known = {name: site for name, site in sites.items() if name in used}
-    rows = _rows(where, lambda i: model.param_unconstrain(flat[i]), theta.shape[:2], known)
+    draws = _unconstrained(where, lambda i: model.param_unconstrain(flat[i]), theta.shape[:2], known)
 
     def logdensity(row: np.ndarray) -> float:
         try:
@@ -91,12 +92,55 @@ def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, norma
             return -np.inf
 
     return RowDensity(
-        np.array(rows, dtype=np.float64).reshape(*theta.shape[:2], -1),
+        draws,
         tuple(model.param_unc_names()),
         logdensity,
         lambda row: model.log_density_gradient(np.ascontiguousarray(row), propto=True, jacobian=True)[1],
         {"bridgestan_version": version_of("bridgestan") or "unknown"},
     )
+
+
+def stan_model(path: Path, data: Path | None) -> Any:
+    """Return the ``bridgestan.StanModel`` of a Stan program and its data, a JSON file; it is compiled where needed.
+
+    Raises
+    ------
+    MissingPackageError : BridgeStan is not installed.
+    FileNotFoundError : there is no such program, or no such data.
+    ValueError : BridgeStan's C++ sources or the compiler are missing, the program is not valid, or needs other data.
+    """
+    where = f"Stan program {path}"
+    for kind, file in (("program", path), ("JSON file of data", data)):
+        if file is not None and file.is_dir():
+            raise InputError(where, f"a {kind}", f"the folder {file}", "Name the file in it.")
+        if file is not None and not file.is_file():
+            raise missing_file(where, f"an existing {kind}", file)
+    try:
+        import bridgestan
+    except ImportError as error:
+        cure = "Install it: pip install bridgestan; it also needs make and a C++ compiler."
+        raise MissingPackageError(where, "the package bridgestan, which computes its scores", "none", cure) from error
+    with redirect_stdout(StringIO()):  # it says line by line that it downloads its sources, and could not
+        try:
+            library = bridgestan.compile_model(path)
+        except (OSError, ValueError, RuntimeError) as error:
+            cure = (
+                "It needs make, a C++ compiler and BridgeStan's sources, which it downloads once; without the network,"
+                " set BRIDGESTAN to a copy of them."
+            )
+            raise InputError(where, "a program that BridgeStan compiles", _cause(error), cure) from error
+        try:
+            return bridgestan.StanModel(library, None if data is None else str(data), warn=False)
+        except (OSError, ValueError, RuntimeError) as error:
+            got = _cause(error) + ("" if data is not None else ", without data")
+            raise InputError(where, "the data of the program", got, "Give its JSON file: --data data.json.") from error
+
+
+def _cause(error: Exception) -> str:
+    """Return the line of an error that says what is wrong: compilers and make print many."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = (line for line in lines if re.search(r"error|exception|not found|no such", line, re.IGNORECASE))
+    return next(telling, lines[0] if lines else type(error).__name__)[:300].rstrip(".")
 
 
 _ROUNDED = 1e-4
@@ -123,32 +167,39 @@ def _unrounded(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _rows(
+def _unconstrained(
     where: str, unconstrain: Callable[[int], Any], lead: tuple[int, ...], sites: dict[str, np.ndarray]
-) -> list[Any]:
-    """Return the unconstrained values of every draw; name the first that Stan refuses, by chain and draw."""
+) -> np.ndarray:
+    """Return the unconstrained values (c, n, d) of every draw; name the first that has none, by chain and draw."""
     rows = []
     for i in range(lead[0] * lead[1]):
+        refused = ""
         try:
-            rows.append(unconstrain(i))
+            rows.append(np.asarray(unconstrain(i), dtype=np.float64))
+            if np.isinf(rows[-1]).any():  # NaN is left to the trace
+                refused = "a value on the boundary"
         except RuntimeError as error:
-            place = f"chain {i // lead[1]}, draw {i % lead[1]}"
-            ends = [name for name, site in sites.items() if _on_an_end(site.reshape(-1, *site.shape[2:])[i, ...])]
-            digits = [name for name, site in sites.items() if site.dtype.kind == "f" and digits_of_text(site)]
-            got, cure = f"{place}: {str(error).strip()[:300]}", _CURE
-            if ends:
-                got = f"{' and '.join(ends)} with a correlation of exactly one or minus one at {got}"
-            if ends or digits:
-                cure = f"Numbers of few digits are no longer inside: write the file with sig_figs=18. {_CURE}"
-            raise InputError(where, "the parameters of the Stan program among the draws", got, cure) from error
-    return rows
+            refused = str(error).strip()[:300]
+        if not refused:
+            continue
+        values = {name: site.reshape(-1, *site.shape[2:])[i, ...] for name, site in sites.items()}
+        got, cure = f"chain {i // lead[1]}, draw {i % lead[1]}: {refused}", _CURE
+        ends = [name for name, value in values.items() if _on_an_end(value)]
+        if ends:
+            got = f"{' and '.join(ends)} with a correlation of exactly one or minus one at {got}"
+        if ends or any(site.dtype.kind == "f" and digits_of_text(site) for site in sites.values()):
+            cure = f"Numbers of few digits are no longer inside: write the file with sig_figs=18. {_CURE}"
+        raise InputError(where, "the parameters of the Stan program among the draws", got, cure)
+    return np.stack(rows).reshape(*lead, -1)
 
 
 def _on_an_end(value: np.ndarray) -> bool:
-    """Return whether a square matrix (k, k) with a diagonal of ones has a correlation of one or minus one."""
-    if value.ndim != 2 or value.shape[0] != value.shape[1] or not (np.diagonal(value) == 1).all():
+    """Return whether a matrix (k, k) of correlations, or its Cholesky factor, has one of one or minus one."""
+    if value.ndim != 2 or value.shape[0] != value.shape[1]:
         return False
-    return bool((np.abs(value[~np.eye(len(value), dtype=bool)]) == 1).any())
+    matrix = value @ value.T if (np.triu(value, 1) == 0).all() else value
+    unit = np.abs(np.diagonal(matrix) - 1) < _ROUNDED
+    return bool(unit.all() and (np.abs(matrix[~np.eye(len(value), dtype=bool)]) >= 1).any())
 
 
 def _element(where: str, sites: dict[str, np.ndarray], name: str) -> np.ndarray:
@@ -165,17 +216,8 @@ def _element(where: str, sites: dict[str, np.ndarray], name: str) -> np.ndarray:
 
 _WHERE = "from_cmdstan"
 
-_STATISTICS = {
-    "lp__": "lp",
-    "accept_stat__": "acceptance_rate",
-    "stepsize__": "step_size",
-    "treedepth__": "tree_depth",
-    "n_leapfrog__": "n_steps",
-    "divergent__": "diverging",
-    "energy__": "energy",
-}
-"""From CmdStan's names to those of ArviZ's schema."""
-
+_RECORDED = ("seed", "num_warmup", "thin")
+"""Settings of the header that trees have among their attributes; draws are those after thinning."""
 
 _SAME = 1e-5
 """Part of the largest value by which a number in files of six digits may differ."""
@@ -226,8 +268,91 @@ def from_cmdstan(
     """
     check_flags(_WHERE, allow_bad_scores=allow_bad_scores)
     chains = [_read(path) for path in _paths(diagnostics, "diagnostics")]
-    names = [tuple(c.removeprefix("g_") for c in chain.table.columns if c.startswith("g_")) for chain in chains]
-    for chain, own in zip(chains, names, strict=True):
+    given = None if outputs is None else [_read(path) for path in _paths(outputs, "outputs")]
+    tree, trace = _scored(chains, given)
+    return with_trace(tree, trace, gate_attrs(gate(trace, allow_bad_scores)) | {"score_evaluations": "0"})
+
+
+def is_cmdstan(path: Path) -> bool:
+    """Return whether a file is a CSV that CmdStan itself wrote: an output, or a diagnostic file.
+
+    Tables of CmdStanPy and of R have columns that say which chain a draw is of.
+    """
+    if path.suffix.lower() != ".csv" or not path.is_file():
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        header = next((line for line in file if line.strip() and not line.startswith("#")), "")
+    columns = [column.strip().strip('"') for column in header.split(",")]
+    chains = {"chain", ".chain", "chain__"} & set(columns)
+    return "lp__" in columns and not chains and any(c.startswith(("g_", "accept_stat__")) for c in columns)
+
+
+def load_cmdstan(paths: Sequence[Path]) -> "xarray.DataTree":
+    """Return the tree of CmdStan's files, each of one chain, which are told apart by their columns.
+
+    Without diagnostic files among them, those that the headers of the outputs name are looked for beside the outputs.
+    Where there are none, the tree has no scores, and `attach_scores` computes them. The score gate is not run.
+
+    Raises
+    ------
+    ValueError : as `from_cmdstan`; some outputs have a diagnostic file and others have none.
+    """
+    chains = [_read(path) for path in paths]
+    outputs = [chain for chain in chains if not _is_diagnostic(chain)]
+    diagnostics = [chain for chain in chains if _is_diagnostic(chain)]
+    if outputs and not diagnostics:
+        beside = {output.path: _diagnostic_beside(output) for output in outputs}
+        lacking = [str(path) for path, found in beside.items() if found is None]
+        if len(lacking) == len(outputs):
+            return _unscored(outputs)
+        if lacking:
+            expected, got = "a diagnostic file beside each output", f"none for {', '.join(lacking)}"
+            raise InputError(_WHERE, expected, got, "Give those of all chains too, or leave out what has none.")
+        diagnostics = [_read(path) for path in beside.values() if path is not None]
+    elif len(outputs) == len(diagnostics):
+        # Of `--diagnostics diagnostic_*.csv` the shell leaves the first to the option, and the others come before it.
+        matched = [next((one for one in diagnostics if _same_draws(output, one)), None) for output in outputs]
+        if len({id(one) for one in matched if one is not None}) == len(outputs):
+            diagnostics = [one for one in matched if one is not None]
+    tree, trace = _scored(diagnostics, outputs or None)
+    return with_trace(tree, trace, {"score_evaluations": "0"})
+
+
+def _is_diagnostic(chain: "_File") -> bool:
+    columns = set(chain.table.columns)
+    return any(column.startswith("g_") and column[2:] in columns for column in columns)
+
+
+_NUMBERED = re.compile(r"(?P<name>.*?)(?P<number>([-_]\d+)?)")
+"""The stem of a file, with the number of its chain at the end."""
+
+
+def _diagnostic_beside(output: "_File") -> Path | None:
+    """Return the diagnostic file of an output, in the same folder; None where there is none.
+
+    CmdStan puts the number of a chain after both of the names that it was given, and its header keeps the names alone.
+    Files that were renamed are found by their number, or where one is called output and the other diagnostic, and as
+    CmdStanPy names them: model_1.csv and model-diagnostic_1.csv. Whether the draws are the same is tested later.
+    """
+    stem = output.path.stem
+    written, recorded = (Path(output.settings.get(key, "")).stem for key in ("file", "diagnostic_file"))
+    match = _NUMBERED.fullmatch(stem)
+    assert match is not None  # every text does
+    name, number = match["name"], match["number"]
+    stems = [recorded + stem.removeprefix(written), recorded + number] if recorded else []
+    if not stem.startswith(written):
+        stems = stems[1:]
+    if "output" in stem:
+        stems.append(stem.replace("output", "diagnostic"))
+    stems += [f"{name}-diagnostic{number}", f"{name}_diagnostic{number}"]
+    places = (output.path.with_name(f"{one}.csv") for one in stems)
+    return next((place for place in places if place != output.path and is_cmdstan(place)), None)
+
+
+def _scored(diagnostics: list["_File"], outputs: list["_File"] | None) -> "tuple[xarray.DataTree, Trace]":
+    """Return the tree of chains, and their unconstrained draws and scores."""
+    names = [tuple(c.removeprefix("g_") for c in chain.table.columns if c.startswith("g_")) for chain in diagnostics]
+    for chain, own in zip(diagnostics, names, strict=True):
         if not own or not set(own) <= set(chain.table.columns):
             raise InputError(
                 _WHERE,
@@ -235,26 +360,45 @@ def from_cmdstan(
                 ", ".join(map(str, chain.table.columns[:12])) or "none",
                 "Run CmdStan with `output diagnostic_file=…`, CmdStanPy with save_latent_dynamics=True.",
             )
-    _check_chains(chains, names)
-    _refuse_repeats(chains)
-    columns = _stack(chains)
+    _check_chains(diagnostics, names)
+    columns = _stack(diagnostics)
     draws, scores = (
         np.stack([sign * columns[prefix + name] for name in names[0]], axis=-1)
         for sign, prefix in ((1, ""), (-1, "g_"))
     )
     trace = make_trace(draws, scores, names[0])
-    values = {name: columns[name] for name in names[0]} if outputs is None else _values(outputs, chains)
+    values = {name: columns[name] for name in names[0]} if outputs is None else _values(outputs, diagnostics)
+    return _tree(values, columns, diagnostics), trace
+
+
+def _unscored(outputs: list["_File"]) -> "xarray.DataTree":
+    _check_chains(outputs, [_quantities(chain) for chain in outputs])
+    columns = _stack(outputs)
+    tree = _tree({name: columns[name] for name in _quantities(outputs[0])}, columns, outputs)
+    if named := outputs[0].settings.get("diagnostic_file"):
+        tree[GROUP].attrs["diagnostic_file"] = named  # which the error of missing scores then tells
+    return tree
+
+
+def _quantities(chain: "_File") -> tuple[str, ...]:
+    """Return the columns that are no statistics of the sampler."""
+    return tuple(name for name in chain.table.columns if name not in STATISTICS)
+
+
+def _tree(values: dict[str, np.ndarray], statistics: dict[str, np.ndarray], chains: list["_File"]) -> "xarray.DataTree":
+    """Return a tree of values and statistics (c, n), with what the headers of the chains record of their run."""
+    import xarray
+
     tree = posterior_tree(values)
-    tree[GROUP] = _statistics(columns)
-    check = gate(trace, allow_bad_scores)
+    tree[GROUP] = xarray.DataTree(sample_dataset(sampler_statistics(statistics)))
     settings = chains[0].settings
-    parts = ("major", "minor", "patch")
-    release = ".".join(settings.get(f"stan_version_{part}", "?") for part in parts)
-    attrs = {"stan_version": release, "stan_model": settings.get("model", "unknown"), "score_evaluations": "0"}
+    release = ".".join(settings.get(f"stan_version_{part}", "?") for part in ("major", "minor", "patch"))
+    tree[GROUP].attrs |= {"stan_version": release, "stan_model": settings.get("model", "unknown")}
+    tree.attrs |= {name: int(settings[name]) for name in _RECORDED if settings.get(name, "").isdigit()}
     times = [chain.seconds for chain in chains if chain.seconds is not None]
     if len(times) == len(chains):
         tree.attrs["sampling_time"] = max(times)
-    return with_trace(tree, trace, gate_attrs(check) | attrs)
+    return tree
 
 
 def _paths(given: Any, name: str) -> list[Path]:
@@ -290,12 +434,17 @@ def _read(path: Path) -> _File:
     if not np.array_equal(table.index, np.arange(len(table))):  # pandas takes what is left over for labels
         got = f"one more than the {len(table.columns)} names"
         raise InputError(_WHERE, f"as many values as columns in {path}", got, "Give CmdStan's own file.")
+    if (method := settings.get("method", "sample")) != "sample":
+        cure = "Approximations have no Monte Carlo error: run CmdStan with method=sample."
+        raise InputError(_WHERE, f"draws of MCMC in {path}", f"method = {method}", cure)
     if settings.get("save_warmup", "0") in ("1", "true"):
         warmup, thin = settings.get("num_warmup", ""), settings.get("thin", "1")
         if not (warmup.isdigit() and thin.isdigit() and int(thin)):
             got, cure = f"num_warmup = {warmup}, thin = {thin}", "Give CmdStan's own file."
             raise InputError(_WHERE, f"settings num_warmup and thin in the comments of {path}", got, cure)
         table = table.iloc[-(-int(warmup) // int(thin)) :]
+    if table.empty:
+        raise InputError(_WHERE, f"draws after warm-up in {path}", "none", "The run was cut: run it again.")
     elapsed = re.search(r"^#\s+([\d.eE+-]+) seconds \(Total\)", text, flags=re.MULTILINE)
     return _File(path, settings, table, float(elapsed[1]) if elapsed else None)
 
@@ -309,14 +458,11 @@ def _check_chains(chains: list[_File], names: list[tuple[str, ...]]) -> None:
             raise InputError(
                 _WHERE, f"the parameters {', '.join(names[0])} in {path}", ", ".join(own), "Give one run's files."
             )
-
-
-def _refuse_repeats(chains: list[_File]) -> None:
-    """Refuse a chain that is given twice, under one path or as a copy."""
+    # A chain that is given twice, under one path or as a copy.
     for one, other in itertools.combinations(chains, 2):
         if one.table.equals(other.table):
             got = f"the same draws in {one.path} and {other.path}"
-            raise InputError(_WHERE, "every chain once in `diagnostics`", got, "Leave one out.")
+            raise InputError(_WHERE, "every chain once", got, "Leave one out.")
 
 
 def _stack(chains: list[_File]) -> dict[str, np.ndarray]:
@@ -325,17 +471,23 @@ def _stack(chains: list[_File]) -> dict[str, np.ndarray]:
     return {name: np.stack([chain.table[name].to_numpy(np.float64) for chain in chains]) for name in shared}
 
 
-def _values(
-    outputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], diagnostics: list[_File]
-) -> dict[str, np.ndarray]:
-    chains = [_read(path) for path in _paths(outputs, "outputs")]
+def _same_draws(output: _File, diagnostic: _File) -> bool:
+    """Return whether two files of one chain have the same log densities, to the digits of either."""
+    one, other = output.table["lp__"].to_numpy(), diagnostic.table["lp__"].to_numpy()
+    return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-4, atol=1e-4))
+
+
+def _values(chains: list[_File], diagnostics: list[_File]) -> dict[str, np.ndarray]:
+    """Return the quantities (c, n) of the outputs of chains, after checking that they are of the diagnostic files."""
     if len(chains) != len(diagnostics):
         raise InputError(
-            _WHERE, f"{len(diagnostics)} outputs, one for each chain", len(chains), "Give them in the same order."
+            _WHERE,
+            "as many outputs as diagnostic files",
+            f"{len(chains)} and {len(diagnostics)}",
+            "Give both of each chain.",
         )
     for output, diagnostic in zip(chains, diagnostics, strict=True):
-        one, other = output.table["lp__"].to_numpy(), diagnostic.table["lp__"].to_numpy()
-        if len(one) != len(other) or not np.allclose(one, other, rtol=1e-4, atol=1e-4):
+        if not _same_draws(output, diagnostic):
             raise InputError(
                 _WHERE,
                 f"the draws of {diagnostic.path} in {output.path}",
@@ -354,13 +506,4 @@ def _values(
                     f"another order of {name}, first at row {int(np.argmin(same))}",
                     "Give the files as CmdStan wrote them, both thinned alike.",
                 )
-    return {name: values for name, values in _stack(chains).items() if name not in _STATISTICS}
-
-
-def _statistics(columns: dict[str, np.ndarray]) -> "xarray.DataTree":
-    import xarray
-
-    found = {name: columns[column] for column, name in _STATISTICS.items() if column in columns}
-    if "diverging" in found:
-        found["diverging"] = found["diverging"].astype(bool)
-    return xarray.DataTree(sample_dataset(found))
+    return {name: values for name, values in _stack(chains).items() if name not in STATISTICS}

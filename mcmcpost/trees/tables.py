@@ -90,25 +90,47 @@ def check_equal_lengths(where: str, lengths: Sequence[int]) -> None:
     """Refuse chains of different lengths."""
     if len(set(lengths)) > 1:
         raise InputError(
-            where, "chains of one length", list(lengths), "Cut the longer ones, or leave out one that stopped."
+            where, "chains of one length", list(lengths), "Cut the longer ones, or sum them: mcmcpost moments."
         )
+
+
+STATISTICS = {
+    "lp__": "lp",
+    "accept_stat__": "acceptance_rate",
+    "stepsize__": "step_size",
+    "treedepth__": "tree_depth",
+    "n_leapfrog__": "n_steps",
+    "divergent__": "diverging",
+    "energy__": "energy",
+}
+"""From the columns of CmdStan and CmdStanPy to the names of ArviZ's schema."""
+
+
+def sampler_statistics(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return those of the columns (c, n) that are statistics of Stan's sampler, under ArviZ's names."""
+    found = {name: columns[column] for column, name in STATISTICS.items() if column in columns}
+    if "diverging" in found:
+        found["diverging"] = found["diverging"].astype(bool)
+    return found
 
 
 PREFIX = "gradient_"
 
 _WHERE = "load_tree"
 
-_CHAIN = ("chain", ".chain")
+_CHAIN = ("chain", ".chain", "chain__")
 
-_DRAW = ("draw", ".draw", ".iteration")
+_DRAW = ("draw", ".draw", "draw__", ".iteration", "iter__")
+"""Names of programs; where there are two the later is taken, since those of R and CmdStanPy count over all chains."""
 
 
 def read_csv(path: Path) -> "xarray.DataTree":
     """Return the tree of a table with one row for each draw.
 
-    Columns `chain` and `draw` (or ``.chain``, ``.draw``) say which draw it is; without them the rows are one chain in
-    order. ``gradient_NAME`` is the score of the unconstrained parameter NAME, which must be a column too. Every column
-    that is no gradient is a variable of the posterior group; ``theta[0]``, ``theta[1]``, or ``theta.1``, are one array.
+    Columns `chain` and `draw` (or ``.chain`` and ``.draw``, ``chain__`` and ``iter__``) say which draw it is; without
+    them the rows are one chain in order. ``gradient_NAME`` is the score of the unconstrained parameter NAME, which must
+    be a column too. Every column that is no gradient is a variable of the posterior group; ``theta[0]``, ``theta[1]``,
+    or ``theta.1``, are one array.
     `log_weight` holds the logarithms of the weights of weighted draws.
 
     Raises
@@ -124,7 +146,10 @@ def read_csv(path: Path) -> "xarray.DataTree":
     kept = [name for name in table.columns if name.lower() not in (*_CHAIN, *_DRAW)]
     columns = {name: np.stack([chain[name].to_numpy(np.float64) for chain in chains]) for name in kept}
     stats = {name: columns.pop(name) for name in (LOG_WEIGHT, NUM_LIVE) if name in columns}
-    kept = [name for name in kept if name not in stats]
+    if "accept_stat__" in columns:  # draws_pd() of CmdStanPy; lp__ alone is a quantity like others
+        stats |= sampler_statistics(columns)
+        columns = {name: values for name, values in columns.items() if name not in STATISTICS}
+    kept = [name for name in kept if name in columns]
     gradients = [name for name in kept if name.startswith(PREFIX)]
     names = [name.removeprefix(PREFIX) for name in gradients]
     orphans = [name for name in names if name not in columns]
@@ -197,13 +222,9 @@ def _numbers(path: Path) -> "pandas.DataFrame":
     _check_header(path, table)
     if len(table.columns) and str(table.columns[0]).startswith("Unnamed"):
         table = table.drop(columns=table.columns[0])  # row numbers, as pandas and R write them
-    if "lp__" in table and any(str(name).startswith(("g_", "accept_stat__")) for name in table):
-        raise InputError(
-            _WHERE,
-            "a table of draws",
-            f"CmdStan's own file {path}",
-            "Read it with from_cmdstan(diagnostics, outputs).",
-        )
+    if "lp__" in table and any(f"g_{name}" in table for name in table):
+        got, cure = f"those of CmdStan's diagnostic files in {path}", "Give CmdStan's own files, one a chain."
+        raise InputError(_WHERE, f"gradients in columns {PREFIX}NAME", got, cure)
     bad = [str(name) for name, values in table.items() if values.dtype.kind not in "fiub"]
     if bad or table.empty:
         raise InputError(

@@ -87,7 +87,7 @@ def test_a_trace_of_another_program_without_scores(run):
     assert (found["scores"]["check"], found["structure"]) == (None, None)
     assert (found["sampler"], found["log_density"], found["divergences"]) == ("numpyro", ["lp"], 0)
     assert found["groups"]["/posterior"]["weights"]["dims"] == {"chain": 4, "draw": 100, "part": 3}
-    assert "scores         none; add --model FILE.py" in run("info", FOREIGN).out
+    assert "scores         none. Attach scores with attach_scores(tree, model, *args)" in run("info", FOREIGN).out
 
 
 def test_a_ladder(run, tmp_path, rng):

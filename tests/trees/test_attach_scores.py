@@ -4,6 +4,8 @@ import arviz_base
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 import xarray
 from bridgestan_case import StanModel
@@ -299,3 +301,59 @@ def test_a_simplex_of_six_digits_is_made_one_again_and_what_cannot_be_is_named(r
     words = r"got chain 1, draw 3: Exception: simplex_free.*sig_figs=18"
     with pytest.raises(mp.InputError, match=words):
         mp.attach_scores(tree, Simplex())
+
+
+class Correlation:
+    """A stand-in for ``bridgestan.StanModel`` with a correlation matrix, or its factor: atanh of one is infinite."""
+
+    __module__ = "bridgestan.model"
+
+    def __init__(self, *, refuses):
+        self.refuses = refuses
+
+    def param_names(self):
+        return ["R.1.1", "R.2.1", "R.1.2", "R.2.2"]
+
+    def param_unc_names(self):
+        return ["R.1"]
+
+    def param_unconstrain(self, theta):
+        if self.refuses and abs(theta[1]) >= 1:
+            raise RuntimeError("Exception: corr_matrix_free: y is not positive definite.")
+        with np.errstate(divide="ignore"):
+            return np.arctanh(theta[1:2])
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+@pytest.mark.parametrize("factor", [True, False])
+def test_a_correlation_of_exactly_one_is_named_with_its_draw(rng, refuses, factor):
+    r = rng.uniform(-0.9, 0.9, size=(2, 50))
+    r[1, 7] = -1.0
+    zero, one = np.zeros_like(r), np.ones_like(r)
+    rows = ((one, zero), (r, np.sqrt(1 - r**2))) if factor else ((one, r), (r, one))
+    matrix = np.moveaxis(np.array(rows), (0, 1), (2, 3))
+    tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset({"R": (("chain", "draw", "i", "j"), matrix)})})
+    words = r"got R with a correlation of exactly one or minus one at chain 1, draw 7: .*sig_figs=18"
+    with pytest.raises(mp.InputError, match=words):
+        mp.attach_scores(tree, Correlation(refuses=refuses))
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (int, "a NumPyro program, a function, got a class"),
+        (dist.Normal(0.0, 1.0), "a NumPyro program, a function, got the distribution Normal"),
+        (xarray.DataTree(), "`model` to be a function, got a DataTree"),
+    ],
+)
+def test_what_can_be_called_and_is_no_program(rng, program, words):
+    x = rng.normal(size=(2, 40, 1))
+    with pytest.raises(mp.InputTypeError, match=words) as told:
+        mp.attach_scores(mp.from_arrays(x, -x, names=("a",)), program)
+    assert "\n" not in str(told.value)
+
+
+def test_a_site_of_text_is_told():
+    tree = arviz_base.from_dict({"posterior": {"mu": np.full((2, 20), "high")}})
+    with pytest.raises(mp.InputTypeError, match="site `mu` to be a real number, got dtype <U4"):
+        mp.attach_scores(tree, lambda: numpyro.sample("mu", dist.Normal(0.0, 1.0)))

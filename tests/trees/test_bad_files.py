@@ -62,7 +62,7 @@ TABLES = [
     ("draws beyond range", OK.replace("3,-3", "1e400,-3"), "finite draws"),
     ("draws too large to square", OK.replace("3,-3", "1e200,-3"), "1e-75 to 1e\\+75"),
     ("draws too small to square", "a,gradient_a\n1e-200,1\n2e-200,1\n", "1e-75 to 1e\\+75"),
-    ("CmdStan's output", "lp__,accept_stat__,a\n1,1,1\n", "from_cmdstan"),
+    ("CmdStan's output with text", "lp__,accept_stat__,a\n1,1,x\n", "complete rows of numbers"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Traces of nutpie and PyMC, made by the real packages: read as they are, or scored by PyMC's own gradient."""
 
+import re
 import warnings
 from contextlib import nullcontext
 
@@ -151,7 +152,31 @@ def test_a_tree_of_sequential_monte_carlo_is_saved_without_its_ragged_statistics
 def test_a_trace_without_scores_says_what_to_do(run, pymc_tree, tmp_path):
     mp.save_tree(pymc_tree, tmp_path / "bare.nc")
     done = run("report", tmp_path / "bare.nc", "-o", "report.html")
-    assert refused(done, "attach_scores", "store_gradient=True", "--model")
+    assert refused(done, "attach_scores(tree, model)", f"pm.{ONE_LINE}")
+    assert f"pm.{ONE_LINE}" in run("info", tmp_path / "bare.nc").out
+
+
+ONE_LINE = 'sample(idata_kwargs={"include_transformed": True}, nuts={"store_gradient": True})'
+
+
+def test_the_line_that_messages_and_guide_print_keeps_the_scores(model, tmp_path):
+    """PyMC samples by nutpie; with the one argument alone scores or unconstrained draws are missing."""
+    asked = {"idata_kwargs": {"include_transformed": True}, "nuts": {"store_gradient": True}}
+    assert repr(asked["idata_kwargs"]).replace("'", '"') in ONE_LINE
+    with model:
+        tree = pymc.sample(draws=250, tune=300, cores=1, random_seed=1, progressbar=False, **asked)
+        missing = [
+            pymc.sample(draws=20, tune=20, chains=1, random_seed=1, progressbar=False, **{name: asked[name]})
+            for name in asked
+        ]
+    assert read_trace(tree).names[:3] == ("mu_0", "mu_1", "sigma_log__")
+    computed = read_trace(mp.attach_scores(tree, model))
+    np.testing.assert_allclose(read_trace(tree).scores, computed.scores, rtol=1e-6, atol=1e-6)
+    path = mp.save_tree(tree, tmp_path / "trace.nc")
+    assert (mp.summary(mp.load_tree(path), ["mu"], "zv2")["gain"] > 1).all()
+    for part in missing:
+        with pytest.raises(mp.InputError, match=re.escape(f"pm.{ONE_LINE}")):
+            mp.expectation(part, ["mu"])
 
 
 def other(size=2, data=0.0, name="mu"):
@@ -255,3 +280,23 @@ def test_chains_of_nutpie_go_on_until_an_error_is_reached(model, key):
     assert np.array_equal(
         found.estimate.mean, again.estimate.mean
     )  # whatever the clock, and the draws that there may be
+
+
+def test_values_on_a_boundary_are_named_with_their_draw(rng):
+    """Rounding moves them there; their unconstrained values are infinite."""
+    r, s = rng.uniform(-0.9, 0.9, size=(2, 50)), rng.uniform(0.5, 2.0, size=(2, 50))
+    with pymc.Model() as model:
+        pymc.LKJCorr("R", n=2, eta=1)
+        pymc.HalfNormal("s")
+
+    def tree():
+        factor = np.moveaxis(np.array(((r * 0 + 1, r * 0), (r, np.sqrt(1 - r**2)))), (0, 1), (2, 3))
+        variables = {"R": (("chain", "draw", "i", "j"), factor), "s": (("chain", "draw"), s)}
+        return xarray.DataTree.from_dict({"posterior": xarray.Dataset(variables)})
+
+    s[0, 3] = 0.0
+    with pytest.raises(mp.InputError, match=r"1 of 100 draws of `s` on its boundary.* at chain 0, draw 3: 0\.0\."):
+        mp.attach_scores(tree(), model)
+    s[0, 3], r[1, 7] = 1.0, 1.0
+    with pytest.raises(mp.InputError, match=r"1 of 100 draws of `R` on its boundary.* at chain 1, draw 7: \[\[1\.0"):
+        mp.attach_scores(tree(), model)

@@ -109,6 +109,13 @@ def test_a_fault_of_the_function_is_not_hidden(tree):
     assert "integrands: the argument of `f` has mu, theta, corr, count, flag." in raised.value.__notes__
 
 
+@pytest.mark.parametrize("function", [np.exp, sum, jnp.sum, float])
+def test_functions_of_values_are_no_functions_of_draws(tree, function):
+    words = rf"`f` to take one draw, a dict of arrays, got {function.__name__}: .*lambda draw"
+    with pytest.raises(mp.InputTypeError, match=words):
+        integrand_values(tree, function)
+
+
 def test_nan_stays_nan(tree):
     values = integrand_values(tree, {"f": lambda d: jnp.log(-jnp.abs(d["mu"]))}).values
     assert np.isnan(values).all()
@@ -137,6 +144,26 @@ def test_nan_stays_nan(tree):
 def test_bad_input(tree, integrands, error, words):
     with pytest.raises(error, match=words):
         integrand_values(tree, integrands)
+
+
+def test_chains_and_draws_in_one_dim_are_told_how_to_be_two(tree):
+    flat = tree["posterior"].to_dataset().stack(sample=("chain", "draw"))
+    for given in (flat["flag"], {"q": flat["theta"] ** 2}, flat.rename(sample="z")["flag"]):
+        with pytest.raises(mp.InputError, match=r'with dims chain and draw.*unstack\("[sz]'):
+            integrand_values(tree, given)
+    for asked in (None, ["mu"]):
+        with pytest.raises(mp.InputError, match=r'`mu` with dims chain and draw, .*unstack\("sample"\)'):
+            integrand_values(xarray.DataTree.from_dict({"posterior": flat}), asked)
+    for array in (flat["flag"], tree["posterior"]["mu"].isel(chain=0)):
+        with pytest.raises(mp.InputError, match=r"from_arrays: expected `draws` with dims.*(unstack|chain=\[0\])"):
+            mp.from_arrays(array, array)
+    with pytest.raises(mp.InputError, match=r"values\.reshape\(2, 5, \*values\.shape\[1:\]\)"):
+        integrand_values(tree, {"q": flat["flag"].values})
+    back = flat["theta"].unstack("sample")
+    np.testing.assert_array_equal(integrand_values(tree, back).values, tree["posterior"]["theta"])
+    # A dim of that name is any other dim beside chain and draw.
+    three = tree["posterior"]["theta"].rename(school="sample")
+    assert integrand_values(tree, three).values.shape == (2, 5, 2)
 
 
 def test_trees_without_draws():

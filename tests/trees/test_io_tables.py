@@ -79,7 +79,7 @@ def test_without_chain_the_rows_are_one_in_order(table, tmp_path):
         (lambda t: pandas.concat([t.iloc[1:], t.iloc[1:2]]), "twice"),
         (lambda t: t.assign(s="a"), "other values in s"),
         (lambda t: t.iloc[:0], "other values|no row"),
-        (lambda t: t.assign(lp__=0.0, g_a=0.0), "from_cmdstan"),
+        (lambda t: t.assign(lp__=0.0, g_log_s=0.0), "those of CmdStan's diagnostic files"),
         (lambda t: t.assign(log_s=np.nan), "finite draws"),
     ],
 )
@@ -191,7 +191,7 @@ def test_bad_calls(tmp_path):
         mp.from_cmdstan([])
     with pytest.raises(FileNotFoundError, match="existing file"):
         mp.from_cmdstan(tmp_path / "none.csv")
-    with pytest.raises(ValueError, match="2 outputs"):
+    with pytest.raises(ValueError, match="as many outputs as diagnostic files"):
         mp.from_cmdstan(DIAGNOSTICS, OUTPUTS[:1])
     with pytest.raises(ValueError, match="in the order of the diagnostic files"):
         mp.from_cmdstan(DIAGNOSTICS, OUTPUTS[::-1])
