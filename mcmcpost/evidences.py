@@ -8,7 +8,7 @@ import numpy as np
 
 from mcmcpost.control import HIGHEST_DEGREE, AbstractControlVariate, Options, PlainMean
 from mcmcpost.core.arguments import as_names, check_count, check_flags, check_key, check_kind
-from mcmcpost.core.errors import Status, warn
+from mcmcpost.core.errors import InputError, Status, warn
 from mcmcpost.core.precision import in_float64
 from mcmcpost.evidence import (
     MAX_PROPOSALS,
@@ -28,6 +28,8 @@ from mcmcpost.evidence import (
     examine_rungs,
     laplace_importance,
     make_ladder,
+    stored_bridge,
+    stored_evidence,
     with_bridge,
 )
 from mcmcpost.sample import NO_GAIN, resolve_method
@@ -126,7 +128,8 @@ def log_evidence(
     folds, standardize, fallback : of the rungs, as in `expectation`.
     allow_bad_scores : use control variates although the score gate fails.
     bridge : `bridge_evidence` of the last rung, ``tree.sel(temperature=1.0)``, or of another trace of this posterior.
-        It is reported beside the ladder, and with ``path="auto"`` first where it is sound and its error smaller.
+        It is reported beside the ladder, and with ``path="auto"`` first where it is sound and its error smaller. By
+        default the bridge that the tree has, where a log evidence of it was stored.
 
     Returns
     -------
@@ -144,6 +147,8 @@ def log_evidence(
     ConvergenceWarning : transitions were divergent at any temperature, or two chains are the same.
     """
     ladder = read_ladder(tree)
+    if bridge is None:
+        bridge = stored_bridge("log_evidence", tree)
     warn_of_convergence(check_convergence(tree, ()))  # rungs that disagree are complaints of the evidence
     return evidence_of(
         ladder,
@@ -188,7 +193,7 @@ def _estimate(ladder: Ladder, method: AbstractControlVariate | None, options: Op
 
 
 def compare_evidence(
-    evidences: Mapping[str, Evidence | EvidenceEstimate], prior: Mapping[str, float] | None = None
+    evidences: "Mapping[str, Evidence | EvidenceEstimate | xarray.DataTree]", prior: Mapping[str, float] | None = None
 ) -> EvidenceComparison:
     """Return log Bayes factors, in nats, with errors, and posterior model probabilities.
 
@@ -196,7 +201,8 @@ def compare_evidence(
 
     Parameters
     ----------
-    evidences : from a model's name to its `log_evidence`, `bridge_evidence`, ….
+    evidences : from a model's name to its `log_evidence`, `bridge_evidence`, …, or to a tree with a stored one, which
+        `load_tree` returned; nothing is computed again.
     prior : prior probability of each model, up to a constant; equal by default.
 
     Returns
@@ -205,7 +211,8 @@ def compare_evidence(
 
     Raises
     ------
-    ValueError : fewer than two models, an evidence that is not finite, a prior that does not name each model.
+    ValueError : fewer than two models, an evidence that is not finite, a prior that does not name each model; a tree
+        without an evidence; trees whose `observed_data` differ.
 
     Warns
     -----
@@ -213,10 +220,28 @@ def compare_evidence(
     """
     check_kind("compare_evidence", "evidences", evidences, Mapping, 'Pass {"m1": evidence, "m2": evidence}.')
     as_names("compare_evidence", "evidences", evidences)
-    for name, evidence in evidences.items():
+    trees: dict[str, Any] = {name: one for name, one in evidences.items() if hasattr(one, "children")}
+    check_same_data("compare_evidence", trees)
+    known: dict[str, Any] = dict(evidences)
+    known |= {name: stored_evidence(f"compare_evidence: {name}", tree) for name, tree in trees.items()}
+    for name, evidence in known.items():
         for text in disagreements(evidence) if isinstance(evidence, Evidence) else ():
             warn(f"compare_evidence: {name}: {text}", EvidenceWarning)
-    return compare_models(evidences, prior)
+    return compare_models(known, prior)
+
+
+def check_same_data(where: str, trees: "Mapping[str, xarray.DataTree]") -> None:
+    """Refuse trees that have other observed data under one name: a Bayes factor needs the same data in all models."""
+    seen: dict[str, tuple[str, np.ndarray]] = {}
+    for owner, tree in trees.items():
+        group = tree.children.get("observed_data")
+        for name, variable in {} if group is None else group.data_vars.items():
+            first, values = seen.setdefault(str(name), (owner, variable.values))
+            numbers = values.dtype.kind == variable.dtype.kind == "f"
+            if not np.array_equal(values, variable.values, equal_nan=numbers):
+                expected = f"models of the same data, {name} of {first} {values.shape}"
+                cure = "Fit all models to the same observations, not transformed."
+                raise InputError(where, expected, f"other values in {owner} {variable.values.shape}", cure)
 
 
 def bridge_evidence(

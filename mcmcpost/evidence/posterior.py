@@ -41,8 +41,9 @@ from mcmcpost.evidence.bridge import (
     too_few,
 )
 from mcmcpost.evidence.ladder import EvidenceEstimate, make_ladder
-from mcmcpost.evidence.log_evidence import Evidence, halves_complaint
+from mcmcpost.evidence.log_evidence import halves_complaint
 from mcmcpost.evidence.path import LastRung, PooledPath, path_error, pooled_path
+from mcmcpost.evidence.record import Evidence
 from mcmcpost.evidence.warp import Normal
 from mcmcpost.scores import value_and_score
 
