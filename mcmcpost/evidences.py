@@ -1,4 +1,4 @@
-"""Public functions of the model evidence: power posteriors, bridge sampling, the Laplace approximation, comparison."""
+"""Public functions of the model evidence: power posteriors, bridges, Laplace, comparison, Savage–Dickey ratios."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -7,9 +7,10 @@ import jax
 import numpy as np
 
 from mcmcpost.control import HIGHEST_DEGREE, AbstractControlVariate, Options, PlainMean
-from mcmcpost.core.arguments import as_names, check_count, check_flags, check_key, check_kind
+from mcmcpost.core.arguments import as_names, check_count, check_flags, check_key, check_kind, check_number
 from mcmcpost.core.errors import InputError, Status, warn
 from mcmcpost.core.precision import in_float64
+from mcmcpost.distributions import distribution
 from mcmcpost.evidence import (
     MAX_PROPOSALS,
     MIN_PROPOSALS,
@@ -380,3 +381,79 @@ def laplace_evidence(
     return in_float64(laplace_importance)(
         target.draws, target.logdensity, key=key, names=target.names, num_proposals=num_proposals
     )
+
+
+METHOD = "Savage–Dickey"
+
+FEW_ERRORS = 3.0
+"""Standard errors above zero that a density must be for its logarithm to have an error by the delta method."""
+
+
+def savage_dickey(
+    tree: "xarray.DataTree",
+    quantity: Any,
+    point: float,
+    prior: Any,
+    method: str | AbstractControlVariate = "auto",
+    *,
+    allow_bad_scores: bool = False,
+) -> EvidenceEstimate:
+    """Estimate the log Bayes factor of ``quantity = point`` against the model of a trace, by the density ratio.
+
+    log p(y|M₀) − log p(y|M₁) = log p(h = t|y, M₁) − log p(h = t|M₁), where M₀ is M₁ with h = t and the prior of its
+    other parameters is that of M₁ given h = t, as when h is independent of them. Positive values favour the point. The
+    posterior density is that of `distribution`, without a bandwidth; its error becomes that of the logarithm by the
+    delta method. Two evidences are not needed, and their errors do not enter.
+
+    Parameters
+    ----------
+    tree : a trace of the larger model M₁.
+    quantity : h, the name of a scalar variable, or ``{name: function of a draw}`` for an element or a contrast.
+    point : t, the value under M₀, in units of h; inside its range, not at an edge of it.
+    prior : the prior density of h at t under M₁, a number; or its distribution, with ``logpdf`` as SciPy's or
+        ``log_prob`` as NumPyro's.
+    method, allow_bad_scores : as in `distribution`.
+
+    Returns
+    -------
+    EvidenceEstimate : `value` is the log Bayes factor in nats, `mcse` its standard error. `info` has ``density``,
+        ``density_mcse`` and ``prior_density``. Status that of the density; ``unseen`` with fewer than three effective
+        draws beyond t; ``undefined`` (NaN) where the density is less than three of its errors. There bridges to both
+        models are better.
+
+    Raises
+    ------
+    ValueError : several quantities; a point that is not finite; a prior density that is not finite and positive.
+
+    Source: Dickey (1971, doi:10.1214/aoms/1177693507); Verdinelli and Wasserman (1995,
+    doi:10.1080/01621459.1995.10476554) for priors that depend on h.
+    """
+    where = "savage_dickey"
+    check_number(where, "point", point, "It is the value of the quantity under the null.", inside="(-inf, inf)")
+    prior_density = _prior_density(where, prior, float(point))
+    found = distribution(tree, quantity, method, allow_bad_scores=allow_bad_scores)
+    if len(found.names) != 1:
+        cure = "Name a scalar variable, or pass {name: function of a draw}."
+        raise InputError(where, "one quantity", ", ".join(found.names), cure)
+    curve = found.pdf(float(point))
+    density, error, status = float(curve.mean[0, 0]), float(curve.mcse[0, 0]), curve.status[0]
+    info = {"density": density, "density_mcse": error, "prior_density": prior_density}
+    if not density > FEW_ERRORS * error:
+        reason = f"the posterior density at {point:g} is {density:.2g} ± {error:.2g}"
+        return EvidenceEstimate(METHOD, np.nan, np.nan, Status.UNDEFINED, info | {"reason": reason})
+    return EvidenceEstimate(METHOD, float(np.log(density / prior_density)), error / density, status, info)
+
+
+def _prior_density(where: str, prior: Any, point: float) -> float:
+    """Return the prior density at a point, given as a number or as a distribution of SciPy or NumPyro."""
+    value, kind = prior, "a number"
+    for name in ("logpdf", "log_prob"):
+        if callable(getattr(prior, name, None)):
+            with jax.enable_x64(True):
+                value, kind = np.exp(np.asarray(getattr(prior, name)(point), float)), f"exp {name}({point:g})"
+            if value.shape == ():
+                value = float(value)
+            break
+    cure = "Pass a density such as 0.4, scipy.stats.norm(0, 1), or numpyro.distributions.Normal(0, 1)."
+    check_number(where, f"prior, {kind}", value, cure)
+    return float(value)
