@@ -397,7 +397,10 @@ def evidence_text(name: str, evidence: "Evidence") -> str:
     table = methods.assign(
         log_evidence=[digits_of(e.value, e.error) for e in evidence.estimates],
         mcse=[significant(x, 2) for x in methods["mcse"]],
-        discretisation_error=["" if np.isnan(x) else significant(x, 2) for x in methods["discretisation_error"]],
+        **{
+            name: ["" if np.isnan(x) else significant(x, 2) for x in methods[name]]
+            for name in methods.columns.intersection(["discretisation_error", "khat_proposals", "khat_draws"])
+        },
     )
     tables = [table] if evidence.health is None else [table, _rungs(evidence.rungs_to_dataframe())]
     return "\n\n".join([f"{head}\n{facts}" if facts else head, *(shown.to_string() for shown in tables)])

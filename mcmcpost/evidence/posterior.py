@@ -34,8 +34,8 @@ from mcmcpost.evidence.bridge import (
     half_overlap,
     log_densities,
     no_bridge,
+    overlap_khats,
     plain_bridge,
-    proposal_khat,
     pulled_scores,
     refuse_drift,
     too_few,
@@ -184,7 +184,7 @@ def estimate_from_posterior(
             straight = halved(for_path, symmetric=False)
             estimates.append(_path_bridge(straight, posterior.scores, posterior.slopes, degree))
             densities, gradients = densities + c * n, gradients + c * n
-    size |= {"pareto_khat": max(proposal_khat(half) for half in halves)}
+    size |= {"pareto_khat": estimates[1].info["khat_proposals"]}
     size |= {"densities": densities, "gradients": gradients}
     estimates = [e.with_rounding(posterior.log_density) for e in estimates]
     ordered = _best_first([refuse_drift(e, points, names, weights) for e in estimates])
@@ -278,6 +278,7 @@ def _path_bridge(
         "controls": [path.method for path in found],
         "discretisation_error": float(np.mean([path.discretisation_error for path in found])),
         "participants": min(path.info["smallest_ess"] for path in found),
+        **overlap_khats(halves, symmetric=False),
     }
     status = Status.CONTROLLED if max(degrees) else Status.PLAIN
     if reasons:

@@ -76,17 +76,22 @@ class Evidence(NamedTuple):
     def to_dataframe(self) -> "pandas.DataFrame":
         """Return one row per method on the same draws: log_evidence, mcse, discretisation_error, status.
 
-        The first row is the one that is reported; `discretisation_error` is NaN for methods that have none.
+        The first row is the one that is reported; `discretisation_error` is NaN for methods that have none. Where there
+        are bridges also khat_proposals and khat_draws, the Pareto k̂ of both sides (docs/methods/bridge.md).
         """
         import pandas
 
+        columns: dict[str, Any] = {
+            "log_evidence": [e.value for e in self.estimates],
+            "mcse": [e.mcse for e in self.estimates],
+            "discretisation_error": [e.info.get("discretisation_error", np.nan) for e in self.estimates],
+            "status": [str(e.status) for e in self.estimates],
+        }
+        for side in ("khat_proposals", "khat_draws"):
+            if any(side in e.info for e in self.estimates):
+                columns[side] = [e.info.get(side, np.nan) for e in self.estimates]
         return pandas.DataFrame(
-            {
-                "log_evidence": [e.value for e in self.estimates],
-                "mcse": [e.mcse for e in self.estimates],
-                "discretisation_error": [e.info.get("discretisation_error", np.nan) for e in self.estimates],
-                "status": [str(e.status) for e in self.estimates],
-            },
+            columns,
             index=pandas.Index([e.method for e in self.estimates], name="method"),
         )
 
@@ -323,10 +328,10 @@ def _from_group(where: str, group: "xarray.Dataset") -> Evidence:
     facts = {str(key): value.item() if hasattr(value, "item") else value for key, value in group.attrs.items()}
     for key in ("method_reported", "info", "complaints", "mcmcpost_version"):
         facts.pop(key, None)
-    group = group.drop_vars("method_discretisation_error", errors="ignore")  # where there is one, it is in the facts
     methods = records("method", "method_")
-    for row in methods:
-        row |= json.loads(row.pop("info"))
+    # Columns beyond these are those of the estimates' facts that a table shows, and NaN where there is none.
+    kept = ("method", "log_evidence", "mcse", "status")
+    methods = [{key: row[key] for key in kept} | json.loads(row["info"]) for row in methods]
     facts |= json.loads(group.attrs["info"])
     facts |= {
         "method": group.attrs["method_reported"],

@@ -203,6 +203,23 @@ def test_heavy_tails_are_fitted_and_too_heavy_ones_told(rng, key):
     assert estimate_from_posterior(draws, PlainMean(), key=key).info["pareto_khat"] > 0.7
 
 
+@pytest.mark.parametrize("longer", ["posterior", "normal", "neither"])
+def test_each_side_of_a_bridge_has_its_own_khat(longer, rng, key):
+    """Of a t posterior q/g has k̂ one, and g/q of exp(−x⁴); a normal posterior has neither."""
+    if longer == "posterior":
+        draws = rng.standard_t(4, size=(4, 1000, 1))
+        density = lambda x: -2.5 * jnp.log1p(x[0] ** 2 / 4)  # noqa: E731
+    elif longer == "normal":
+        draws = rng.choice([-1.0, 1.0], size=(4, 1000, 1)) * rng.gamma(0.25, size=(4, 1000, 1)) ** 0.25
+        density = lambda x: -(x[0] ** 4)  # noqa: E731
+    else:
+        draws = rng.normal(size=(4, 1000, 1))
+        density = lambda x: -0.5 * x[0] ** 2  # noqa: E731
+    info = bridge_sampling(draws, density, key=key, symmetric=False, num_proposals=8000).info
+    assert (info["khat_proposals"] > 0.5) == (longer == "posterior")
+    assert (info["khat_draws"] > 0.5) == (longer == "normal")
+
+
 def test_a_posterior_whose_proposals_have_no_density_in_floats_is_far_away(rng, key):
     """In a funnel log q falls by thousands where the fitted density does not: those weights are zero, not equal."""
 
