@@ -269,6 +269,21 @@ def test_the_answer_of_a_ladder_and_a_bridge_is_the_smaller_sound_error(error, c
     assert both.rungs_to_dataframe().equals(found.rungs_to_dataframe())
 
 
+@pytest.mark.parametrize(("method", "kernel"), [("auto", False), (Auto(), True)])
+def test_kernels_are_for_who_asks_for_them(method, kernel, rng, key, monkeypatch):
+    asked = []
+    own = estimate_from_posterior
+
+    def spy(posterior: object, method: object, **options: object) -> object:
+        asked.append(method)
+        return own(posterior, PlainMean(), **options)
+
+    monkeypatch.setattr("mcmcpost.evidences.estimate_from_posterior", spy)
+    draws = rng.normal(size=(4, 250, 1))
+    mp.bridge_evidence(mp.from_arrays(draws, -draws), logdensity_fn=standard, key=key, method=method)
+    assert [(type(one), one.kernel) for one in asked] == [(Auto, kernel)]
+
+
 def test_the_same_key_gives_the_same_number_and_constants_only_shift_it(rng, key):
     draws = rng.normal(size=(2, 50, 2))
     found = bridge_sampling(draws, standard, key=key)
