@@ -66,6 +66,7 @@ from .evidences import (
     ladder_from_arrays as ladder_from_arrays,
     laplace_evidence as laplace_evidence,
     log_evidence as log_evidence,
+    savage_dickey as savage_dickey,
 )
 from .examples import load_example as load_example
 from .expectations import (

@@ -381,7 +381,7 @@ def evidence(
         typer.Argument(
             metavar="SOURCE...",
             callback=_named,
-            help="Traces (.nc, .zarr, .csv) with --model, ladders, or model files.",
+            help="Traces (.nc, .zarr, .csv) with --model, ladders, model files, or what -o or --json has stored.",
         ),
     ],
     output: Output = None,
@@ -413,9 +413,12 @@ def evidence(
         typer.Option(help="Swap neighbouring temperatures every so many iterations [default: never].", min=1),
     ] = None,
     path: Annotated[
-        PathName,
-        typer.Option(help="Answer of a ladder: all draws pooled, or rung by rung; auto pools where rungs overlap."),
-    ] = PathName.AUTO,
+        PathName | None,
+        typer.Option(
+            help="Answer of a ladder: all draws pooled, or rung by rung; auto pools where rungs overlap"
+            f" [default: {PathName.AUTO}]."
+        ),
+    ] = None,
     method: Annotated[
         MethodName | None, typer.Option(help="Control variate of each rung, or of a bridge [default: chosen].")
     ] = None,
@@ -434,7 +437,10 @@ def evidence(
     ] = None,
     option: Options = None,
 ) -> None:
-    """Print the log evidence of a trace, of a ladder, or of a model file sampled first; of several, compare them."""
+    """Print the log evidence of a trace, of a ladder, or of a model file sampled first; of several, compare them.
+
+    An evidence that is stored in a file is printed as it is, unless --method, --path or --model ask for another.
+    """
     with _program():
         import mcmcpost
         from mcmcpost.app.commands import compare, comparison_text, evidence_text, open_sources, source_evidence
@@ -450,10 +456,18 @@ def evidence(
         choice = None if method is None else method.value
         option, found = _with_data(option, data), {}
         with ExitStack() as stack:
-            opened = open_sources(sources, model or [], given, option, stack, estimate=path.value, with_ladder=ladder)
+            again = path is not None or choice is not None or allow_bad_scores
+            opened = open_sources(
+                sources, model or [], given, option, stack, estimate=path, with_ladder=ladder, again=again
+            )
             for source in opened:
                 estimate = source_evidence(
-                    source, option, path=path.value, method=choice, seed=seed, allow_bad_scores=allow_bad_scores
+                    source,
+                    option,
+                    path=path or PathName.AUTO,
+                    method=choice,
+                    seed=seed,
+                    allow_bad_scores=allow_bad_scores,
                 )
                 found[str(source.path)] = estimate
             comparison = compare(found)
@@ -473,7 +487,9 @@ def evidence(
 
 @app.command()
 def report(
-    trace: Annotated[Path, typer.Argument(help="A trace with scores (.nc, .zarr, .csv), or a ladder.")],
+    trace: Annotated[
+        Path, typer.Argument(help="A trace with scores (.nc, .zarr, .csv), a ladder, or an evidence (.json).")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="New file, .html.")],
     var_names: VarNames = None,
     filter_vars: FilterVars = None,

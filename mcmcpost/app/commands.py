@@ -35,7 +35,8 @@ from mcmcpost.control import Estimate, Options, TraceMoments
 from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
 from mcmcpost.core.runtime import digits_of, duration, number_of_draws, number_of_quantities, one_line, significant
 from mcmcpost.distributions import answer_distribution
-from mcmcpost.evidence import EVIDENCE_GROUP
+from mcmcpost.evidence import EVIDENCE_GROUP, disagreements, stored_evidence
+from mcmcpost.evidences import check_same_data
 from mcmcpost.expectations import answer
 from mcmcpost.ladders import tempered_target
 from mcmcpost.sample import pose
@@ -44,6 +45,7 @@ from mcmcpost.sums import as_moments, expectation_of_chunks, is_summed, new_draw
 from mcmcpost.trees import (
     PosteriorVariables,
     check_convergence,
+    is_evidence_alone,
     is_ladder,
     posterior_rung,
     posterior_variables,
@@ -209,16 +211,17 @@ POWER = 5.0
 
 
 class Source(NamedTuple):
-    """A ladder, or a posterior trace with the model file of its density.
+    """A ladder, a posterior trace with the model file of its density, or a stored evidence.
 
     path : as given on the command line. tree : what it holds. model : of a trace; None for a ladder. ladder : sampled
-        from a normal fitted to the trace; None where it was not asked for.
+        from a normal fitted to the trace; None where it was not asked for. stored : the evidence in the tree is wanted.
     """
 
     path: Path
     tree: "xarray.DataTree"
     model: Path | None
     ladder: "xarray.DataTree | None" = None
+    stored: bool = False
 
 
 def open_sources(
@@ -228,20 +231,29 @@ def open_sources(
     options: list[str] | None,
     stack: ExitStack,
     *,
-    estimate: str = "auto",
+    estimate: str | None = None,
     with_ladder: bool = False,
+    again: bool = False,
 ) -> list[Source]:
-    """Load ladders and traces, and sample the power posteriors of model files, all of which are checked before.
+    """Load evidences, ladders and traces, and sample the power posteriors of model files, all checked before.
 
     models : of the traces, one for all of them or one for each in order. given : sampling settings, None for the
         default; stored files take none of them, but a trace the seed of its proposals.
     estimate : that of --path, of ladders; refused where there is none. with_ladder : sample one from a
-        normal fitted to each trace, with these settings.
+        normal fitted to each trace, with these settings. again : estimate although an evidence is stored, as --path,
+        --method and --allow-bad-scores ask, and --model for traces.
     stack : keeps what was sampled where anything fails before it is closed.
     """
     with phase("reading"):
         trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
-    traces = [path for path, tree in trees.items() if not is_ladder(tree)]
+    check_same_data("evidence", {str(path): tree for path, tree in trees.items()})
+    alone = [path for path, tree in trees.items() if is_evidence_alone(tree)]
+    if alone and again:
+        expected, cure = "draws to estimate from with --method, --path or --allow-bad-scores", "Leave them out."
+        raise InputError("evidence", expected, f"{alone[0]}, an evidence alone", cure)
+    keep = [path for path, tree in trees.items() if EVIDENCE_GROUP in tree.children and not again and not with_ladder]
+    stored = {path for path in keep if path in alone or is_ladder(trees[path]) or not models}
+    traces = [path for path, tree in trees.items() if path not in stored and not is_ladder(tree)]
     if traces and not models:
         raise InputError(
             f"evidence: expected a ladder, or a trace with --model FILE.py, got the posterior trace {traces[0]} alone."
@@ -257,7 +269,7 @@ def open_sources(
     if with_ladder and len(traces) < len(paths):
         other = next(path for path in paths if path not in traces)
         raise InputError(f"evidence: expected of --ladder traces with --model alone, got {other}. Leave --ladder out.")
-    if estimate != "auto" and not with_ladder and len(traces) == len(paths):
+    if estimate is not None and not with_ladder and len(traces) == len(paths):
         raise InputError(
             f"evidence: expected a ladder with --path, got the trace {traces[0]}. Add --ladder to sample one."
         )
@@ -267,7 +279,8 @@ def open_sources(
             cure = "Drop them, or add --ladder to sample one from the trace."
             refuse_sampling("evidence", traces[0], "trace", {**given, **own}, cure)
         else:
-            refuse_sampling("evidence", next(iter(trees)), "ladder", {**given, **own})
+            first = next(iter(trees))
+            refuse_sampling("evidence", first, "stored evidence" if first in stored else "ladder", {**given, **own})
     settings = settings_of(given, LADDER)
     if with_ladder:
         placed = settings_of(given, POSTERIOR | {"draws": LADDER["draws"]})
@@ -281,7 +294,7 @@ def open_sources(
     for path, run in runs.items():
         trees[path] = sample_ladder(run, settings)
         stack.enter_context(keeping(path, partial(trees.__getitem__, path)))
-    return [Source(path, trees[path], model_of.get(path)) for path in paths]
+    return [Source(path, trees[path], model_of.get(path), stored=path in stored) for path in paths]
 
 
 def source_evidence(
@@ -293,7 +306,12 @@ def source_evidence(
     seed: int | None,
     allow_bad_scores: bool,
 ) -> "Evidence":
-    """Return the evidence of a ladder; of a trace, by bridges; of a sampled ladder, by both."""
+    """Return the evidence of a ladder; of a trace, by bridges; of a sampled ladder, by both; or the stored one."""
+    if source.stored:
+        found = stored_evidence(f"evidence: {source.path}", source.tree)
+        for text in (*found.complaints, *disagreements(found)):
+            say("warning", f"{source.path}: {text}")
+        return found
     file = source.path if is_model_file(source.path) else source.model
     if file is None:
         with phase("ladder"):
@@ -392,7 +410,10 @@ def evidence_text(name: str, evidence: "Evidence") -> str:
     table = methods.assign(
         log_evidence=[digits_of(e.value, e.error) for e in evidence.estimates],
         mcse=[significant(x, 2) for x in methods["mcse"]],
-        discretisation_error=["" if np.isnan(x) else significant(x, 2) for x in methods["discretisation_error"]],
+        **{
+            name: ["" if np.isnan(x) else significant(x, 2) for x in methods[name]]
+            for name in methods.columns.intersection(["discretisation_error", "khat_proposals", "khat_draws"])
+        },
     )
     tables = [table] if evidence.health is None else [table, _rungs(evidence.rungs_to_dataframe())]
     return "\n\n".join([f"{head}\n{facts}" if facts else head, *(shown.to_string() for shown in tables)])
@@ -438,7 +459,7 @@ def report_facts(
     overwrite: bool,
     allow_bad_scores: bool,
 ) -> dict[str, Any]:
-    """Write the report of a stored trace or ladder and return its summary, as plain values for JSON."""
+    """Write the report of a stored trace, ladder or evidence and return its summary, as plain values for JSON."""
     place = check_destination(output, overwrite)
     refuse_model_file("report", trace)
     tree = load_trace([trace], model, options, allow_bad_scores=allow_bad_scores)
@@ -446,16 +467,22 @@ def report_facts(
         for told in (mcmcpost.ScoreWarning, mcmcpost.ConvergenceWarning, mcmcpost.EvidenceWarning):
             warnings.simplefilter("ignore", told)  # the notices of the report contain them
         with phase("evidence" if is_ladder(tree) else "reading"):
-            subject = read_subject(tree, None, allow_bad_scores)
-        say_left_out(subject.variables)
-        scalars = named_scalars(subject.tree, subject.variables, asked)
+            subject = None if is_evidence_alone(tree) else read_subject(tree, None, allow_bad_scores)
+            evidence = stored_evidence(f"report: {trace}", tree) if subject is None else subject.evidence
+        scalars = None
+        if subject is not None:
+            say_left_out(subject.variables)
+            scalars = named_scalars(subject.tree, subject.variables, asked)
+        elif asked.expressions or asked.names:
+            cure = "Report the trace or ladder that it is of."
+            raise InputError("report", "draws, of which to report quantities", f"{trace}, an evidence alone", cure)
         since = stopwatch()
         with phase("control variates"):
             contents = gather(
                 subject,
                 scalars,
                 method,
-                evidence=subject.evidence,
+                evidence=evidence,
                 title=f"Report on {trace.name}",
                 asked={"File": str(trace)} | ({} if model is None else {"Model": str(model)}),
                 command=shlex.join(["mcmcpost", *sys.argv[1:]]),
@@ -469,25 +496,24 @@ def report_facts(
     with phase("figures"):
         text = render(contents)
         write_html(text, place, overwrite)
-    assert contents.posterior is not None  # a trace was given
-    say_worth(contents.posterior.estimate, took)
-    check, posterior = contents.posterior.check, contents.posterior
-    estimates = Reduced(posterior.estimate, posterior.quantiles, posterior.intervals).estimates
-    facts = {
-        "path": str(place),
-        "bytes": len(text.encode()),
-        "score_check": check.verdict,
-        "divergences": contents.posterior.divergences,
-        "notices": list(contents.notices),
-        "quantities": [q for part in estimates for q in part.to_json_dict()["quantities"]],
-    }
-    if contents.evidence is not None:
-        facts["evidence"] = contents.evidence.evidence.to_json_dict()
+    facts: dict[str, Any] = {"path": str(place), "bytes": len(text.encode()), "notices": list(contents.notices)}
+    if (posterior := contents.posterior) is not None:
+        say_worth(posterior.estimate, took)
+        estimates = Reduced(posterior.estimate, posterior.quantiles, posterior.intervals).estimates
+        facts |= {
+            "score_check": posterior.check.verdict,
+            "divergences": posterior.divergences,
+            "quantities": [q for part in estimates for q in part.to_json_dict()["quantities"]],
+        }
+    if evidence is not None:
+        facts["evidence"] = evidence.to_json_dict()
     return facts
 
 
 def report_line(facts: dict[str, Any]) -> str:
     """Return the summary in one line."""
+    if "quantities" not in facts:
+        return f"{facts['path']}: log evidence {_evidence_text(facts['evidence']) or 'undefined'}"
     varying = [q for q in facts["quantities"] if q["status"] != Status.CONSTANT]
     gains = [q["gain"] for q in varying if q["gain"] is not None and q["status"] not in WITHOUT_GAIN]
     gain = f", median gain {significant(float(np.median(gains)), 3)}" if gains else ""
@@ -672,11 +698,12 @@ def _structure_lines(structure: dict[str, Any] | None) -> dict[str, str]:
 
 
 def _evidence_text(stored: dict[str, Any] | None) -> str | None:
-    if not stored or "log_evidence" not in stored:
+    if not stored or stored.get("log_evidence") is None:
         return None
     error = float(np.hypot(stored.get("mcse", np.nan), stored.get("discretisation_error", 0.0)))
     value = digits_of(stored["log_evidence"], error)
-    return f"{value} ± {significant(error, 2)}, {stored.get('method_reported')}, {stored.get('status')}"
+    method = stored.get("method_reported", stored.get("method"))  # of a tree, and of JSON
+    return f"{value} ± {significant(error, 2)}, {method}, {stored.get('status')}"
 
 
 def _temperatures(levels: list[float] | None) -> str | None:

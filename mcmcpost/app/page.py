@@ -65,7 +65,14 @@ from mcmcpost.core.devices import is_first_process
 from mcmcpost.core.errors import InputError, fault
 from mcmcpost.core.runtime import digits_of, number_of_draws, significant, versions, written_beside
 from mcmcpost.distributions import answer_distribution, resolve_interval
-from mcmcpost.evidence import BridgeOverlap, Evidence, PathDiagnostics, disagreements
+from mcmcpost.evidence import (
+    EVIDENCE_GROUP,
+    BridgeOverlap,
+    Evidence,
+    PathDiagnostics,
+    disagreements,
+    stored_evidence,
+)
 from mcmcpost.evidences import evidence_of
 from mcmcpost.expectations import answer
 from mcmcpost.sample import pose, resolve_method
@@ -74,6 +81,7 @@ from mcmcpost.trees import (
     Convergence,
     PosteriorVariables,
     check_convergence,
+    is_evidence_alone,
     is_ladder,
     last_rung,
     posterior_variables,
@@ -410,8 +418,8 @@ def html_report(
 
     Parameters
     ----------
-    tree : a trace with scores; a ladder, whose last rung is the posterior and whose evidence is estimated; or None for
-        `evidence` or `joint` alone.
+    tree : a trace with scores; a ladder, whose last rung is the posterior and whose evidence is estimated unless it is
+        stored in the tree; a tree of a stored evidence alone; or None for `evidence` or `joint` alone.
     path : a new file ending in .html, checked before the work; `overwrite` allows it to exist.
     integrands, method, allow_bad_scores, standardize, folds, fallback : as in `expectation`.
     quantiles : probabilities whose quantiles of every integrand are wanted too; see `quantile`.
@@ -442,12 +450,16 @@ def html_report(
     interval = resolve_interval(where, ci_prob, ci_kind)
     as_names(where, "asked", [part for pair in (asked or {}).items() for part in pair])
     place = None if path is None else check_destination(path, overwrite)
-    subject = None if tree is None else read_subject(tree, evidence, allow_bad_scores)
+    subject = None if tree is None or is_evidence_alone(tree) else read_subject(tree, evidence, allow_bad_scores)
+    if subject is not None:
+        evidence = subject.evidence
+    elif tree is not None and evidence is None:
+        evidence = stored_evidence(where, tree)
     contents = gather(
         subject,
         integrands,
         method,
-        evidence=evidence if subject is None else subject.evidence,
+        evidence=evidence,
         joint=joint,
         title=title,
         asked=asked,
@@ -476,7 +488,12 @@ class Subject(NamedTuple):
 
 
 def read_subject(tree: "xarray.DataTree", evidence: Evidence | None, allow_bad_scores: bool) -> Subject:
-    """Return a trace as it is, and a ladder as its last rung with its evidence, estimated where none is given."""
+    """Return a trace as it is, and a ladder as its last rung, with the evidence that is given or stored in the tree.
+
+    That of a ladder is estimated where there is none.
+    """
+    if evidence is None and EVIDENCE_GROUP in tree.children:
+        evidence = stored_evidence("report", tree)
     if not is_ladder(tree):
         return Subject(tree, posterior_variables(tree), evidence)
     ladder = read_ladder(tree)

@@ -106,7 +106,8 @@ def weights_khat(log_weights: Float[np.ndarray, "..."]) -> float:
     flat = log_weights.reshape(-1)
     if flat.size < 25 or np.ptp(np.sort(flat)[-tail_draws(flat.size) :]) == 0:
         return -np.inf
-    khat = float(array_stats.psislw(-flat)[1])
+    with np.errstate(all="ignore"):  # where many of the largest weights are equal, as of draws that repeat
+        khat = float(array_stats.psislw(-flat)[1])
     return np.inf if np.isnan(khat) else khat
 
 

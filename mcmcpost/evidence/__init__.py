@@ -22,9 +22,7 @@ from mcmcpost.evidence.ladder import (
     repeated_fraction,
 )
 from mcmcpost.evidence.log_evidence import (
-    EVIDENCE_GROUP,
     PATHS,
-    Evidence,
     EvidenceComparison,
     check_options,
     compare_models,
@@ -41,6 +39,14 @@ from mcmcpost.evidence.posterior import (
     evaluate_rows,
     laplace_importance,
 )
+from mcmcpost.evidence.record import (
+    BRIDGE_GROUP,
+    EVIDENCE_GROUP,
+    Evidence,
+    evidence_from_json,
+    stored_bridge,
+    stored_evidence,
+)
 from mcmcpost.evidence.rungs import (
     LadderCheck,
     RungHealth,
@@ -56,6 +62,7 @@ from mcmcpost.evidence.rungs import (
 from mcmcpost.evidence.warp import Normal, Warp, fit_normal, fit_warp
 
 __all__ = [
+    "BRIDGE_GROUP",
     "EVIDENCE_GROUP",
     "MAX_PROPOSALS",
     "MAX_RUNGS",
@@ -96,6 +103,7 @@ __all__ = [
     "estimate_log_evidence",
     "evaluate_draws",
     "evaluate_rows",
+    "evidence_from_json",
     "examine_rungs",
     "fit_normal",
     "fit_warp",
@@ -110,6 +118,8 @@ __all__ = [
     "repeated_fraction",
     "simpson_rule",
     "stepping_stone",
+    "stored_bridge",
+    "stored_evidence",
     "trapezoid_rule",
     "with_bridge",
 ]

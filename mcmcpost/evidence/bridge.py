@@ -263,7 +263,8 @@ def _equal(rows: Float[np.ndarray, "c n k"], weights: Weights | None) -> Float[n
 def plain_bridge(halves: list[Half], *, symmetric: bool) -> EvidenceEstimate:
     """Return the average of the bridges of both halves, to the symmetrised density or to the density itself."""
     name = "warp-III" if symmetric else "fitted"
-    return combine([_solve(half, symmetric) for half in halves], halves)._replace(method=f"bridge ({name})")
+    found = combine([_solve(half, symmetric) for half in halves], halves)
+    return found._replace(method=f"bridge ({name})", info=found.info | overlap_khats(halves, symmetric=symmetric))
 
 
 def controlled_bridge(
@@ -279,7 +280,8 @@ def controlled_bridge(
     scores : ∇ log q at all the draws.
     """
     found = [_control(half, _solve(half, symmetric=False), scores[:, half.rows], method) for half in halves]
-    return combine(found, halves)._replace(method="bridge (controlled)")
+    both = combine(found, halves)
+    return both._replace(method="bridge (controlled)", info=both.info | overlap_khats(halves, symmetric=False))
 
 
 def _solve(half: Half, symmetric: bool) -> Bridge:
@@ -418,13 +420,25 @@ def median_ess(draws: Float[np.ndarray, "c n d"], weights: Weights | None = None
     return float(max(min(np.median(sizes), weights.ess), 1.0))
 
 
-def proposal_khat(half: Half) -> float:
-    """Return the Pareto k̂ of q/g at the proposals, the weights of importance sampling without any draws.
+def overlap_khats(halves: list[Half], *, symmetric: bool) -> dict[str, float]:
+    """Return the Pareto k̂ of both sides of a bridge, the larger of the two halves.
 
-    Above .7 that would fail; a bridge can still be good, since its terms are bounded and the draws cover the tails.
+    ``khat_proposals`` is that of q/g at the proposals, the weights of importance sampling without any draws, and
+    ``khat_draws`` that of g/q at the draws, the terms of the reciprocal estimate without any proposals. Above 0.7 that
+    estimate would fail, as where the posterior, or the fitted density, has the longer tail. A bridge can still be good:
+    its terms are bounded, and each side covers the tails of the other. Where both are above, neither does. Vehtari et
+    al. (2024, Journal of Machine Learning Research 25, 72).
     """
-    _, ratio = half.split(half.log_ratio)
-    return weights_khat(ratio)
+    found: dict[str, list[float]] = {"khat_proposals": [], "khat_draws": []}
+    for half in halves:
+        ratio = half.mirrored if symmetric else half.log_ratio
+        assert ratio is not None
+        drawn, proposed = half.split(ratio)
+        with np.errstate(divide="ignore"):
+            weights = 0.0 if half.weights is None else np.log(half.weights.values)
+        found["khat_proposals"].append(weights_khat(proposed))
+        found["khat_draws"].append(weights_khat(weights - drawn))
+    return {side: max(values) for side, values in found.items()}
 
 
 def _terms(at_draws: np.ndarray, at_proposals: np.ndarray, ess: float, log_z: float) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,6 @@ It is pooled and continuous where the rungs overlap, rung by rung otherwise.
 """
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,14 +11,13 @@ from jaxtyping import Float
 from scipy.special import softmax
 
 from mcmcpost.control import HIGHEST_DEGREE, NEED, AbstractControlVariate, Auto, Options, PlainMean
-from mcmcpost.core.arguments import check_count, check_flags, check_kind, check_number, check_tree_type
+from mcmcpost.core.arguments import check_count, check_flags, check_kind, check_number
 from mcmcpost.core.errors import InputError, Status
-from mcmcpost.core.runtime import json_able
 from mcmcpost.evidence.barrier import PathDiagnostics, diagnose_path
-from mcmcpost.evidence.bridge import BridgeOverlap
 from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder
 from mcmcpost.evidence.mbar import mbar_estimate, stepping_stone
 from mcmcpost.evidence.path import PooledPath, path_influence, pooled_path
+from mcmcpost.evidence.record import Evidence
 from mcmcpost.evidence.rungs import (
     LadderCheck,
     Rule,
@@ -34,11 +32,7 @@ from mcmcpost.evidence.rungs import (
 
 if TYPE_CHECKING:
     import pandas
-    import xarray
 
-
-EVIDENCE_GROUP = "evidence"
-"""The group of a tree that holds an evidence."""
 
 PATHS = ("auto", "pooled", "rungs")
 
@@ -47,189 +41,6 @@ AGREEMENT = 4.0
 
 ROUNDING = 1e-10
 """Part of the value, or of one nat, by which they may differ beside that: an exact path has errors of rounding."""
-
-
-class Evidence(NamedTuple):
-    """A log evidence with both error terms, other estimates on the same draws, and the path that was integrated.
-
-    That of a posterior trace alone has no rungs: `temperatures` and `used` are empty, `health`, `rungs` and `pooled`
-    None.
-
-    value : log p(y), in nats. mcse : Monte Carlo standard error. discretisation_error : size of the quadrature error
-        along the path, not a standard error.
-    status, method : what happened and which estimator `value` is, ``pooled`` or a rule.
-    complaints : sentences on what is wrong with the ladder and why the pooled path was not used.
-    estimates : every method on the same draws, that of `value` first.
-    temperatures : (t,) all rungs. health : of every rung.
-    used : the rungs that were usable, to which `rungs` and `pooled` refer.
-    rungs : controlled means and variances rung by rung; None where an end of the ladder is missing.
-    pooled : the continuous path; None where it was not asked for.
-    info : JSON-able facts. ``halves`` and ``halves_mcse``: the value from the earlier and the later half of each chain.
-        Of a ladder also ``reference`` (``prior``, or ``fitted normal``), ``barrier`` Λ, ``advised_rungs`` and, with
-        replica exchange, ``round_trips``; of a trace ``participants``, ``pareto_khat``, and how many ``densities`` and
-        ``gradients`` were evaluated; ``score_gate`` what the gate found, where it failed.
-    diagnostics : of a ladder, for the rungs in `used`, barrier, rejection and swap rates and where the error comes
-        from; of a trace the overlap of posterior and fitted density. None where it is unknown.
-    """
-
-    value: float
-    mcse: float
-    discretisation_error: float
-    status: Status
-    method: str
-    complaints: tuple[str, ...]
-    estimates: tuple[EvidenceEstimate, ...]
-    temperatures: Float[np.ndarray, " t"]
-    health: RungHealth | None
-    used: np.ndarray
-    rungs: RungMeans | None
-    pooled: PooledPath | None
-    info: dict[str, Any]
-    diagnostics: PathDiagnostics | BridgeOverlap | None = None
-
-    @property
-    def error(self) -> float:
-        """√(mcse² + discretisation_error²)."""
-        return float(np.hypot(self.mcse, self.discretisation_error))
-
-    def to_dataframe(self) -> "pandas.DataFrame":
-        """Return one row per method on the same draws: log_evidence, mcse, discretisation_error, status.
-
-        The first row is the one that is reported; `discretisation_error` is NaN for methods that have none.
-        """
-        import pandas
-
-        return pandas.DataFrame(
-            {
-                "log_evidence": [e.value for e in self.estimates],
-                "mcse": [e.mcse for e in self.estimates],
-                "discretisation_error": [e.info.get("discretisation_error", np.nan) for e in self.estimates],
-                "status": [str(e.status) for e in self.estimates],
-            },
-            index=pandas.Index([e.method for e in self.estimates], name="method"),
-        )
-
-    def rungs_to_dataframe(self) -> "pandas.DataFrame":
-        """Return one row per rung: means and variances of the log likelihood, plain and controlled, and diagnostics.
-
-        mean, mcse are plain; mean_cv, mcse_cv controlled by the rung's own draws; variance, variance_mcse of the log
-        likelihood controlled likewise; gain (mcse/mcse_cv)²; rhat, ess (of the log likelihood) and distinct states of
-        the draws; problem why a rung was left out. With the next rung: overlap, the probability that a draw of one is
-        attributed to the other (0.03 is needed for the pooled path); rejection, the expected rejection rate of a swap,
-        half or less on a good ladder; swap_rate, the accepted fraction where the sampler swapped. error_share is the
-        share of the variance of the value that is due to the draws of the rung.
-        """
-        import pandas
-
-        health, used, rungs = self.health, self.used, self.rungs
-        size = len(self.temperatures)
-        index = pandas.Index(self.temperatures, name="temperature")
-        if health is None:
-            return pandas.DataFrame(index=index)
-
-        def spread(values: np.ndarray) -> np.ndarray:
-            full = np.full(size, np.nan)
-            full[used] = values
-            return full
-
-        columns: dict[str, Any] = {}
-        if rungs is not None:
-            with np.errstate(invalid="ignore", divide="ignore"):
-                columns = {
-                    "mean": spread(rungs.mean_plain),
-                    "mcse": spread(rungs.mean_error_plain),
-                    "mean_cv": spread(rungs.mean),
-                    "mcse_cv": spread(rungs.mean_error),
-                    "variance": spread(rungs.variance),
-                    "variance_mcse": spread(rungs.variance_error),
-                    "gain": spread((rungs.mean_error_plain / rungs.mean_error) ** 2),
-                    "ess": spread(rungs.variance_plain / rungs.mean_error_plain**2),
-                }
-                methods = np.full(size, "", dtype=object)
-                methods[used] = rungs.method
-                columns["method"] = methods
-        if self.pooled is not None and isinstance(self.diagnostics, PathDiagnostics):
-            columns |= {
-                "overlap": spread(np.append(self.pooled.overlap, np.nan)),
-                "rejection": spread(np.append(self.diagnostics.rejection, np.nan)),
-                "swap_rate": spread(np.append(self.diagnostics.swap_rate, np.nan)),
-                "error_share": spread(self.diagnostics.error_share),
-            }
-        columns |= {"rhat": health.rhat, "states": health.states, "problem": list(health.problem)}
-        return pandas.DataFrame(columns, index=index)
-
-    def path_to_dataframe(self) -> "pandas.DataFrame":
-        """Return the continuous path at the quadrature nodes: mean and mean_cv of ℓ, weighted ess, variance_ratio."""
-        import pandas
-
-        pooled = self.pooled
-        if pooled is None:
-            return pandas.DataFrame(columns=["mean", "mean_cv", "ess", "variance_ratio"])
-        return pandas.DataFrame(
-            {
-                "mean": pooled.fit.mean[:, 0],
-                "mean_cv": pooled.fit.mean[:, pooled.level],
-                "ess": pooled.fit.ess,
-                "variance_ratio": pooled.fit.variance_ratio[:, pooled.level],
-            },
-            index=pandas.Index(pooled.temperatures, name="temperature"),
-        )
-
-    def to_datatree(self, tree: "xarray.DataTree | None" = None) -> "xarray.DataTree":
-        """Return a new tree with the evidence in the group `evidence`; `tree` is not changed.
-
-        Variables over `method`, over `temperature` (the rungs) and over `node` (the continuous path), as in the tables;
-        attrs log_evidence, mcse, discretisation_error, status, method_reported, complaints.
-        """
-        import xarray
-
-        if tree is not None:
-            check_tree_type("Evidence.to_datatree", tree)
-        methods, rungs, path = self.to_dataframe(), self.rungs_to_dataframe(), self.path_to_dataframe()
-        variables = {f"method_{name}": ("method", methods[name].to_numpy()) for name in methods}
-        variables |= {f"rung_{name}": ("temperature", rungs[name].to_numpy()) for name in rungs}
-        variables |= {f"path_{name}": ("node", path[name].to_numpy(float)) for name in path}
-        results = xarray.Dataset(
-            variables,
-            coords={
-                "method": methods.index.to_numpy(object),
-                "temperature": self.temperatures,
-                "node": path.index.to_numpy(float),
-            },
-            attrs={
-                "log_evidence": self.value,
-                "mcse": self.mcse,
-                "discretisation_error": self.discretisation_error,
-                "status": str(self.status),
-                "method_reported": self.method,
-                "complaints": "; ".join(self.complaints),
-                **{key: value for key, value in self.info.items() if isinstance(value, int | float | str)},
-                "mcmcpost_version": version("mcmcpost"),
-            },
-        )
-        new = xarray.DataTree() if tree is None else tree.copy()
-        new[EVIDENCE_GROUP] = xarray.DataTree(results)
-        return new
-
-    def to_json_dict(self) -> dict[str, Any]:
-        """Return value, errors, status, every method and the rungs, with None for NaN and infinities."""
-        rungs = self.rungs_to_dataframe().reset_index()
-        return json_able(
-            {
-                "log_evidence": self.value,
-                "mcse": self.mcse,
-                "discretisation_error": self.discretisation_error,
-                "status": str(self.status),
-                "method": self.method,
-                "complaints": list(self.complaints),
-                "methods": [
-                    {"method": e.method, "log_evidence": e.value, "mcse": e.mcse, "status": str(e.status), **e.info}
-                    for e in self.estimates
-                ],
-                "rungs": rungs.to_dict("records"),
-                **self.info,
-            }
-        )
 
 
 def check_options(
@@ -361,6 +172,7 @@ def with_bridge(evidence: Evidence, bridge: Evidence, *, choose: bool = True) ->
     ----------
     choose : otherwise the ladder's own answer stays.
     """
+    evidence = evidence._replace(bridge=bridge)
     sound = bridge.status in (Status.CONTROLLED, Status.PLAIN) and not bridge.complaints
     if not (choose and sound and (bridge.error * NEED < evidence.error or not np.isfinite(evidence.error))):
         return evidence._replace(estimates=evidence.estimates + bridge.estimates)
@@ -418,7 +230,8 @@ def _status(best: EvidenceEstimate, health: RungHealth, check: LadderCheck, cont
 
 def _pooled_estimate(found: PooledPath) -> EvidenceEstimate:
     status = Status.CONTROLLED if found.level else Status.PLAIN
-    info = {"discretisation_error": found.discretisation_error, "control": found.method, "reason": found.reason}
+    info: dict[str, Any] = {"discretisation_error": found.discretisation_error, "control": found.method}
+    info |= {"degree": found.degree, "reason": found.reason}
     return EvidenceEstimate("pooled", found.value, found.mcse, status, info | found.info)
 
 

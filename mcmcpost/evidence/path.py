@@ -213,6 +213,7 @@ def pooled_path(
     num_nodes: int | None = None,
     power: float | None = None,
     controlled: bool = True,
+    kernel: bool = True,
     last: LastRung | None = None,
     prior: Float[np.ndarray, "c n"] | None = None,
 ) -> PooledPath:
@@ -230,7 +231,7 @@ def pooled_path(
         discretisation error the distance to the former. By default 12, and eight from a reference, doubled up to 48
         until that error is below a third of the Monte Carlo error, as far as `MAX_WORK` allows.
     power : nodes are placed in t^(1/power), by default that of the ladder; one for a path that is nowhere steep.
-    controlled : whether scores may be used.
+    controlled : whether scores may be used. kernel : whether a method may have a kernel.
     last : weights of the draws of the last rung, where they are not equal.
     prior : log likelihoods at t = 0 where that rung was left out: the share of possible draws is of all of them.
     """
@@ -244,7 +245,7 @@ def pooled_path(
     energies = mixtures.free_energies[0]
     overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, pooled.counts, sizes, energies))
 
-    options = _Options(degree, power or ladder.power, controlled, last)
+    options = _Options(degree, power or ladder.power, controlled, kernel, last)
     number = num_nodes or (NUM_NODES if ladder.reference is None else REFERENCE_NODES)
     found = _integrate(ladder, pooled, mixtures, number, options, FIRST_PART * MAX_WORK)
     left = MAX_WORK - found.work
@@ -288,6 +289,7 @@ class _Options(NamedTuple):
     degree: int | None
     power: float
     controlled: bool
+    kernel: bool
     last: LastRung | None
 
 
@@ -330,7 +332,8 @@ def _integrate(
     if options.controlled and options.degree is not None:
         family = Family(options.degree)
     elif options.controlled:
-        family = _family(num_draws, d, smallest, lambda family: work(family) <= max_work)
+        landmarks = min(NUM_LANDMARKS, num_draws // 4) if options.kernel else 0
+        family = _family(d, smallest, landmarks, lambda family: work(family) <= max_work)
     fit = fit_path(nodes, weights, pooled, mixtures, family=family)
     choice = _choose_level(ladder, fit, family, options.degree, options.last)
     missed = abs(float((weights - coarse) @ fit.mean[:, choice.level]))
@@ -378,14 +381,14 @@ def _choose_level(ladder: Ladder, fit: PathFit, family: Family, degree: int | No
     return _Choice(chosen, error, tried)
 
 
-def _family(num_draws: int, d: int, smallest_ess: float, fits: Callable[[Family], bool]) -> Family:
+def _family(d: int, smallest_ess: float, landmarks: int, fits: Callable[[Family], bool]) -> Family:
     """Return the largest family that the draws allow, and the work too; degree one at least where the draws do."""
-    landmarks = min(NUM_LANDMARKS, num_draws // 4)
     degrees = range(_highest_degree(d, smallest_ess), 0, -1)
     families = (
         family
         for degree in degrees
         for family in (Family(degree, min(KERNEL_DEGREE, degree), landmarks), Family(degree))
+        if landmarks or not family.kernel_degree
     )
     return next(filter(fits, families), Family(min(len(degrees), 1)))
 

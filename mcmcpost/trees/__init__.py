@@ -26,7 +26,14 @@ from mcmcpost.trees.integrands import (
     named_values,
     posterior_variables,
 )
-from mcmcpost.trees.ladder_trees import is_ladder, ladder_to_datatree, last_rung, posterior_rung, read_ladder
+from mcmcpost.trees.ladder_trees import (
+    is_evidence_alone,
+    is_ladder,
+    ladder_to_datatree,
+    last_rung,
+    posterior_rung,
+    read_ladder,
+)
 from mcmcpost.trees.samplers import from_blackjax, from_numpyro
 from mcmcpost.trees.stan import from_cmdstan
 from mcmcpost.trees.weighted import from_dynesty, resample
@@ -52,6 +59,7 @@ __all__ = [
     "from_numpyro",
     "gate",
     "integrand_values",
+    "is_evidence_alone",
     "is_ladder",
     "ladder_to_datatree",
     "last_rung",

@@ -22,7 +22,9 @@ from mcmcpost.core.arrays import SCRATCH, in_blocks, is_large, scratch_folder, s
 from mcmcpost.core.devices import is_first_process
 from mcmcpost.core.errors import InputError, InputTypeError, MissingPackageError, fault, warn
 from mcmcpost.core.runtime import rename_finished, written_beside
+from mcmcpost.evidence import BRIDGE_GROUP, EVIDENCE_GROUP, evidence_from_json
 from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES, starts_of
+from mcmcpost.trees.ladder_trees import is_evidence_alone
 from mcmcpost.trees.stan import is_cmdstan, load_cmdstan
 from mcmcpost.trees.tables import read_csv
 
@@ -150,9 +152,10 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
         say which draw it is (without them it is one chain), and ``gradient_NAME`` is the score of the unconstrained
         parameter in column NAME. Every column that is no gradient becomes a variable of the posterior group;
         ``theta[0]``, ``theta[1]``, or ``theta.1``, ``theta.2``, one array. Or CmdStan's output of one chain, whose
-        scores are in its diagnostic file, given too or beside it; see `from_cmdstan`.
+        scores are in its diagnostic file, given too or beside it; see `from_cmdstan`. Or the JSON of one evidence, as
+        ``mcmcpost evidence --json`` prints it, with the suffix ``.json``.
     more : files of other chains of the same model, as jobs of their own write them. Chains are numbered anew. Files of
-        sums, from `moments`, are added.
+        sums, from `moments`, are added. An evidence in them, which is of the chains of one file, is left out.
     lazy : leave variables of 134 MB and more where they are, in the chunks of dask, which has to be installed. The file
         stays open.
 
@@ -164,7 +167,7 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
         holds what is not a number, a gradient without its parameter, gradients of some elements of an array only, a
         column or a draw twice, rows longer than its header, or chains of different lengths; a pipe; a file whose groups
         contain themselves, or whose variables are larger than memory and disk; several files that differ in groups,
-        variables, shapes, labels or data, or hold one chain twice.
+        variables, shapes, labels or data, or hold one chain twice; JSON of another kind, or of several evidences.
 
     Warns
     -----
@@ -186,6 +189,10 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
     trees = [_load(place, lazy) for place in places]
     if len(trees) == 1:
         return trees[0]
+    if (alone := [place for place, tree in zip(places, trees, strict=True) if is_evidence_alone(tree)]) != []:
+        cure = "Pass each to compare_evidence by its name."
+        raise InputError("load_tree", "several files of draws", f"{alone[0]}, an evidence alone", cure)
+    trees = [tree.drop_nodes([EVIDENCE_GROUP, BRIDGE_GROUP], errors="ignore") for tree in trees]
     of_sums = [MOMENTS in tree.children for tree in trees]
     if all(of_sums):
         return reduce(add, map(stored_moments, trees)).to_datatree()
@@ -203,6 +210,8 @@ def _load(place: Path, lazy: bool) -> "xarray.DataTree":
     check_no_pipe("load_tree", place)
     if place.suffix.lower() == ".csv":
         return read_csv(place)
+    if place.suffix.lower() == ".json":
+        return _read_evidence(place)
     if place.is_dir() and not _is_zarr(place):
         raise InputError("load_tree", f"a netCDF-4 file, or a folder *.zarr, at {place}", "another folder", _CURE)
     kind = "Zarr" if _is_zarr(place) else "netCDF-4"
@@ -225,6 +234,30 @@ def _load(place: Path, lazy: bool) -> "xarray.DataTree":
     if _is_zarr(place):
         _check_written(place)
     return tree
+
+
+def _read_evidence(place: Path) -> "xarray.DataTree":
+    """Return the tree of the one evidence in a JSON file: what `Evidence.to_json_dict` returns, or `--json` prints."""
+    where = f"load_tree: {place}"
+    cure = "Print one with mcmcpost evidence --json."
+    try:
+        content = json.loads(place.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(where, "the JSON of an evidence", f"{type(error).__name__}: {error}", cure) from error
+    found = content.get("evidence", content) if isinstance(content, dict) else content
+    if isinstance(found, list) and len(found) > 1:
+        raise InputError(where, "the JSON of one evidence", f"{len(found)}", "Print them one by one, a file for each.")
+    one = found[0] if isinstance(found, list) and found else found
+    if not isinstance(one, dict) or "log_evidence" not in one:
+        got = f"the keys {', '.join(content)}" if isinstance(content, dict) else f"a {type(content).__name__}"
+        raise InputError(where, "the JSON of an evidence", got, cure)
+    try:
+        return evidence_from_json(where, one).to_datatree()
+    except InputError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        got = f"another kind of value ({type(error).__name__}: {error})"
+        raise InputError(where, "the JSON of an evidence as it was printed", got, cure) from error
 
 
 def _check_written(place: Path) -> None:

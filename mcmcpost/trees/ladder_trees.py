@@ -8,7 +8,7 @@ import numpy as np
 
 from mcmcpost.core.arguments import check_tree_type
 from mcmcpost.core.errors import InputError
-from mcmcpost.evidence import Exchange, Ladder, LadderStats, Normal, make_ladder
+from mcmcpost.evidence import EVIDENCE_GROUP, Exchange, Ladder, LadderStats, Normal, make_ladder
 from mcmcpost.trace import make_trace
 from mcmcpost.trees.convention import (
     ATTRS,
@@ -162,6 +162,12 @@ def is_ladder(tree: "xarray.DataTree") -> bool:
     """Return whether the sampler statistics of `tree` are stacked over temperatures."""
     check_tree_type("is_ladder", tree)
     return GROUP in tree.children and TEMPERATURE in tree.children[GROUP].dims
+
+
+def is_evidence_alone(tree: "xarray.DataTree") -> bool:
+    """Return whether a tree has an evidence, and no draws that it could be of."""
+    check_tree_type("is_evidence_alone", tree)
+    return EVIDENCE_GROUP in tree.children and not {"posterior", GROUP} & set(tree.children)
 
 
 def posterior_rung(tree: "xarray.DataTree") -> "xarray.DataTree":

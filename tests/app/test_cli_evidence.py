@@ -1,8 +1,10 @@
 """``mcmcpost evidence``: from a model file or a saved ladder to the log evidence, and one-line errors."""
 
 import json
+import warnings
 from contextlib import nullcontext
 
+import jax
 import numpy as np
 import pytest
 from cli_cases import refused
@@ -235,3 +237,79 @@ def test_a_ladder_from_a_trace_is_kept_where_what_follows_fails(run, trace, ladd
     assert "the draws are kept in" in done.err
     kept = mcmcpost.load_tree(tmp_path / "cwd" / "conjugate-draws.nc")
     assert kept["sample_stats"].sizes["temperature"] == len(mcmcpost.load_tree(ladder[0])["sample_stats"].temperature)
+
+
+@pytest.fixture
+def stored(ladder, trace, tmp_path):
+    """A ladder and a trace with their evidence, and the second as it is printed."""
+    tree = mcmcpost.load_tree(ladder[0])
+    with warnings.catch_warnings(action="ignore", category=mcmcpost.EvidenceWarning):
+        of_ladder = mcmcpost.log_evidence(tree, "zv2", degree=2)
+    of_ladder = of_ladder._replace(estimates=of_ladder.estimates[:2])  # without rules, which disagree on five rungs
+    mcmcpost.save_tree(of_ladder.to_datatree(tree), tmp_path / "kept.nc")
+    tree, key = mcmcpost.load_tree(trace[0]), jax.random.key(0)
+    found = mcmcpost.bridge_evidence(tree, logdensity_fn=lambda x: 2.5 * (1.6 - x[0]) * x[0], key=key, method="plain")
+    mcmcpost.save_tree(found.to_datatree(tree), tmp_path / "with.zarr")
+    (tmp_path / "printed.json").write_text(json.dumps({"evidence": [{"source": "x"} | found.to_json_dict()]}))
+    return [tmp_path / name for name in ("kept.nc", "with.zarr", "printed.json")], found
+
+
+def test_stored_evidences_are_printed_and_compared_as_they_are(run, stored, monkeypatch):
+    paths, found = stored
+    for name in ("log_evidence", "bridge_evidence"):
+        monkeypatch.setattr(mcmcpost, name, None)
+    done = run("evidence", *paths, "--json")
+    assert done.code == 0, done.err
+    records = json.loads(done.out)["evidence"]
+    assert [record["source"] for record in records] == list(map(str, paths))
+    assert records[1] == records[2] | {"source": str(paths[1])}
+    assert records[1]["log_evidence"] == found.value
+    text = run("evidence", *paths)
+    assert text.out.count("log evidence") >= 3
+    assert "log_bayes_factor" in text.out
+    assert run("evidence", paths[0], "-o", "again.nc").code == 0
+    assert mcmcpost.load_tree("again.nc").identical(mcmcpost.load_tree(paths[0]))
+
+
+def test_a_stored_evidence_is_estimated_again_where_that_is_asked_for(run, stored, trace, monkeypatch):
+    asked = []
+    monkeypatch.setattr(mcmcpost, "log_evidence", lambda *_, **__: asked.append("ladder") or stored[1])
+    monkeypatch.setattr(mcmcpost, "bridge_evidence", lambda *_, **__: asked.append("bridge") or stored[1])
+    paths, _ = stored
+    for options in (["--path", "auto"], ["--method", "auto"], ["--allow-bad-scores"]):
+        assert run("evidence", paths[0], *options).code == 0
+    assert run("evidence", paths[0], paths[1], "--model", trace[1]).code == 0
+    assert asked == ["ladder", "ladder", "ladder", "bridge"]
+
+
+def test_a_report_has_the_evidence_that_is_stored(run, stored, monkeypatch, tmp_path):
+    monkeypatch.setattr("mcmcpost.app.page.evidence_of", None)
+    paths, found = stored
+    for path, quantities in zip(paths, (True, True, False), strict=True):
+        done = run("report", path, "-o", f"{path.stem}.html", "--json")
+        assert done.code == 0, done.err
+        facts = json.loads(done.out)
+        assert ("quantities" in facts) == quantities
+        assert facts["evidence"]["log_evidence"] is not None
+        assert "Model evidence" in (tmp_path / "cwd" / f"{path.stem}.html").read_text()
+    done = run("report", paths[2], "-o", "line.html")
+    assert f"log evidence {found.value:.2f}"[:16] in done.out
+    assert "Model evidence" in mcmcpost.html_report(mcmcpost.load_tree(paths[2]))
+
+
+def test_what_cannot_be_made_of_a_stored_evidence_is_said_in_one_line(run, stored, tmp_path):
+    paths, found = stored
+    printed = paths[2]
+    assert refused(run("evidence", printed, "--method", "zv2"), "an evidence alone", "Leave them out")
+    assert refused(run("evidence", printed, "--rungs", "5"), "got the stored evidence")
+    assert refused(run("report", printed, "-o", "x.html", "--expect", "a=x"), "an evidence alone")
+    assert refused(run("reduce", printed), "posterior")
+    thinned = tmp_path / "thinned.nc"
+    mcmcpost.save_tree(mcmcpost.load_tree(paths[1]).isel(draw=slice(100)), thinned)
+    for command in (["evidence", thinned], ["report", thinned, "-o", "x.html"]):
+        assert refused(run(*command), "evidence of the draws in the tree (100 draws), got one of 250")
+    several = tmp_path / "several.json"
+    several.write_text(json.dumps({"evidence": [found.to_json_dict()] * 2}))
+    assert refused(run("evidence", several), "one evidence, got 2")
+    (tmp_path / "estimates.json").write_text('{"quantities": []}')
+    assert refused(run("evidence", tmp_path / "estimates.json"), "the JSON of an evidence, got the keys quantities")

@@ -203,6 +203,23 @@ def test_heavy_tails_are_fitted_and_too_heavy_ones_told(rng, key):
     assert estimate_from_posterior(draws, PlainMean(), key=key).info["pareto_khat"] > 0.7
 
 
+@pytest.mark.parametrize("longer", ["posterior", "normal", "neither"])
+def test_each_side_of_a_bridge_has_its_own_khat(longer, rng, key):
+    """Of a t posterior q/g has k̂ one, and g/q of exp(−x⁴); a normal posterior has neither."""
+    if longer == "posterior":
+        draws = rng.standard_t(4, size=(4, 1000, 1))
+        density = lambda x: -2.5 * jnp.log1p(x[0] ** 2 / 4)  # noqa: E731
+    elif longer == "normal":
+        draws = rng.choice([-1.0, 1.0], size=(4, 1000, 1)) * rng.gamma(0.25, size=(4, 1000, 1)) ** 0.25
+        density = lambda x: -(x[0] ** 4)  # noqa: E731
+    else:
+        draws = rng.normal(size=(4, 1000, 1))
+        density = lambda x: -0.5 * x[0] ** 2  # noqa: E731
+    info = bridge_sampling(draws, density, key=key, symmetric=False, num_proposals=8000).info
+    assert (info["khat_proposals"] > 0.5) == (longer == "posterior")
+    assert (info["khat_draws"] > 0.5) == (longer == "normal")
+
+
 def test_a_posterior_whose_proposals_have_no_density_in_floats_is_far_away(rng, key):
     """In a funnel log q falls by thousands where the fitted density does not: those weights are zero, not equal."""
 
@@ -250,6 +267,21 @@ def test_the_answer_of_a_ladder_and_a_bridge_is_the_smaller_sound_error(error, c
     assert both.error == (error if first != "pooled" else found.error)
     assert {e.method for e in both.estimates} >= {"pooled", "stepping stone", "bridge (fitted)"}
     assert both.rungs_to_dataframe().equals(found.rungs_to_dataframe())
+
+
+@pytest.mark.parametrize(("method", "kernel"), [("auto", False), (Auto(), True)])
+def test_kernels_are_for_who_asks_for_them(method, kernel, rng, key, monkeypatch):
+    asked = []
+    own = estimate_from_posterior
+
+    def spy(posterior: object, method: object, **options: object) -> object:
+        asked.append(method)
+        return own(posterior, PlainMean(), **options)
+
+    monkeypatch.setattr("mcmcpost.evidences.estimate_from_posterior", spy)
+    draws = rng.normal(size=(4, 250, 1))
+    mp.bridge_evidence(mp.from_arrays(draws, -draws), logdensity_fn=standard, key=key, method=method)
+    assert [(type(one), one.kernel) for one in asked] == [(Auto, kernel)]
 
 
 def test_the_same_key_gives_the_same_number_and_constants_only_shift_it(rng, key):
