@@ -29,7 +29,7 @@ from mcmcpost.app.edge import (
 )
 from mcmcpost.app.model_file import ModelFile, load_model_file, load_program, parse_options
 from mcmcpost.app.page import check_destination, gather, read_subject, render, write_html
-from mcmcpost.app.quantities import GROUP as QUANTITIES, Asked, chosen_names, named_scalars, say_left_out
+from mcmcpost.app.quantities import Asked, chosen_names, named_scalars, say_left_out, where_they_are
 from mcmcpost.app.source import check_memory, keeping, load_trace
 from mcmcpost.control import Estimate, Options, TraceMoments
 from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
@@ -43,7 +43,6 @@ from mcmcpost.sample import pose
 from mcmcpost.scores import check_scores
 from mcmcpost.sums import as_moments, expectation_of_chunks, is_summed, new_draws
 from mcmcpost.trees import (
-    PosteriorVariables,
     check_convergence,
     is_evidence_alone,
     is_ladder,
@@ -96,7 +95,7 @@ def reduce_tree(
     if probabilities is None and interval is None and is_summed(tree, method, options):
         since = stopwatch()
         with phase("sums over the draws"):
-            means = expectation_of_chunks(tree, _where_they_are(tree, variables, asked), method, options)
+            means = expectation_of_chunks(tree, where_they_are(tree, variables, asked), method, options)
         say_worth(means, since())
         return Reduced(means)
     with phase("score gate"):
@@ -149,24 +148,12 @@ def sum_traces(
             raise InputError("moments", f"draws in {source} that are not summed yet", "none", "Leave it out.")
         variables = posterior_variables(tree)
         say_left_out(variables)
-        integrands = _where_they_are(tree, variables, asked)
+        integrands = where_they_are(tree, variables, asked)
         with phase(f"sums over {source}"):
             own = mcmcpost.moments(tree, integrands, method, like=total, start=start, allow_bad_scores=allow_bad_scores)
         total = own if total is None else total + own
     assert total is not None
     return total
-
-
-def _where_they_are(
-    tree: "xarray.DataTree", variables: PosteriorVariables, asked: Asked
-) -> list[str] | dict[str, np.ndarray]:
-    """Return the names of what is asked, which leave large variables in their chunks.
-
-    Expressions, and stored quantities, are made of all draws.
-    """
-    if asked.expressions or QUANTITIES in tree.children:
-        return named_scalars(tree, variables, asked)
-    return chosen_names(list(variables.usable), asked)
 
 
 def size_of(sums: TraceMoments) -> dict[str, int]:

@@ -157,6 +157,18 @@ def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked:
     return scalars
 
 
+def where_they_are(
+    tree: "xarray.DataTree", variables: PosteriorVariables, asked: Asked
+) -> list[str] | dict[str, np.ndarray]:
+    """Return the names of what is asked, which leave large variables in their chunks; see `named_scalars`.
+
+    Expressions, and stored quantities, are made of all draws.
+    """
+    if asked.expressions or GROUP in tree.children:
+        return named_scalars(tree, variables, asked)
+    return chosen_names(list(variables.usable), asked)
+
+
 def chosen_names(known: list[str], asked: Asked) -> list[str]:
     """Return the names of the variables that are asked for, in the order of ArviZ's `var_names`."""
     import arviz_base
