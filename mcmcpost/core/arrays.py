@@ -10,13 +10,10 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-
-if TYPE_CHECKING:
-    import xarray
 
 ENTRIES = 1 << 20
 """Entries of a temporary block (8 MB)."""
@@ -121,8 +118,8 @@ def sampling_step(shape: Sequence[int]) -> int:
     return -(-math.prod(shape) // SAMPLED)
 
 
-def read_values(variable: "xarray.DataArray", dtype: type | None = None) -> np.ndarray:
-    """Return the values of a variable: large ones in chunks of dask are read by chunks, as `dtype`."""
+def read_values(variable: Any, dtype: type | None = None) -> np.ndarray:
+    """Return the values of a variable of a tree: large ones in chunks of dask are read by chunks, as `dtype`."""
     if is_chunked(variable):
         return read_chunks(variable.data, variable.dtype if dtype is None else dtype)
     return variable.values

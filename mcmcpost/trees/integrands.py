@@ -230,18 +230,13 @@ def _of_array(tree: "xarray.DataTree", name: str, values: Any, chains_draws: tup
         if group in tree.children:
             check_same_labels("integrands", name, values, tree.children[group])
     array = as_chain_draw("integrands", name, values)
-    if array.shape[:1] == (math.prod(chains_draws),):
-        chains, draws = chains_draws
-        expected = f"`{name}` of shape (chain, draw[, p]) with {chains_draws} chains and draws"
-        cure = f"Where chain follows on chain, reshape it: values.reshape({chains}, {draws}, *values.shape[1:])."
-        raise InputError("integrands", expected, array.shape, cure)
     if array.shape[:2] != chains_draws or array.ndim < 2:
-        raise InputError(
-            "integrands",
-            f"`{name}` of shape (chain, draw[, p]) with {chains_draws} chains and draws",
-            array.shape,
-            "Give one value, or one array of values, for every draw.",
-        )
+        cure = "Give one value, or one array of values, for every draw."
+        if array.shape[:1] == (math.prod(chains_draws),):
+            chains, draws = chains_draws
+            cure = f"Where chain follows on chain, reshape it: values.reshape({chains}, {draws}, *values.shape[1:])."
+        expected = f"`{name}` of shape (chain, draw[, p]) with {chains_draws} chains and draws"
+        raise InputError("integrands", expected, array.shape, cure)
     names = tuple(element_names(name, array.shape[2:]))
     values = _numeric(name, array, chains_draws)
     return Integrands(names, values, np.ones(len(names), bool), {name: array.shape[2:]})
