@@ -1,7 +1,7 @@
 """Sums over traces that add: public `moments`, and the expectations that are estimated from them."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from mcmcpost.control import (
 from mcmcpost.control.problem import MIN_FOLDS, make_problem
 from mcmcpost.control.trace_moments import TELLING
 from mcmcpost.core.arguments import as_names, check_count, check_kind
-from mcmcpost.core.arrays import ENTRIES, SAMPLED, Box, is_chunked, merged, slices_of
+from mcmcpost.core.arrays import LARGE, SAMPLED, Box, is_chunked, merged, slices_of
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_float64, units_of
 from mcmcpost.core.runtime import did_you_mean
@@ -277,27 +277,49 @@ def _over_chunks(tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray
 
     draws, scores, _ = draws_and_scores(tree)
     chains, lengths = draws.data.chunks[:2]
-    lengths = merged(lengths, max(1, ENTRIES // (max(chains) * draws.shape[2])))
+    # As large as memory bears: each chunk is a task that the scheduler has to be told.
+    lengths = merged(lengths, max(1, LARGE // (max(chains) * draws.shape[2])))
+    dataset = tree["posterior"].to_dataset()
+    if isinstance(integrands, list):
+        dataset = dataset[list(dict.fromkeys(integrands))]
+    # Blocks of arrays, and the dataset anew on the worker: of one to be cut, xarray took most of the client's time.
+    frame = dataset.coords.to_dataset().drop_dims(["chain", "draw"], errors="ignore")
+    stored = {str(name): _blocks_of(variable, chains, lengths) for name, variable in dataset.data_vars.items()}
+    rows = [_blocks_of(variable, chains, lengths) for variable in (draws, scores)]
+    facts = {str(name): (variable.dims, variable.attrs) for name, variable in dataset.data_vars.items()}
     summed = dask.delayed(_sums_of_chunk, pure=False)
-    shared = dask.delayed((given, kept), traverse=False)
+    shared = dask.delayed((given, kept, frame, facts), traverse=False)
     parts = []
-    for box in itertools.starmap(Box, itertools.product(slices_of(chains), slices_of(lengths))):
-        piece = _cut(tree, chain=box.chains, draw=box.draws)["posterior"].to_dataset()
-        blocks = (part.data[box.chains, box.draws] for part in (draws, scores))
-        parts.append(summed(shared, box, *blocks, piece, _arrays_cut(integrands, *box)))
+    for (i, own), (k, some) in itertools.product(enumerate(slices_of(chains)), enumerate(slices_of(lengths))):
+        box = Box(own, some)
+        variables = {name: block(i, k) for name, block in stored.items()}
+        parts.append(summed(shared, box, *(block(i, k) for block in rows), variables, _arrays_cut(integrands, *box)))
     joined = dask.delayed(partial(reduce, add), pure=False)
     while len(parts) > 1:
         parts = [joined(list(batch)) for batch in itertools.batched(parts, BRANCHES)]
     return parts[0].compute()
 
 
+def _blocks_of(
+    variable: "xarray.DataArray", chains: Sequence[int], lengths: Sequence[int]
+) -> Callable[[int, int], Any]:
+    """Return a function to the values of a variable in a block of chains and draws: a task of dask, or an array."""
+    sizes = {"chain": tuple(chains), "draw": tuple(lengths)}
+    if not hasattr(variable.data, "to_delayed"):
+        places = {dim: slices_of(own) for dim, own in sizes.items()}
+        return lambda i, k: variable.variable.isel(chain=places["chain"][i], draw=places["draw"][k]).values
+    blocks = variable.data.rechunk(tuple(sizes.get(str(dim), -1) for dim in variable.dims)).to_delayed()
+    return lambda i, k: blocks[tuple({"chain": i, "draw": k}.get(str(dim), 0) for dim in variable.dims)]
+
+
 @in_float64
 def _sums_of_chunk(
-    shared: tuple, box: Box, draws: np.ndarray, scores: np.ndarray, piece: "xarray.Dataset", integrands: Any
+    shared: tuple, box: Box, draws: np.ndarray, scores: np.ndarray, variables: dict[str, np.ndarray], integrands: Any
 ) -> Sums:
     import xarray
 
-    (features, layout, fingerprints), kept = shared
+    (features, layout, fingerprints), kept, frame, facts = shared
+    piece = frame.assign({name: (dims, variables[name], attrs) for name, (dims, attrs) in facts.items()})
     values = integrand_values(xarray.DataTree.from_dict({"posterior": piece}), integrands).values
     place = (box.chains.start, box.draws.start)
     return sums_of(features, layout, fingerprints, draws[..., kept], scores[..., kept], values, place)

@@ -5,8 +5,9 @@
 Nothing of that size is run. Measured are the CPU seconds of
 
 - a reduction at degree one of a generated trace in chunks (50 parameters, 5 integrands), by two sizes: what the tasks
-  take, the making of the draws and the additions included, and what the client takes beside them, for each draw; and
-  how large the sums are that a task returns;
+  take, the making of the draws and the additions included, for each draw; what the client takes beside them, once and
+  for each draw (tasks have to be told); and how large the sums are that a task returns. Of both sizes as many draws are
+  looked at, since one is four times the other;
 - the gradients of the Lotka–Volterra posterior at a batch of draws, as many as one GPU has chains of a ladder;
 - an entry of a Stein kernel matrix (8 coordinates) in a product.
 
@@ -68,8 +69,8 @@ class TaskSeconds(Callback):
 
 
 def main() -> None:
-    parser = Command(__doc__, quick="--gigabytes 0.05 0.15")
-    parser.add_argument("--gigabytes", type=float, nargs=2, default=[0.25, 0.75], help="of the measured traces")
+    parser = Command(__doc__, quick="--gigabytes 0.05 0.2")
+    parser.add_argument("--gigabytes", type=float, nargs=2, default=[0.25, 1.0], help="of the measured traces")
     parser.add_argument("--workers", type=int, default=100)
     parser.add_argument("--gpu", type=float, default=1.0, help="cores that a GPU is taken to be worth")
     args = parser.parse_args()
@@ -83,13 +84,14 @@ def store(gigabytes: list[float], workers: int) -> dict[str, Any]:
     reduced(gigabytes[0])  # compiles
     (few, some, _), (many, more, tasks) = (reduced(size) for size in gigabytes)
     chunks, client = (more - some) / (many - few)
+    once = some[1] - client * few  # the gate, R-hat and the estimate, of as many draws as are looked at
     draws = 1e9
     returned = tasks.bytes * draws / many  # every task returns its sums once, to a worker that adds them
     return {
         "problem": f"{draws:.0e} draws of a store, {workers} workers",
         "rate of a core": f"{1e6 * chunks:.2f} + {1e6 * client:.2f} µs a draw",
         "worker s": draws * chunks / workers,
-        "client s": draws * client,
+        "client s": once + draws * client,
         "worker GB": (draws * 8 * PASSES * PARAMETERS + returned) / workers / 1e9,
         "client GB": tasks.last / 1e9,
         "worker memory GB": 0.5,

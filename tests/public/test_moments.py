@@ -76,7 +76,7 @@ def test_draws_in_chunks_of_dask_have_the_sums_of_those_in_memory(chunks, start,
     found = []
     for one in (tree, tree.chunk(chunks)):
         monkeypatch.setattr(core.arrays, "LARGE", 1_000 if one is not tree else 1 << 22)
-        monkeypatch.setattr(sums, "ENTRIES", 300)
+        monkeypatch.setattr(sums, "LARGE", 300)
         for asked in (["a", "u"], QUANTITIES, values):
             found.append(mp.expectation(mp.moments(one, asked, start=start)))
     for one, two in zip(found[:3], found[3:], strict=True):

@@ -22,7 +22,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every array for a large one, and blocks of a hundred numbers for small ones."""
     monkeypatch.setattr(arrays, "LARGE", 1_000)
     monkeypatch.setattr(arrays, "ENTRIES", 100)
-    monkeypatch.setattr("mcmcpost.sums.ENTRIES", 100)
+    monkeypatch.setattr("mcmcpost.sums.LARGE", 100)
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_no_more_than_a_chunk_is_held(rng, monkeypatch):
     import tracemalloc
 
     monkeypatch.setattr(arrays, "LARGE", 20_000)
-    monkeypatch.setattr("mcmcpost.sums.ENTRIES", 10_000)
+    monkeypatch.setattr("mcmcpost.sums.LARGE", 10_000)
     monkeypatch.setattr("mcmcpost.sums.SAMPLED", 20_000)
     monkeypatch.setattr("mcmcpost.control.trace_moments.MOST_SAMPLED", 200)
     shape = (2, 16_000, 150)
