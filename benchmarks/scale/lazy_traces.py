@@ -7,7 +7,7 @@ Independent normals with standard deviations from 1 to 3 and their scores, 4 cha
 scores. ``zarr`` is a folder on the disk, with chunks of about 8 MB; ``generated`` draws are computed by dask whenever a
 chunk is read, as often as a folder would be. Five integrands are asked for, functions of one coordinate each. Every
 case is a process of its own. ``private`` is the largest memory that belongs to no file, ``resident`` counts pages of
-temporary files too. A method ``zv1 sums`` is that of `mcmcpost.moments`. CPU seconds are those of all processes; on a
+temporary files too. CPU seconds are those of all processes; on a
 shared machine the wall clock says less. ``difference`` from the first row of the same trace and method is that of means
 and errors, relative.
 """
@@ -148,8 +148,7 @@ def reduced(place: str, method: str, scheduler: str, gigabytes: float, dimension
             if on_disk
             else generated(gigabytes, dimension)
         )
-        names, (name, _, sums) = sorted(map(str, tree["posterior"].data_vars)), method.partition(" ")
-        found = mp.expectation(mp.moments(tree, names, name)) if sums else mp.expectation(tree, names, name)
+        found = mp.expectation(tree, sorted(map(str, tree["posterior"].data_vars)), method)
         seconds = time.perf_counter() - start
     stop.set()
     watcher.join()
