@@ -124,7 +124,8 @@ def pose(
         verified=check.verified,
     )
     sample = Sample.of(trace, names, values, events)
-    warn_of_not_finite(names, values, sample.finite)
+    if whole is None:
+        _warn_of_values(names, values, sample.finite)
     return Question(every, check, sample, shapes, choice, options, convergence, sampling_seconds(tree))
 
 
@@ -143,17 +144,26 @@ def check_gate(
     return check
 
 
-def warn_of_not_finite(names: Sequence[str], values: np.ndarray, finite: np.ndarray) -> None:
-    """Warn of quantities (c, n, p) that are NaN or infinite at some draws, and say at how many and which.
-
-    finite : (p,) those that are finite at all draws.
-    """
-    bad = np.flatnonzero(~finite)
-    texts = []
-    for j in bad[:NAMED]:
+def _warn_of_values(names: Sequence[str], values: np.ndarray, finite: np.ndarray) -> None:
+    """Warn of the quantities (c, n, p) that are not `finite` (p,) at all draws, and say where the first is."""
+    missing, first = np.zeros(len(names)), [""] * len(names)
+    for j in np.flatnonzero(~finite):
         where = ~np.isfinite(values[..., j])
         chain, draw = np.argwhere(where)[0]
-        texts.append(f"{names[j]} at {where.sum()} of {where.size} draws, the first at chain {chain}, draw {draw}")
+        missing[j], first[j] = where.sum(), f", the first at chain {chain}, draw {draw}"
+    warn_of_not_finite(names, missing, values[..., 0].size, first)
+
+
+def warn_of_not_finite(names: Sequence[str], missing: np.ndarray, size: int, first: Sequence[str] = ()) -> None:
+    """Warn of quantities that are NaN or infinite at some draws.
+
+    missing : (p,) how many of the draws, of which there are `size`. first : of each quantity, where the first of them
+        is; may be empty.
+    """
+    texts = []
+    bad = np.flatnonzero(missing)
+    for j in bad[:NAMED]:
+        texts.append(f"{names[j]} at {missing[j]:.0f} of {size} draws{first[j] if first else ''}")
     if texts:
         more = f"; and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
         # Scores have mean zero over all draws: controls would shift a mean of the others by several of its errors.

@@ -34,7 +34,7 @@ from mcmcpost.core.arrays import LARGE, SAMPLED, Box, is_chunked, merged, slices
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_float64, units_of
 from mcmcpost.core.runtime import did_you_mean
-from mcmcpost.sample import contradicted, pose, resolve_method, warn_of_contradiction
+from mcmcpost.sample import contradicted, pose, resolve_method, warn_of_contradiction, warn_of_not_finite
 from mcmcpost.trace import Trace
 from mcmcpost.trees import (
     check_convergence,
@@ -86,7 +86,7 @@ def moments(
 
     Warns
     -----
-    ScoreWarning, ConvergenceWarning : as `expectation`; of draws in chunks, some of them tell.
+    ScoreWarning, ConvergenceWarning, UserWarning : as `expectation`; of draws in chunks, some of them tell.
     """
     check_kind("moments", "like", like, (TraceMoments, None), "Pass what moments() returned.")
     draws, scores, _ = draws_and_scores(tree)
@@ -112,6 +112,7 @@ def moments(
         sums = _over_chunks(tree, integrands, np.isin(question.every.names, own.names), given)
     else:
         sums = in_float64(sums_of)(*given, own.draws, own.scores, sample.values)
+    warn_of_not_finite(features.names, sums.missing, chains * (whole - start))
     return TraceMoments(
         features=features,
         moments=sums.moments,

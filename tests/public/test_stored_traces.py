@@ -155,6 +155,21 @@ def test_divergences_are_counted_at_every_draw(rng):
         mp.expectation(in_chunks(tree, draw=70))
 
 
+@pytest.mark.usefixtures("small", "nothing_whole")
+def test_quantities_that_are_not_finite_somewhere_are_counted_at_every_draw(rng):
+    tree = skewed_tree(rng)
+    values = tree["posterior"]["f[1]"].values.copy()
+    values[1, 11] = np.nan
+    tree["posterior"] = xarray.DataTree(tree["posterior"].to_dataset().assign({"f[1]": (("chain", "draw"), values)}))
+    # In one thread: beartype's `catch_warnings` in two would leave the filters of one of them behind.
+    with (
+        dask.config.set(scheduler="synchronous"),
+        pytest.warns(UserWarning, match=r"f\[1\] at 1 of 1200 draws\."),
+    ):
+        found = mp.expectation(in_chunks(tree, draw=70))
+    assert found.status[1] == "undefined"
+
+
 class Largest(Callback):
     """The entries of the largest array that a task of dask returned."""
 
