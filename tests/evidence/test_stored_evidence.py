@@ -109,6 +109,7 @@ def test_trees_are_compared_as_their_evidences_are(ladder, bridge, tmp_path):
     pandas.testing.assert_frame_equal(expected.to_dataframe(), got.to_dataframe())
 
 
+@pytest.mark.slow
 def test_a_bridge_beside_a_ladder_is_kept_when_the_ladder_is_estimated_again(ladder, bridge):
     found = mp.log_evidence(ladder, "zv2", degree=2, bridge=bridge)
     kept = found.to_datatree(ladder)

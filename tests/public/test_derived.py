@@ -160,6 +160,7 @@ def test_what_is_not_finite_matters_only_where_it_is_used(tree):
     assert [str(status) for status in root.status] == ["undefined"]
 
 
+@pytest.mark.slow
 def test_the_mean_where_a_quantity_is_finite_is_a_ratio(rng, recwarn):
     """Without the draws where it is not, controls would shift the mean: z² was 8.3, of the ratio 0.5."""
     bound = -2.5

@@ -166,7 +166,7 @@ def test_sums_over_named_dimensions_are_read_back_and_added(tmp_path):
 
 def test_errors_are_honest_and_gains_those_of_the_draws():
     squares, plain, errors = [], [], []
-    for seed in range(40):
+    for seed in range(24):
         tree = make_tree(100 + seed, draws=250, correlation=0.7 * (seed % 2))
         found = mp.expectation(mp.moments(tree, QUANTITIES))
         squares.append((found.mean - TRUTH) ** 2)

@@ -106,6 +106,7 @@ def test_an_interrupt_of_the_first_look_keeps_the_draws(monkeypatch):
     assert np.isfinite(found.estimate.mcse).all()
 
 
+@pytest.mark.slow
 def test_chains_of_numpyro_go_on(key):
     def model(y):
         mu = numpyro.sample("mu", dist.Normal(0.0, 3.0))

@@ -19,9 +19,9 @@ SHAPE = (3, 400, 4)
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take every array for a large one, and blocks of a hundred numbers for small ones."""
+    """Take every array for a large one, and blocks of some dozen draws for small ones."""
     monkeypatch.setattr(arrays, "LARGE", 1_000)
-    monkeypatch.setattr(arrays, "ENTRIES", 100)
+    monkeypatch.setattr(arrays, "ENTRIES", 3_000)
     monkeypatch.setattr("mcmcpost.sums.LARGE", 100)
 
 

@@ -212,6 +212,7 @@ def test_bad_models(tree):
         attach_scores(tree, supports, DATA.tolist())
 
 
+@pytest.mark.slow
 def test_draws_on_a_boundary_are_named(tree):
     posterior = tree["posterior"].to_dataset()
     posterior["b_scale"] = posterior["b_scale"].copy()
