@@ -237,7 +237,8 @@ def expectation(
     Parameters
     ----------
     tree : a trace with scores, from `from_numpyro`, `attach_scores`, `from_arrays`, nutpie or `load_tree`. Draws and
-        scores in the chunks of dask, larger than memory, are reduced chunk by chunk. Draws with weights,
+        scores in the chunks of dask, larger than memory, are summed chunk by chunk (docs/large_traces.md): no kernel is
+        tried, and `residuals` are means over runs. Draws with weights,
         ``sample_stats.log_weight``, have self-normalised means and weighted control variates
         (docs/methods/weighted_draws.md). Or the sums of traces, from `moments`, or a tree that holds them: integrands
         are then names of quantities that were summed, and the method is that of the sums.

@@ -308,7 +308,8 @@ def _blocks_of(
     sizes = {"chain": tuple(chains), "draw": tuple(lengths)}
     if not hasattr(variable.data, "to_delayed"):
         places = {dim: slices_of(own) for dim, own in sizes.items()}
-        return lambda i, k: variable.variable.isel(chain=places["chain"][i], draw=places["draw"][k]).values
+        held = variable.variable  # a constant has neither dim
+        return lambda i, k: held.isel(chain=places["chain"][i], draw=places["draw"][k], missing_dims="ignore").values
     blocks = variable.data.rechunk(tuple(sizes.get(str(dim), -1) for dim in variable.dims)).to_delayed()
     return lambda i, k: blocks[tuple({"chain": i, "draw": k}.get(str(dim), 0) for dim in variable.dims)]
 

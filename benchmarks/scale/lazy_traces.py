@@ -7,9 +7,8 @@ Independent normals with standard deviations from 1 to 3 and their scores, 4 cha
 scores. ``zarr`` is a folder on the disk, with chunks of about 8 MB; ``generated`` draws are computed by dask whenever a
 chunk is read, as often as a folder would be. Five integrands are asked for, functions of one coordinate each. Every
 case is a process of its own. ``private`` is the largest memory that belongs to no file, ``resident`` counts pages of
-temporary files too. CPU seconds are those of all processes; on a
-shared machine the wall clock says less. ``difference`` from the first row of the same trace and method is that of means
-and errors, relative.
+temporary files too. CPU seconds are those of all processes; on a shared machine the wall clock says less.
+``difference`` from the first row of the same trace and method is that of means and errors, relative.
 """
 
 import json
