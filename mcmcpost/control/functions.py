@@ -232,6 +232,11 @@ class Marginal(NamedTuple):
         """Whether h tells where f has a value, and not only nearly."""
         return bool(1 - self.explained <= SAME**2)
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether f is h, to a factor and a shift."""
+        return len(self.known) == 2
+
     def prepared(self, problem: Problem) -> "Marginal":
         """Return the same with the regressions at hand, which take some hundred numbers a state."""
         return self._replace(splines={method: Splines.of(problem, field) for method, field in self.fields.items()})
@@ -245,7 +250,7 @@ class Marginal(NamedTuple):
         return self._map(thresholds, 1)
 
     def _map(self, thresholds: Float[np.ndarray, " t"], derivative: int) -> Float[np.ndarray, " t"]:
-        if len(self.known) == 2:
+        if self.is_linear:
             slope = np.diff(self.image) / np.diff(self.known)
             return slope + 0 * thresholds if derivative else self.image[0] + slope * (thresholds - self.known[0])
         # Beyond the draws nothing is known of the map, and there no step is left to control.
@@ -337,8 +342,8 @@ def are_events(problem: Problem, columns: Int[np.ndarray, " k"]) -> Bool[np.ndar
     return np.array([len(np.unique(problem.values[: problem.num_states, k])) == 2 for k in columns])
 
 
-MOST_CONTROLS = 300
-"""Controls of functions of coordinates that are summed beside the others: those of about fifteen coordinates."""
+MOST_CONTROLS = 1_000
+"""Controls of functions of coordinates that are summed beside the others: those of about fifty coordinates."""
 
 
 def families_of_functions(
@@ -362,35 +367,99 @@ def families_of_functions(
     if not served:
         return []
     values = np.stack([coordinate(problem, j).value for j in served], axis=1)
-    linear = next(reversed(fits(problem.with_columns(values))), None)
-    if linear is None or linear.system.mix is None:  # more controls than draws, whose coefficients are not known
+    linear = _of_values(problem, values, fits)
+    if linear is None:
         return []
-    coefficients, found = linear.in_controls()[:, 1:].mean(axis=0), list[tuple[FunctionsOf, str]]()
+    found = list[tuple[FunctionsOf, str]]()
     groups = sorted(enumerate(served.items()), key=lambda group: -lowest[group[1][1]].max())
     for k, (place, columns) in groups:
         thresholds = _thresholds(problem.select(columns), values[:, k])
-        columns = columns[[own is not None for own in thresholds]]
-        steps = [own for own in thresholds if own is not None]
-        families = _up_to_last(linear.system.families, coefficients[:, k])
-        if not (len(columns) and families):
-            continue
-        coarse = FunctionsOf(
-            families=families,
-            coefficients=coefficients[: sum(family.size for family in families), k],
-            place=place,
-            knots=knots_of(values[problem.counts > 0, k], COARSE),
-            steps=np.unique(np.concatenate(steps)),
-            normal=Normal(0.0, 1.0),
-            names=tuple(names[j] for j in columns),
-            jumps=np.array([len(own) for own in steps]),
-            fine=False,
-        )
-        field = coarse.field(problem.draws, problem.scores)
-        coarse = replace(coarse, normal=field.as_normal(problem.counts))
-        fine = replace(coarse, knots=knots_of(values[problem.counts > 0, k]), steps=np.empty(0), fine=True)
-        if sum(family.size for family, _ in found) + coarse.size + fine.size <= MOST_CONTROLS:
-            found += [(family, f"FunctionOf({linear.method[k]})") for family in (coarse, fine)]
+        # Where the step is that is seen between two of these draws, only the residuals at others tell.
+        events = [
+            Events(names[j], own, len(own)) for j, own in zip(columns, thresholds, strict=True) if own is not None
+        ]
+        both = _coarse_and_fine(problem, linear, k, place, events)
+        if sum(family.size for family, _ in (*found, *both)) <= MOST_CONTROLS:
+            found += both
     return found
+
+
+class Events(NamedTuple):
+    """A function of a coordinate that has steps, or none. jumps : steps that may be elsewhere between two draws."""
+
+    name: str
+    steps: Float[np.ndarray, " s"]
+    jumps: int
+
+
+def families_of_events(
+    problem: Problem,
+    names: Sequence[Sequence[str]],
+    steps: Sequence[Float[np.ndarray, "q e"]],
+    fits: Callable[[Problem], list[LinearFits]],
+) -> list[tuple[FunctionsOf, str]]:
+    """Return families of controls, and their labels, of events of integrands that are monotone in one coordinate.
+
+    Parameters
+    ----------
+    problem : in the trace's own coordinates, of the draws that stand for all.
+    names, steps : of each integrand, those of its events, and the values of it, as the problem has them, at which each
+        begins or ends; infinite where it does not.
+    fits : as in `crossfit_of_coordinates`.
+    """
+    monotone = [
+        (column, int(place), known)
+        for column, place in enumerate(coordinate_of(problem))
+        if place >= 0 and (known := _monotone(problem, column, int(place))) is not None
+    ]
+    if not monotone:
+        return []
+    values = np.stack([coordinate(problem, place).value for _, place, _ in monotone], axis=1)
+    linear = _of_values(problem, values, fits)
+    if linear is None:
+        return []
+    found = list[tuple[FunctionsOf, str]]()
+    for k, (column, place, (quantity, known, image)) in enumerate(monotone):
+        one = Marginal({}, known, image)
+        events = []
+        for name, own in zip(names[column], steps[column], strict=True):
+            at = one.at(own[np.isfinite(own)]) * quantity.slopes[0, 0]  # of a map that falls, minus the coordinate
+            events.append(Events(name, at, 0 if one.is_linear else len(at)))
+        found += _coarse_and_fine(problem, linear, k, place, events)
+    return found
+
+
+def _of_values(
+    problem: Problem, values: Float[np.ndarray, "m k"], fits: Callable[[Problem], list[LinearFits]]
+) -> LinearFits | None:
+    """Return the largest of the linear fits of some quantities; None where it has more controls than draws."""
+    linear = next(reversed(fits(problem.with_columns(values))), None)
+    return None if linear is None or linear.system.mix is None else linear
+
+
+def _coarse_and_fine(
+    problem: Problem, linear: LinearFits, k: int, place: int, events: Sequence[Events]
+) -> list[tuple[FunctionsOf, str]]:
+    """Return families, and their labels, along the field of column k of linear fits, that of a coordinate at a place."""
+    coefficients = linear.in_controls()[:, 1:, k].mean(axis=0)
+    families = _up_to_last(linear.system.families, coefficients)
+    if not (events and families):
+        return []
+    value = coordinate(problem, place).value[problem.counts > 0]
+    coarse = FunctionsOf(
+        families=families,
+        coefficients=coefficients[: sum(family.size for family in families)],
+        place=place,
+        knots=knots_of(value, COARSE),
+        steps=np.unique(np.concatenate([own.steps for own in events])),
+        normal=Normal(0.0, 1.0),
+        names=tuple(own.name for own in events),
+        jumps=np.array([own.jumps for own in events]),
+        fine=False,
+    )
+    coarse = replace(coarse, normal=coarse.field(problem.draws, problem.scores).as_normal(problem.counts))
+    fine = replace(coarse, knots=knots_of(value), steps=np.empty(0), fine=True)
+    return [(family, f"FunctionOf({linear.method[k]})") for family in (coarse, fine)]
 
 
 def _thresholds(problem: Problem, value: Float[np.ndarray, " m"]) -> list[Float[np.ndarray, " s"] | None]:

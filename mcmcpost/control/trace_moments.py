@@ -165,12 +165,13 @@ def sum_at(
 class Sums(NamedTuple):
     """The sums over some draws of chains of one length.
 
-    fold : the first of which there are moments; zero of all draws. moments : of folds. chains : of runs.
+    fold : the first of which there are moments; zero of all draws. moments : of folds, for each set of controls that a
+        fit has, as in `Features.sets`. chains : of runs.
     low, high : (p,) the range of each quantity. missing : (p,) draws at which it is not finite.
     """
 
     fold: int
-    moments: Moments
+    moments: tuple[Moments, ...]
     chains: Chains
     low: Float[np.ndarray, " p"]
     high: Float[np.ndarray, " p"]
@@ -180,9 +181,12 @@ class Sums(NamedTuple):
         """Return the sums over other draws of the same chains too."""
         low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
         starts = (self.fold,), (other.fold,)
-        moments = (sum_at(a, starts[0], b, starts[1]) for a, b in zip(self.moments, other.moments, strict=True))
+        moments = tuple(
+            Moments(*(sum_at(a, starts[0], b, starts[1]) for a, b in zip(one, two, strict=True)))
+            for one, two in zip(self.moments, other.moments, strict=True)
+        )
         chains, missing = self.chains + other.chains, self.missing + other.missing
-        return Sums(min(self.fold, other.fold), Moments(*moments), chains, low, high, missing)
+        return Sums(min(self.fold, other.fold), moments, chains, low, high, missing)
 
 
 def sums_of(
@@ -199,14 +203,14 @@ def sums_of(
     layout, fingerprints : of the trace. draws, scores : of the coordinates that move.
     place : the chain and the draw at which the chunk begins.
     """
-    p, (c, n), at_most = values.shape[-1], draws.shape[:2], features.size + values.shape[-1]
+    p, (c, n), at_most, sets = values.shape[-1], draws.shape[:2], features.size + values.shape[-1], features.sets
     chains, every = slice(place[0], place[0] + c), np.arange(place[1], place[1] + n)
     found = Chains.zero(layout, fingerprints, features, chains, slice(place[1], place[1] + n))
     _, run, kept_before = found.start
     # Only the runs and folds that the chunk has: what comes back of it is small beside the sums over all draws.
     folds = layout.folds[chains, layout.run_of(every)]
     fold, num_folds = int(folds.min()), int(folds.max() - folds.min()) + 1
-    moments = Moments.zero(num_folds, features.size, p)
+    moments = [Moments.zero(num_folds, len(own.places), len(own.columns)) for own in sets]
     low, high, missing = np.full(p, np.inf), np.full(p, -np.inf), np.zeros(p)
     for chain, own in enumerate(zip(draws, scores, values, strict=True)):
         for some in in_blocks(n, at_most):
@@ -225,8 +229,10 @@ def sums_of(
             found.counts[chain, runs[first]] += np.diff(first, append=len(at))
             found.controls[chain, runs[first]] += np.add.reduceat(controls, first)
             found.values[chain, runs[first]] += np.add.reduceat(f, first)
-            moments += Moments.of(controls, f, folds[chain, some] - fold, np.ones(len(at)), num_folds)
-    return Sums(fold, moments, found, low, high, missing)
+            label, ones = folds[chain, some] - fold, np.ones(len(at))
+            for k, of in enumerate(sets):
+                moments[k] += Moments.of(controls[:, of.places], f[:, of.columns], label, ones, num_folds)
+    return Sums(fold, tuple(moments), found, low, high, missing)
 
 
 TELLING = 8
@@ -251,8 +257,8 @@ class TraceMoments(NamedTuple):
     """Sums over traces of one posterior, from `moments`: ``a + b`` are those of the draws of both.
 
     `expectation` and `summary` estimate from them what they would from the draws, by linear control variates. They are
-    as large for any number of draws: 8(q² + pq) + r(p + q) + s(2d + p) numbers, of q controls, p quantities, and up to
-    4,000 runs r and sampled draws s.
+    as large for any number of draws: 8(q² + pq) numbers for each set of q controls that a fit has, and r(p + q) +
+    s(2d + p), of all q controls, p quantities, and up to 4,000 runs r and sampled draws s.
 
     features : what is summed. moments, low, high, missing : as in `Sums`. groups : chains of one length each.
     verified, bad_scores : what the score gate found, as in `Options`. controlled : whether control variates are used.
@@ -260,7 +266,7 @@ class TraceMoments(NamedTuple):
     """
 
     features: Features
-    moments: Moments
+    moments: tuple[Moments, ...]
     low: Float[np.ndarray, " p"]
     high: Float[np.ndarray, " p"]
     missing: Float[np.ndarray, " p"]
@@ -307,7 +313,7 @@ class TraceMoments(NamedTuple):
         seconds = None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
         return TraceMoments(
             features=mine.features,
-            moments=mine.moments + theirs.moments,
+            moments=tuple(one + two for one, two in zip(mine.moments, theirs.moments, strict=True)),
             low=np.minimum(self.low, other.low),
             high=np.maximum(self.high, other.high),
             missing=self.missing + other.missing,
@@ -342,11 +348,17 @@ class TraceMoments(NamedTuple):
 
     def converted(self, features: Features, change: Float[np.ndarray, "q1 r1"]) -> "TraceMoments":
         """Return the sums of the controls xᵀC, and of the quantities, in the units of other features."""
-        gram, cross, squares = self.moments
         factor = self.features.unit / features.unit
         offset = (self.features.location - features.location) / features.unit
-        moved = cross * factor + gram[:, :, :1] * offset
-        squares = factor**2 * squares + 2 * factor * offset * cross[:, 0] + offset**2 * gram[:, 0, :1]
+        known = {own.serves: (own, sums) for own, sums in zip(self.features.sets, self.moments, strict=True)}
+        moments = []
+        for controls in features.sets:
+            own, (gram, cross, squares) = known[controls.serves]
+            by, columns = change[np.ix_(own.places, controls.places)], controls.columns
+            moved = cross * factor[columns] + gram[:, :, :1] * offset[columns]
+            squares = factor[columns] ** 2 * squares + 2 * (factor * offset)[columns] * cross[:, 0]
+            squares = squares + offset[columns] ** 2 * gram[:, 0, :1]
+            moments.append(Moments(by.T @ gram @ by, by.T @ moved, squares))
         groups = tuple(
             group._replace(
                 controls=group.controls @ change, values=group.values * factor + group.counts[..., None] * offset
@@ -355,7 +367,7 @@ class TraceMoments(NamedTuple):
         )
         return self._replace(
             features=features,
-            moments=Moments(change.T @ gram @ change, change.T @ moved, squares),
+            moments=tuple(moments),
             groups=groups,
         )
 
@@ -366,7 +378,9 @@ class TraceMoments(NamedTuple):
         features, arrays = self.features, dict[str, np.ndarray]()
         for name in ("shift", "scale", "location", "unit", "events"):
             arrays[name] = getattr(features, name)
-        arrays |= self.moments._asdict() | {name: getattr(self, name) for name in ("low", "high", "missing")}
+        arrays |= {name: getattr(self, name) for name in ("low", "high", "missing")}
+        for number, sums in enumerate(self.moments):
+            arrays |= {f"{name}_{number}": part for name, part in sums._asdict().items()}
         for number, group in enumerate(self.groups):
             parts = group._asdict().items()
             arrays |= {f"{name}_{number}": part for name, part in parts if name not in ("layout", "start")}
@@ -386,9 +400,14 @@ class TraceMoments(NamedTuple):
         own, parts = self.features, ("location", "unit", "events")
         chosen = {name: getattr(own, name)[columns] for name in parts}
         groups = (g._replace(values=g.values[..., columns], sample=g.sample[..., columns]) for g in self.groups)
+        features = own._replace(names=tuple(own.names[j] for j in columns), **chosen)
+        pairs = zip(own.sets, features.sets, self.moments, strict=True)
         return self._replace(
-            features=own._replace(names=tuple(own.names[j] for j in columns), **chosen),
-            moments=self.moments.quantities(columns),
+            features=features,
+            moments=tuple(
+                sums.quantities(np.searchsorted(before.columns, columns[after.columns]))
+                for before, after, sums in pairs
+            ),
             low=self.low[columns],
             high=self.high[columns],
             missing=self.missing[columns],
@@ -406,12 +425,13 @@ class TraceMoments(NamedTuple):
         found, heavy = plain, np.zeros(p, bool)
         info: dict[str, Any] = {"num_chains": self.num_chains, "num_draws": self.num_draws}
         folds = self._folds(plain)
-        for controls in features.sets() if self.controlled else ():
-            columns = controls.columns[varying[controls.columns]]
-            if not len(columns):
+        for controls, sums in zip(features.sets, self.moments, strict=True) if self.controlled else ():
+            places = np.flatnonzero(varying[controls.columns])
+            columns = controls.columns[places]
+            if not (len(columns) and controls.families):
                 continue
-            own, left, facts = self._controlled(controls, columns, folds, plain, options)
-            first = controls.families[0].serves is None
+            own, left, facts = self._controlled(controls, sums.quantities(places), columns, folds, plain, options)
+            first = controls.serves is None
             better = first | (own.used & (own.mcse**2 * NEED < found.mcse[columns] ** 2))
             source = np.arange(p)
             source[columns[better]] = p + np.flatnonzero(better)
@@ -456,7 +476,8 @@ class TraceMoments(NamedTuple):
         finite = self.missing == 0
         varying = finite & beyond_rounding(np.stack([self.low, self.high])[None])
         unseen = finite & (self.low == self.high) & np.isin(self.low, (0.0, 1.0)) & features.events
-        first, second = self.moments.cross[:, 0].sum(axis=0) / total, self.moments.squares.sum(axis=0) / total
+        # The first set of controls is that for every quantity.
+        first, second = self.moments[0].cross[:, 0].sum(axis=0) / total, self.moments[0].squares.sum(axis=0) / total
         sd = np.sqrt(np.maximum(second - first**2, 0.0) * total / (total - 1))
         error = _error(self.groups, [group.values / group.counts[..., None] for group in self.groups])
         # The draws that are kept have at most as many effective ones as all have.
@@ -492,36 +513,41 @@ class TraceMoments(NamedTuple):
     def _controlled(
         self,
         controls: ControlSet,
+        sums: Moments,
         columns: Int[np.ndarray, " j"],
         folds: Int[np.ndarray, " eight"],
         plain: Columns,
         options: Options,
     ) -> tuple[Columns, list[Float[np.ndarray, "_ _ j"]], dict[str, Any]]:
         """Return what is reported of quantities by some controls, means of the residuals over runs, and the facts."""
-        outline, fits = self._fits(controls, columns, folds, plain)
-        theta = np.zeros((len(outline.sizes), self.features.size, len(columns)))
-        theta[:, controls.places] = fits.in_controls()
+        outline, fits = self._fits(controls, sums, columns, folds, plain)
+        theta = fits.in_controls()
         with np.errstate(invalid="ignore", divide="ignore"):
             ess = np.fmax((plain.sd / plain.mcse) ** 2, 1.0)
         spread = (self.high - self.low)[columns] / self.features.unit[columns]
         fits = fits._replace(doubt=fits.doubt + spread * controls.doubt(columns, self.features.names, ess))
-        left = [_residuals(group, folds, theta, columns) for group in self.groups]
-        return self._judged(fits, theta, left, folds, columns, plain, outline, options), left, fits.info
+        left = [_residuals(group, folds, theta, controls.places, columns) for group in self.groups]
+        error = self._judged(fits, theta, controls.places, left, folds, columns, plain, outline, options)
+        return error, left, fits.info
 
     def _fits(
-        self, controls: ControlSet, columns: Int[np.ndarray, " j"], folds: Int[np.ndarray, " eight"], plain: Columns
+        self,
+        controls: ControlSet,
+        sums: Moments,
+        columns: Int[np.ndarray, " j"],
+        folds: Int[np.ndarray, " eight"],
+        plain: Columns,
     ) -> tuple[Outline, LinearFits]:
         """Return the fits of the quantities that vary, of the family and with the ridge that each needs."""
         features, total = self.features, float(self.num_draws)
-        moments = self.moments.over(np.arange(folds.max() + 1)[:, None] == folds).quantities(columns)
-        moments = moments.controls(controls.places)
-        sizes, sums = moments.gram[:, 0, 0], moments.cross[:, 0]
+        moments = sums.over(np.arange(folds.max() + 1)[:, None] == folds)
+        sizes, first = moments.gram[:, 0, 0], moments.cross[:, 0]
         draws, sample = self._kept("draws"), self._kept("sample")[:, columns]
         share = np.minimum(participants(sample), participants(draws).min()) / len(draws)
         outline = Outline(sizes, share * total, int(total - sizes.max()), len(features.shift))
-        mean = sums.sum(axis=0) / total
+        mean = first.sum(axis=0) / total
         spread = plain.sd[columns] / features.unit[columns]
-        alone = combined_error(outline, mean, Refits.of_means(sums, sizes), mean, spread / np.sqrt(total))
+        alone = combined_error(outline, mean, Refits.of_means(first, sizes), mean, spread / np.sqrt(total))
         system = system_of(moments, total, controls.families)
         return outline, choose_families(None, outline, system, controls.labels, total * alone**2)
 
@@ -529,6 +555,7 @@ class TraceMoments(NamedTuple):
         self,
         fits: LinearFits,
         theta: Float[np.ndarray, "k q1 j"],
+        places: Int[np.ndarray, " q1"],
         left: Sequence[Float[np.ndarray, "_ _ j"]],
         folds: Int[np.ndarray, " eight"],
         columns: Int[np.ndarray, " j"],
@@ -538,7 +565,7 @@ class TraceMoments(NamedTuple):
     ) -> Columns:
         """Return what is reported of the quantities that vary.
 
-        theta : of the fits. left : means of the residuals over runs.
+        theta : of the fits. places : of their controls among all. left : means of the residuals over runs.
         """
         location, unit = self.features.location[columns], self.features.unit[columns]
         weighted = [np.tensordot(group.counts, own, 2) for group, own in zip(self.groups, left, strict=True)]
@@ -547,21 +574,26 @@ class TraceMoments(NamedTuple):
         for own, fit in fits.fits:
             variance[own] = Part.of(fits.system, fit.without.shape[1], own).held_out(fit)[1]
         if (lost := variance < LOST).any():
-            variance[lost] = self._variance_of_sample(theta[..., lost], folds, columns[lost])
+            variance[lost] = self._variance_of_sample(theta[..., lost], places, folds, columns[lost])
         seen = Residuals(location + unit * crossfit, unit**2 * variance, unit * error, plain.sd[columns] ** 2)
         mcse = unit * combined_error(outline, fits.mean, fits.refits, crossfit, error, fits.doubt)
         without = columnwise(lambda field: field[columns], plain)
         return judge(location + unit * fits.mean, mcse, seen, without, fits.status, fits.method, outline, options)
 
     def _variance_of_sample(
-        self, theta: Float[np.ndarray, "k q1 p"], folds: Int[np.ndarray, " eight"], columns: Int[np.ndarray, " p"]
+        self,
+        theta: Float[np.ndarray, "k q1 p"],
+        places: Int[np.ndarray, " q1"],
+        folds: Int[np.ndarray, " eight"],
+        columns: Int[np.ndarray, " p"],
     ) -> Float[np.ndarray, " p"]:
         """Return the variance of the residuals at the draws that are kept."""
         parts = []
         for group in self.groups:
             layout = group.layout
             label = folds[layout.folds[:, layout.run_of(layout.sampled)]].reshape(-1)
-            controls = self.features.controls(*(part.reshape(len(label), -1) for part in (group.draws, group.scores)))
+            states = (part.reshape(len(label), -1) for part in (group.draws, group.scores))
+            controls = self.features.controls(*states)[:, places]
             residual = self.features.standard(group.sample.reshape(len(label), -1))[:, columns]
             for fold, coefficients in enumerate(theta):
                 residual[label == fold] -= controls[label == fold] @ coefficients
@@ -588,7 +620,9 @@ def stored_moments(tree: "xarray.DataTree") -> TraceMoments:
     )
     return TraceMoments(
         features=features,
-        moments=Moments(*(arrays[name] for name in Moments._fields)),
+        moments=tuple(
+            Moments(*(arrays[f"{name}_{number}"] for name in Moments._fields)) for number in range(len(features.sets))
+        ),
         low=arrays["low"],
         high=arrays["high"],
         missing=arrays["missing"],
@@ -609,12 +643,16 @@ def stored_moments(tree: "xarray.DataTree") -> TraceMoments:
 
 
 def _residuals(
-    group: Chains, folds: Int[np.ndarray, " eight"], theta: Float[np.ndarray, "k q1 p"], columns: Int[np.ndarray, " p"]
+    group: Chains,
+    folds: Int[np.ndarray, " eight"],
+    theta: Float[np.ndarray, "k q1 p"],
+    places: Int[np.ndarray, " q1"],
+    columns: Int[np.ndarray, " p"],
 ) -> Float[np.ndarray, "c r p"]:
     """Return the means over runs of the quantities less their control variates without the run's fold."""
-    label, found = folds[group.layout.folds], group.values[..., columns]
+    label, found, controls = folds[group.layout.folds], group.values[..., columns], group.controls[..., places]
     for fold, coefficients in enumerate(theta):
-        found[label == fold] -= group.controls[label == fold] @ coefficients
+        found[label == fold] -= controls[label == fold] @ coefficients
     return found / group.counts[..., None]
 
 

@@ -176,20 +176,42 @@ class FunctionsOf(AbstractFamily):
         return len(self.knots) + CUBIC - 1 + len(self.steps)
 
     def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
-        field = self.field(draws, scores)
+        return self.controls_along(self.field(draws, scores))
+
+    def controls_along(self, field: Field) -> Float[np.ndarray, "b q"]:
+        """Return the controls at states where the field is known."""
         return np.concatenate(
             [field.steps_of(Normal(*self.normal), self.steps), field.splines_between(self.knots)], axis=1
         )
 
     def field(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Field:
         """Return the coordinate at some states, and what the field does there."""
-        along, direction, end = np.zeros(len(draws)), np.eye(draws.shape[1])[self.place], 0
-        for family in self.families:
-            own, values = family.along(draws, direction)
-            along += values @ self.coefficients[end + own]
+        return fields_at([self], draws, scores)[0]
+
+
+def fields_at(
+    functions: Sequence[FunctionsOf], draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+) -> list[Field]:
+    """Return the field of each at some states.
+
+    The controls that fields are made of are computed once: those of all coordinates are mostly the same, and there may
+    be hundreds of either.
+    """
+    controls: dict[tuple[AbstractFamily, ...], np.ndarray] = {}
+    known: dict[tuple[int, int], Field] = {}
+    for own in functions:
+        key = (own.place, id(own.coefficients))  # the coarse and the fine splines of a coordinate have one field
+        if key in known:
+            continue
+        if own.families not in controls:
+            controls[own.families] = controls_of(own.families, draws, scores)[:, 1:]
+        along, direction, end = np.zeros(len(draws)), np.eye(draws.shape[1])[own.place], 0
+        for family in own.families:
+            which, values = family.along(draws, direction)
+            along += values @ own.coefficients[end + which]
             end += family.size
-        control = controls_of(self.families, draws, scores)[:, 1:] @ self.coefficients
-        return Field(draws[:, self.place], control, along)
+        known[key] = Field(draws[:, own.place], controls[own.families] @ own.coefficients, along)
+    return [known[own.place, id(own.coefficients)] for own in functions]
 
 
 class Quantity(NamedTuple):

@@ -1,14 +1,14 @@
 """The controls of a trace and the quantities, in the units in which both are summed."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.control.features.families import AbstractFamily, Some, controls_of
-from mcmcpost.control.features.quantity import FunctionsOf
+from mcmcpost.control.features.families import AbstractFamily, Some
+from mcmcpost.control.features.quantity import FunctionsOf, fields_at
 from mcmcpost.core.errors import InputError
 
 SAME = 1e-6
@@ -16,12 +16,13 @@ SAME = 1e-6
 
 
 class ControlSet(NamedTuple):
-    """The controls of one fit.
+    """The controls of one fit, which has sums of its own: what no fit has together needs no products.
 
+    serves : the quantities that they are made for; None for any. columns : (k,) their places.
     families, labels : as in `Features`. places : (q + 1,) of the constant and the controls among all.
-    columns : (k,) the quantities that they serve.
     """
 
+    serves: tuple[str, ...] | None
     families: tuple[AbstractFamily, ...]
     labels: tuple[str, ...]
     places: Int[np.ndarray, " q1"]
@@ -35,7 +36,8 @@ class ControlSet(NamedTuple):
         That is between two of the draws that are kept. Of the others that lie there the residuals tell, as of a Poisson
         number, to which one is added: where there is none, it may have been by chance.
         """
-        first = self.families[0].family if isinstance(self.families[0], Some) else self.families[0]
+        first = self.families[0] if self.families else None
+        first = first.family if isinstance(first, Some) else first
         jumps = dict(zip(first.names, first.jumps, strict=True)) if isinstance(first, FunctionsOf) else {}
         return np.sqrt([jumps.get(names[j], 0) for j in columns]) / ess[columns]
 
@@ -65,19 +67,31 @@ class Features(NamedTuple):
         """The number of controls, the constant included."""
         return 1 + sum(family.size for family in self.families)
 
-    def sets(self) -> Iterator["ControlSet"]:
-        """Yield the controls of each fit: those for any quantity first, then those made for some."""
-        end = 1
-        for serves, group in itertools.groupby(zip(self.families, self.labels, strict=True), lambda one: one[0].serves):
-            families, labels = zip(*group, strict=True)
+    @property
+    def sets(self) -> list["ControlSet"]:
+        """The controls of each fit: those for any quantity first, of which there may be none, then those for some."""
+        named = list(zip(self.families, self.labels, strict=True))
+        by_quantities = [(None, [])] if not named or named[0][0].serves is not None else []
+        by_quantities += [(serves, list(group)) for serves, group in itertools.groupby(named, lambda one: one[0].serves)]
+        found, end, place = list[ControlSet](), 1, {name: j for j, name in enumerate(self.names)}
+        for serves, group in by_quantities:
+            families, labels = tuple(family for family, _ in group), tuple(label for _, label in group)
             start, end = end, end + sum(family.size for family in families)
-            columns = [j for j, name in enumerate(self.names) if serves is None or name in serves]
+            columns = sorted(place[name] for name in (self.names if serves is None else serves) if name in place)
             places = np.concatenate([[0], np.arange(start, end)])
-            yield ControlSet(families, labels, places, np.array(columns, int))
+            found.append(ControlSet(serves, families, labels, places, np.array(columns, int)))
+        return found
 
     def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q1"]:
         """Return the constant and the controls at some draws."""
-        return controls_of(self.families, (draws - self.shift) / self.scale, scores * self.scale)
+        draws, scores = (draws - self.shift) / self.scale, scores * self.scale
+        bare = [family.family if isinstance(family, Some) else family for family in self.families]
+        fields = iter(fields_at([family for family in bare if isinstance(family, FunctionsOf)], draws, scores))
+        parts = [np.ones((len(draws), 1))]
+        for family, own in zip(self.families, bare, strict=True):
+            part = own.controls_along(next(fields)) if isinstance(own, FunctionsOf) else own.controls(draws, scores)
+            parts.append(part[:, family.kept] if isinstance(family, Some) else part)
+        return np.concatenate(parts, axis=1)
 
     def standard(self, values: Float[np.ndarray, "*b p"]) -> Float[np.ndarray, "*b p"]:
         """Return quantities in the units in which they are summed."""
@@ -108,11 +122,19 @@ class Features(NamedTuple):
         points = np.random.default_rng(0).normal(size=(2, 2 * max(self.size, other.size) + 8, len(self.shift)))
         draws, scores = self.shift + self.scale * points[0], points[1] / self.scale
         ours, theirs = self.controls(draws, scores), other.controls(draws, scores)
-        norms = np.linalg.norm(theirs, axis=0)
-        norms = np.where(norms > 0, norms, 1.0)
-        change = np.linalg.lstsq(theirs / norms, ours, rcond=1e-12)[0] / norms[:, None]
-        apart = np.linalg.norm(ours - theirs @ change, axis=0)
-        return change, apart <= SAME * np.linalg.norm(ours, axis=0)
+        change, same = np.zeros((other.size, self.size)), np.zeros(self.size, bool)
+        change[0, 0], same[0] = 1.0, True
+        known = {controls.serves: controls.places[1:] for controls in other.sets}
+        for controls in self.sets:
+            # Each fit's controls in those of the same fit: only of these are there products.
+            own, at = controls.places[1:], known.get(controls.serves, np.empty(0, int))
+            norms = np.linalg.norm(theirs[:, at], axis=0)
+            norms = np.where(norms > 0, norms, 1.0)
+            part = np.linalg.lstsq(theirs[:, at] / norms, ours[:, own], rcond=1e-12)[0] / norms[:, None]
+            apart = np.linalg.norm(ours[:, own] - theirs[:, at] @ part, axis=0)
+            change[np.ix_(at, own)] = part
+            same[own] = apart <= SAME * np.linalg.norm(ours[:, own], axis=0)
+        return change, same
 
 
 def check_same_features(features: Features, names: Sequence[str], coordinates: Sequence[str]) -> None:
