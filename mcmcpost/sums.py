@@ -2,12 +2,12 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control import (
     MOMENTS,
@@ -27,14 +27,15 @@ from mcmcpost.control import (
     sums_of,
     with_worth,
 )
-from mcmcpost.control.problem import MIN_FOLDS, make_problem
+from mcmcpost.control.features.families import AbstractFamily
+from mcmcpost.control.problem import MIN_FOLDS, Problem, make_problem
 from mcmcpost.control.trace_moments import TELLING
 from mcmcpost.core.arguments import as_names, check_count, check_kind
 from mcmcpost.core.arrays import LARGE, SAMPLED, Box, is_chunked, merged, slices_of
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_float64, units_of
 from mcmcpost.core.runtime import did_you_mean
-from mcmcpost.sample import contradicted, pose, resolve_method, warn_of_contradiction, warn_of_not_finite
+from mcmcpost.sample import Question, contradicted, pose, resolve_method, warn_of_contradiction, warn_of_not_finite
 from mcmcpost.trace import Trace
 from mcmcpost.trees import (
     check_convergence,
@@ -92,27 +93,24 @@ def moments(
     draws, scores, _ = draws_and_scores(tree)
     chains, whole = draws.shape[:2]
     check_count("moments", "start", start, "It is a number of draws.", least=0, most=whole - 1)
-    fingerprints = fingerprints_of(draws[:, :TELLING].values)
+    options = Options(allow_bad_scores=allow_bad_scores)
+    if is_chunked(draws) and is_chunked(scores):
+        chunked = InChunks.of(tree, integrands, method, options, start)
+        features = chunked.features(resolve_method(method), like)
+        return chunked.moments([(features, None)])[0]
+    layout, fingerprints = Layout.of(chains, whole - start, start), fingerprints_of(draws[:, :TELLING].values)
     if start:
         tree, integrands = _cut(tree, draw=slice(start, None)), _arrays_cut(integrands, slice(None), slice(start, None))
-    layout = Layout.of(chains, whole - start, start)
-    chunked = is_chunked(draws) and is_chunked(scores)
-    seen = _evenly_spaced(tree, integrands, _step_of(draws.shape, layout.step)) if chunked else (tree, integrands)
-    question = pose(*seen, method, Options(allow_bad_scores=allow_bad_scores), whole=tree)
-    sample, own = question.sample, question.sample.trace
-    assert isinstance(own, Trace)
-    if like is not None:
-        features = like.features
-        check_same_features(features, sample.names, own.names)
-    else:
-        features = in_float64(_features)(sample, own, resolve_method(method), layout)
-    given = (features, layout, fingerprints)
-    if chunked:
-        integrands = list(posterior_variables(tree).usable) if integrands is None else integrands
-        sums = _over_chunks(tree, integrands, np.isin(question.every.names, own.names), given)
-    else:
-        sums = in_float64(sums_of)(*given, own.draws, own.scores, sample.values)
-    warn_of_not_finite(features.names, sums.missing, chains * (whole - start))
+    question = pose(tree, integrands, method, options)
+    features = _features(question, resolve_method(method), layout, like)
+    trace = question.sample.trace
+    sums = in_float64(sums_of)(features, layout, fingerprints, trace.draws, trace.scores, question.sample.values)
+    return _with_facts(features, sums, question, layout)
+
+
+def _with_facts(features: Features, sums: Sums, question: Question, layout: Layout) -> TraceMoments:
+    """Return sums with what is known of their trace."""
+    seconds, draws = question.seconds, layout.draws
     return TraceMoments(
         features=features,
         moments=sums.moments,
@@ -122,8 +120,8 @@ def moments(
         groups=(sums.chains,),
         verified=question.options.verified,
         bad_scores=question.options.bad_scores,
-        controlled=allow_bad_scores or not question.check.failed,
-        seconds=None if question.seconds is None else question.seconds * (1 - start / whole),
+        controlled=not (question.check.failed and isinstance(question.method, PlainMean)),
+        seconds=None if seconds is None else seconds * draws / (draws + layout.start),
     )
 
 
@@ -203,34 +201,68 @@ def _places(known: Sequence[str], names: Sequence[str]) -> Int[np.ndarray, " k"]
     return np.array(places)
 
 
-def _features(sample: Sample, trace: Trace, method: AbstractControlVariate, layout: Layout) -> Features:
-    """Return what is summed of a trace: the families that its draws allow, in units of the evenly spaced draws."""
+def _features(
+    question: Question, method: AbstractControlVariate, layout: Layout, like: TraceMoments | None
+) -> Features:
+    """Return what is summed of a trace: that of other sums, or the families that its draws allow, in their units."""
+    sample, trace = question.sample, question.sample.trace
+    if like is not None:
+        check_same_features(like.features, sample.names, trace.names)
+        return like.features
+    return in_float64(_of_trace)(sample, method, layout)
+
+
+def _of_trace(sample: Sample, method: AbstractControlVariate, layout: Layout) -> Features:
+    trace = sample.trace
     some = slice(None, None, max(layout.step * trace.draws.shape[1] // layout.draws, 1))
-    draws, scores, values = (np.asarray(part[:, some]) for part in (trace.draws, trace.scores, sample.values))
-    mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
-    scale = 2.0 ** np.rint(np.log2(np.where(sd > 0, sd, 1.0)))
-    values = np.where(np.isfinite(values), values, 0.0)
-    units = units_of(values)
-    spread = units * (values / units).std(axis=(0, 1))
-    problem = make_problem(Trace(draws, scores, trace.names), values, coordinates=(mean, np.diag(scale)))
+    problem, values = _problem_of(trace, sample.values, some)
     total = layout.chains * layout.draws
-    num_train = total - total // MIN_FOLDS
-    families, labels = method.families(method.coordinates(problem), num_train) if method.from_sums else ([], [])
+    families, labels = method.families(method.coordinates(problem), _train(total)) if method.from_sums else ([], [])
     if not families and not isinstance(method, PlainMean):
         cure = 'Use "auto", "structured", "zv1" to "zv3", or ZeroVariance(degree) without a penalty.'
         got = f"{method.label} with {total} draws"
         raise InputError("moments", "a linear method, and draws enough for its scores", got, cure)
     functions = method.functions(problem, sample.names) if isinstance(method, Auto) else []
+    named = [*zip(families, labels, strict=True), *functions]
+    return _in_units(problem, named, sample.names, values, sample.events)
+
+
+def _problem_of(
+    trace: Trace, values: Float[np.ndarray, "c n p"], some: slice
+) -> tuple[Problem, Float[np.ndarray, "c m p"]]:
+    """Return the problem of some of the draws, in units that other traces have too, and the values there, finite."""
+    draws, scores, values = (np.asarray(part[:, some]) for part in (trace.draws, trace.scores, values))
+    mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
+    scale = 2.0 ** np.rint(np.log2(np.where(sd > 0, sd, 1.0)))
+    values = np.where(np.isfinite(values), values, 0.0)
+    return make_problem(Trace(draws, scores, trace.names), values, coordinates=(mean, np.diag(scale))), values
+
+
+def _train(total: int) -> int:
+    """Return the draws of a fit without one of the folds."""
+    return total - total // MIN_FOLDS
+
+
+def _in_units(
+    problem: Problem,
+    named: Sequence[tuple[AbstractFamily, str]],
+    names: tuple[str, ...],
+    values: Float[np.ndarray, "c n p"],
+    events: Bool[np.ndarray, " p"],
+) -> Features:
+    """Return features of quantities with these values at the draws of a problem, and of its coordinates."""
+    units = units_of(values)
+    spread = units * (values / units).std(axis=(0, 1))
     return Features(
-        coordinates=trace.names,
-        shift=mean,
-        scale=scale,
-        families=(*families, *(family for family, _ in functions)),
-        labels=(*labels, *(label for _, label in functions)),
-        names=sample.names,
+        coordinates=problem.names,
+        shift=problem.shift,
+        scale=np.diagonal(problem.lower).copy(),
+        families=tuple(family for family, _ in named),
+        labels=tuple(label for _, label in named),
+        names=names,
         location=values.mean(axis=(0, 1)),
         unit=np.where(spread > 0, spread, 1.0),
-        events=sample.events,
+        events=events,
     )
 
 
@@ -254,10 +286,10 @@ def _arrays_cut(integrands: Any, chains: slice, draws: slice) -> Any:
     return as_chain_draw("integrands", "f", integrands)[chains, draws]
 
 
-def _step_of(shape: tuple[int, ...], most: int) -> int:
-    """Return the step of the draws that the score gate and R-hat see: as many as they see of an array in memory."""
-    step = most
-    while step > 1 and 2 * np.prod(shape) <= step * SAMPLED:
+def _step_of(shape: tuple[int, ...], largest: int, most: int) -> int:
+    """Return the step at which draws have at most so many numbers, a power of two below the largest."""
+    step = largest
+    while step > 1 and 2 * np.prod(shape) <= step * most:
         step //= 2
     return step
 
@@ -272,8 +304,72 @@ BRANCHES = 8
 """Sums that are added in one task."""
 
 
-def _over_chunks(tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray, " d"], given: tuple) -> Sums:
-    """Return the sums over draws in chunks of dask, which are added where they are: one of them comes back."""
+class InChunks(NamedTuple):
+    """A trace whose draws are in chunks of dask, and what is asked of it.
+
+    tree, integrands : those of all draws, variables by name. layout, fingerprints : of their chains.
+    question : of evenly spaced draws, in memory, which stand for all.
+    """
+
+    tree: "xarray.DataTree"
+    integrands: Any
+    layout: Layout
+    fingerprints: Int[np.ndarray, " c"]
+    question: Question
+
+    @classmethod
+    def of(
+        cls,
+        tree: "xarray.DataTree",
+        integrands: Any,
+        method: str | AbstractControlVariate,
+        options: Options,
+        start: int = 0,
+        most: int | None = None,
+    ) -> "InChunks":
+        """Return it without the first draws of each chain.
+
+        most : numbers of draws in memory at most, `SAMPLED` by default, which the score gate and R-hat see.
+        """
+        draws, _, _ = draws_and_scores(tree)
+        chains, whole = draws.shape[:2]
+        layout, fingerprints = Layout.of(chains, whole - start, start), fingerprints_of(draws[:, :TELLING].values)
+        if start:
+            some = slice(start, None)
+            tree, integrands = _cut(tree, draw=some), _arrays_cut(integrands, slice(None), some)
+        seen = _evenly_spaced(tree, integrands, _step_of(draws.shape, layout.step, most or SAMPLED))
+        question = pose(*seen, method, options, whole=tree)
+        integrands = list(posterior_variables(tree).usable) if integrands is None else integrands
+        return cls(tree, integrands, layout, fingerprints, question)
+
+    def features(self, method: AbstractControlVariate, like: TraceMoments | None = None) -> Features:
+        """Return what is summed for expectations; like : sums of another trace that has the same."""
+        return _features(self.question, method, self.layout, like)
+
+    def moments(self, parts: "Sequence[tuple[Features, Transform | None]]") -> list[TraceMoments]:
+        """Return sums over all draws, added where the chunks are: one pass makes all of them.
+
+        parts : what is summed, and how its quantities come from those of the question; None where they are the same.
+        """
+        moves = np.isin(self.question.every.names, self.question.sample.trace.names)
+        every = _over_chunks(self.tree, self.integrands, moves, (parts, self.layout, self.fingerprints))
+        size = self.layout.chains * self.layout.draws
+        for (features, transform), sums in zip(parts, every, strict=True):
+            if transform is None:
+                warn_of_not_finite(features.names, sums.missing, size)
+        found = zip(parts, every, strict=True)
+        return [_with_facts(features, sums, self.question, self.layout) for (features, _), sums in found]
+
+
+class Transform(Protocol):
+    """Quantities (c, b, q) of other quantities (c, b, p), on the worker that has them."""
+
+    def __call__(self, values: Float[np.ndarray, "c b p"]) -> Float[np.ndarray, "c b q"]:
+        """Return them."""
+
+
+def _over_chunks(tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray, " d"], given: tuple) -> list[Sums]:
+    """Return sums over draws in chunks of dask, which are added where they are: one of each comes back."""
     import dask
 
     draws, scores, _ = draws_and_scores(tree)
@@ -295,10 +391,15 @@ def _over_chunks(tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray
         box = Box(own, some)
         variables = {name: block(i, k) for name, block in stored.items()}
         parts.append(summed(shared, box, *(block(i, k) for block in rows), variables, _arrays_cut(integrands, *box)))
-    joined = dask.delayed(partial(reduce, add), pure=False)
+    joined = dask.delayed(_added, pure=False)
     while len(parts) > 1:
         parts = [joined(list(batch)) for batch in itertools.batched(parts, BRANCHES)]
     return parts[0].compute()
+
+
+def _added(parts: Sequence[list[Sums]]) -> list[Sums]:
+    """Return the sums over some chunks; each part has those of all quantities over one."""
+    return [reduce(add, own) for own in zip(*parts, strict=True)]
 
 
 def _blocks_of(
@@ -317,11 +418,14 @@ def _blocks_of(
 @in_float64
 def _sums_of_chunk(
     shared: tuple, box: Box, draws: np.ndarray, scores: np.ndarray, variables: dict[str, np.ndarray], integrands: Any
-) -> Sums:
+) -> list[Sums]:
     import xarray
 
-    (features, layout, fingerprints), kept, frame, facts = shared
+    (parts, layout, fingerprints), kept, frame, facts = shared
     piece = frame.assign({name: (dims, variables[name], attrs) for name, (dims, attrs) in facts.items()})
     values = integrand_values(xarray.DataTree.from_dict({"posterior": piece}), integrands).values
-    place = (box.chains.start, box.draws.start)
-    return sums_of(features, layout, fingerprints, draws[..., kept], scores[..., kept], values, place)
+    place, states = (box.chains.start, box.draws.start), (draws[..., kept], scores[..., kept])
+    return [
+        sums_of(features, layout, fingerprints, *states, values if transform is None else transform(values), place)
+        for features, transform in parts
+    ]

@@ -440,7 +440,7 @@ def _of_values(
 def _coarse_and_fine(
     problem: Problem, linear: LinearFits, k: int, place: int, events: Sequence[Events]
 ) -> list[tuple[FunctionsOf, str]]:
-    """Return families, and their labels, along the field of column k of linear fits, that of a coordinate at a place."""
+    """Return families, and their labels, along the field of column k of linear fits: that of a coordinate."""
     coefficients = linear.in_controls()[:, 1:, k].mean(axis=0)
     families = _up_to_last(linear.system.families, coefficients)
     if not (events and families):

@@ -72,12 +72,15 @@ class Features(NamedTuple):
         """The controls of each fit: those for any quantity first, of which there may be none, then those for some."""
         named = list(zip(self.families, self.labels, strict=True))
         by_quantities = [(None, [])] if not named or named[0][0].serves is not None else []
-        by_quantities += [(serves, list(group)) for serves, group in itertools.groupby(named, lambda one: one[0].serves)]
+        by_quantities += [(own, list(group)) for own, group in itertools.groupby(named, lambda one: one[0].serves)]
         found, end, place = list[ControlSet](), 1, {name: j for j, name in enumerate(self.names)}
         for serves, group in by_quantities:
             families, labels = tuple(family for family, _ in group), tuple(label for _, label in group)
             start, end = end, end + sum(family.size for family in families)
-            columns = sorted(place[name] for name in (self.names if serves is None else serves) if name in place)
+            if serves is None:
+                columns = list(range(len(self.names)))
+            else:
+                columns = sorted(place[name] for name in serves if name in place)
             places = np.concatenate([[0], np.arange(start, end)])
             found.append(ControlSet(serves, families, labels, places, np.array(columns, int)))
         return found
