@@ -17,6 +17,7 @@ from mcmcpost.control import (
     Auto,
     Estimate,
     Options,
+    Sample,
     Smooth,
     TraceMoments,
     contradicting,
@@ -40,9 +41,9 @@ from mcmcpost.core.arguments import (
 from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status, warn
 from mcmcpost.core.mcse import tail_draws
 from mcmcpost.core.precision import in_float64
-from mcmcpost.distributions import answer_distribution, resolve_interval
+from mcmcpost.distributions import answer_distribution, distribution_of_chunks, resolve_interval
 from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
-from mcmcpost.sums import as_moments, expectation_of_chunks, expectation_of_moments, is_summed
+from mcmcpost.sums import InChunks, as_moments, expectation_of_chunks, expectation_of_moments, is_summed
 from mcmcpost.trees import ConvergenceWarning, Integrands, named_values
 from mcmcpost.trees.convention import oriented
 from mcmcpost.trees.integrands import NOT_TRACEABLE, tell_names
@@ -166,13 +167,17 @@ def delta_method(
     for name, function in functions.items():
         check_function(where, name, function, 1, cure)
     options = Options(standardize, folds, allow_bad_scores, fallback)
-    question = pose(tree, integrands, method, options, weighted=True)
+    chunks = InChunks.of(tree, integrands, method, options) if is_summed(tree, method, options) else None
+    question = pose(tree, integrands, method, options, weighted=True) if chunks is None else chunks.question
     every = np.arange(len(question.sample.names))[None]
     parts = [
         Smooth((name,), every, _of_means(name, function, question.shapes), steps=True)
         for name, function in functions.items()
     ]
-    estimate = in_float64(estimate_derived)(question.sample, parts, question.method, question.options)
+    if chunks is None:
+        estimate = in_float64(estimate_derived)(question.sample, parts, question.method, question.options)
+    else:
+        estimate = chunks.derived(parts)
     warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
     return estimate
 
@@ -208,17 +213,31 @@ def _of_means(
 def _spread(
     kind: str, tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, options: Options
 ) -> Estimate:
-    question = pose(tree, integrands, method, options, weighted=True)
-    estimate = answer_spread(question, kind)
+    if is_summed(tree, method, options):
+        chunks = InChunks.of(tree, integrands, method, options)
+        question, estimate = chunks.question, spread_of_chunks(chunks, kind)
+    else:
+        question = pose(tree, integrands, method, options, weighted=True)
+        estimate = answer_spread(question, kind)
     warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
     return estimate
+
+
+def spread_of_chunks(chunks: InChunks, kind: str) -> Estimate:
+    """Return the same as `answer_spread`, from sums over all draws."""
+    _check_enough(kind, chunks.question.sample)
+    return chunks.spreads(KINDS[kind])
+
+
+def _check_enough(kind: str, sample: Sample) -> None:
+    if kind == "correlation" and len(sample.names) < 2:
+        raise InputError(kind, "at least two integrands", sample.names[0], "Name two.")
 
 
 def answer_spread(question: Question, kind: str) -> Estimate:
     """Return the variances, standard deviations, … of the integrands of a question; `kind` is a name of `KINDS`."""
     sample = question.sample
-    if kind == "correlation" and len(sample.names) < 2:
-        raise InputError(kind, "at least two integrands", sample.names[0], "Name two.")
+    _check_enough(kind, sample)
     return in_float64(estimate_spread)(KINDS[kind], sample, question.method, question.options)
 
 
@@ -330,17 +349,16 @@ def summary(
         found = expectation_of_moments(sums, integrands, method, options)
         return found.to_dataframe().drop(columns=["mean", "sd"])
     assert not isinstance(tree, TraceMoments)
-    if not (sd or median or interval or len(levels)) and is_summed(tree, method, options):
-        means = expectation_of_chunks(tree, integrands, method, options)
-        return means.to_dataframe().drop(columns=["mean", "sd"])
-    question = pose(tree, integrands, method, options, weighted=True)
-    table = answer(question).to_dataframe().drop(columns=["mean", "sd"])
+    chunks = InChunks.of(tree, integrands, method, options) if is_summed(tree, method, options) else None
+    question = pose(tree, integrands, method, options, weighted=True) if chunks is None else chunks.question
+    means = answer(question) if chunks is None else chunks.expectation()
+    table = means.to_dataframe().drop(columns=["mean", "sd"])
     if sd:
-        spread = answer_spread(question, "sd")
+        spread = answer_spread(question, "sd") if chunks is None else spread_of_chunks(chunks, "sd")
         table["sd_cv"], table["mcse_sd_cv"] = spread.mean, spread.mcse
     if not (median or interval or len(levels)):
         return table
-    dist = answer_distribution(question)
+    dist = answer_distribution(question) if chunks is None else distribution_of_chunks(chunks)
     asked: list[tuple[Sequence[str], Estimate]] = []
     if median:
         asked.append((["median"], dist.quantile(0.5)))

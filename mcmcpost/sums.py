@@ -27,7 +27,10 @@ from mcmcpost.control import (
     sums_of,
     with_worth,
 )
+from mcmcpost.control.derived import Kind, Pairs, Smooth, derived_of_sums
+from mcmcpost.control.estimate import rescaled, side_by_side
 from mcmcpost.control.features.families import AbstractFamily
+from mcmcpost.control.functions import families_of_events
 from mcmcpost.control.problem import MIN_FOLDS, Problem, make_problem
 from mcmcpost.control.trace_moments import TELLING
 from mcmcpost.core.arguments import as_names, check_count, check_kind
@@ -175,7 +178,7 @@ def expectation_of_chunks(
     tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, options: Options
 ) -> Estimate:
     """Return the expectations under draws in the chunks of dask, from sums over each; see `is_summed`."""
-    return _estimated(moments(tree, integrands, method, allow_bad_scores=options.allow_bad_scores), options)
+    return InChunks.of(tree, integrands, method, options).expectation()
 
 
 def _estimated(trace: TraceMoments, options: Options) -> Estimate:
@@ -286,10 +289,10 @@ def _arrays_cut(integrands: Any, chains: slice, draws: slice) -> Any:
     return as_chain_draw("integrands", "f", integrands)[chains, draws]
 
 
-def _step_of(shape: tuple[int, ...], largest: int, most: int) -> int:
-    """Return the step at which draws have at most so many numbers, a power of two below the largest."""
-    step = largest
-    while step > 1 and 2 * np.prod(shape) <= step * most:
+def _step_of(shape: tuple[int, ...], most: int) -> int:
+    """Return the step of the draws that the score gate and R-hat see: as many as they see of an array in memory."""
+    step = most
+    while step > 1 and 2 * np.prod(shape) <= step * SAMPLED:
         step //= 2
     return step
 
@@ -325,19 +328,15 @@ class InChunks(NamedTuple):
         method: str | AbstractControlVariate,
         options: Options,
         start: int = 0,
-        most: int | None = None,
     ) -> "InChunks":
-        """Return it without the first draws of each chain.
-
-        most : numbers of draws in memory at most, `SAMPLED` by default, which the score gate and R-hat see.
-        """
+        """Return it without the first draws of each chain."""
         draws, _, _ = draws_and_scores(tree)
         chains, whole = draws.shape[:2]
         layout, fingerprints = Layout.of(chains, whole - start, start), fingerprints_of(draws[:, :TELLING].values)
         if start:
             some = slice(start, None)
             tree, integrands = _cut(tree, draw=some), _arrays_cut(integrands, slice(None), some)
-        seen = _evenly_spaced(tree, integrands, _step_of(draws.shape, layout.step, most or SAMPLED))
+        seen = _evenly_spaced(tree, integrands, _step_of(draws.shape, layout.step))
         question = pose(*seen, method, options, whole=tree)
         integrands = list(posterior_variables(tree).usable) if integrands is None else integrands
         return cls(tree, integrands, layout, fingerprints, question)
@@ -345,6 +344,16 @@ class InChunks(NamedTuple):
     def features(self, method: AbstractControlVariate, like: TraceMoments | None = None) -> Features:
         """Return what is summed for expectations; like : sums of another trace that has the same."""
         return _features(self.question, method, self.layout, like)
+
+    def thinned(self, most: int) -> "InChunks":
+        """Return the same with at most so many draws in memory."""
+        sample, step = self.question.sample, 1
+        while sample.values[:, ::step, 0].size > most:
+            step *= 2
+        draws, scores, names, _ = sample.trace
+        trace = Trace(draws[:, ::step], scores[:, ::step], names)
+        few = Sample.of(trace, sample.names, sample.values[:, ::step], sample.events)
+        return self._replace(question=self.question._replace(sample=few))
 
     def moments(self, parts: "Sequence[tuple[Features, Transform | None]]") -> list[TraceMoments]:
         """Return sums over all draws, added where the chunks are: one pass makes all of them.
@@ -359,6 +368,99 @@ class InChunks(NamedTuple):
                 warn_of_not_finite(features.names, sums.missing, size)
         found = zip(parts, every, strict=True)
         return [_with_facts(features, sums, self.question, self.layout) for (features, _), sums in found]
+
+    def probabilities(
+        self,
+        sample: Sample,
+        first: Int[np.ndarray, " p"],
+        of: Int[np.ndarray, " q"],
+        lower: Float[np.ndarray, " q"],
+        upper: Float[np.ndarray, " q"],
+    ) -> Estimate:
+        """Return the probabilities that quantities are above one number and at most another.
+
+        sample : of quantities at the evenly spaced draws; first : where each stands among those of the question.
+        of : the quantity of each event.
+        """
+        method, options = self.question.method, self.question.options
+        between = Between(first[of], lower, upper)
+        names = tuple(map(str, range(len(of))))
+        inside = between(self.question.sample.values)
+        problem, _ = _problem_of(sample.trace, sample.fitted_values, slice(None))
+        # Thresholds as the problem has its integrands: those that vary here, in units of their own.
+        steps, labels = [], []
+        for k, j in enumerate(sample.columns):
+            own = np.flatnonzero(of == j)
+            at = np.stack([lower[own], upper[own]], axis=1) / sample.units[j]
+            steps.append((at - problem.location[k]) / problem.scale[k])
+            labels.append([names[i] for i in own])
+        functions = families_of_events(problem, labels, steps, method.fields)
+        served = {name for family, _ in functions for name in family.names}
+        total = self.layout.chains * self.layout.draws
+        linear = zip(*method.families(method.coordinates(problem), _train(total)), strict=True)
+        is_served = np.array([name in served for name in names])
+        parts: list[tuple[Features, Transform]] = []
+        for kept, named in ((is_served, functions), (~is_served, list(linear))):
+            if kept.any():
+                own = tuple(name for name, known in zip(names, kept, strict=True) if known)
+                features = _in_units(problem, named, own, inside[..., kept], np.ones(len(own), bool))
+                parts.append((features, Between(*(part[kept] for part in between))))
+        found = side_by_side([in_float64(sums.estimate)(options) for sums in self.moments(parts)], None)
+        return found.select(np.argsort(np.argsort(~is_served, kind="stable")))
+
+    def expectation(self) -> Estimate:
+        """Return the expectations of what the question is about."""
+        return _estimated(self.moments([(self.features(self.question.method), None)])[0], self.question.options)
+
+    def derived(self, functions: Sequence[Smooth]) -> Estimate:
+        """Return smooth functions of the expectations of what the question is about."""
+        sums, options = self.moments([(self.features(self.question.method), None)])[0], self.question.options
+        return in_float64(derived_of_sums)(sums, functions, options)
+
+    def spreads(self, kind: Kind) -> Estimate:
+        """Return variances, standard deviations, covariances or correlations of what the question is about."""
+        sample = self.question.sample
+        standard = Standard.of(sample, Pairs.of(kind, sample.names))
+        products = Sample.of(sample.trace, standard.pairs.names, standard(sample.values), states=sample.states)
+        # A product is no event, whatever its values.
+        question = self.question._replace(sample=products._replace(events=np.zeros(len(products.names), bool)))
+        features = _features(question, question.method, self.layout, None)
+        sums = self.moments([(features, standard)])[0]
+        warn_of_not_finite(sample.names, sums.missing[: len(sample.names)], self.layout.chains * self.layout.draws)
+        found = in_float64(derived_of_sums)(sums, [standard.pairs.smooth], question.options)
+        return rescaled(found, standard.pairs.unit(kind, standard.sd))
+
+
+class Standard(NamedTuple):
+    """Quantities about a centre, in units of a standard deviation, and products of them."""
+
+    pairs: Pairs
+    centre: Float[np.ndarray, " p"]
+    sd: Float[np.ndarray, " p"]
+
+    @classmethod
+    def of(cls, sample: Sample, pairs: Pairs) -> "Standard":
+        """Return them by the moments of a sample."""
+        scaled = sample.scaled
+        with np.errstate(invalid="ignore"):
+            centre, sd = scaled.mean(axis=(0, 1)) * sample.units, scaled.std(axis=(0, 1)) * sample.units
+        known = np.isfinite(centre)
+        return cls(pairs, np.where(known, centre, 0.0), np.where(sample.varying, sd, 1.0))
+
+    def __call__(self, values: Float[np.ndarray, "c b p"]) -> Float[np.ndarray, "c b q"]:
+        return self.pairs.products((values - self.centre) / self.sd)
+
+
+class Between(NamedTuple):
+    """Whether some of the quantities are above one number and at most another; NaN where one is not finite."""
+
+    column: Int[np.ndarray, " q"]
+    lower: Float[np.ndarray, " q"]
+    upper: Float[np.ndarray, " q"]
+
+    def __call__(self, values: Float[np.ndarray, "c b p"]) -> Float[np.ndarray, "c b q"]:
+        own = values[..., self.column]
+        return np.where(np.isfinite(own), (own > self.lower) & (own <= self.upper), np.nan)
 
 
 class Transform(Protocol):

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost.core.arguments import as_float64, as_labels, check_size
-from mcmcpost.core.arrays import rows_of, sampling_step
+from mcmcpost.core.arrays import sampling_step
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.mcse import Weights
 
@@ -151,4 +151,4 @@ def distinct_states(trace: Trace) -> States:
     scores = trace.scores.reshape(flat.shape)
     if len(first) == len(flat):
         return States(flat, scores, counts, first, inverse)
-    return States(rows_of(flat, first), rows_of(scores, first), counts, first, inverse)
+    return States(flat[first], scores[first], counts, first, inverse)

@@ -261,14 +261,7 @@ def _of_names(where: str, dist: Distribution, names: Sequence[str]) -> Distribut
     places = list(dict.fromkeys(chosen))
     kept, place = np.unique(dist.place[places], return_inverse=True)
     # Quantiles are found of all quantities of the sample at once: only those that are drawn stay in it.
-    columns = np.flatnonzero(np.isin(dist.sample.columns, kept))
-    return dist._replace(
-        sample=dist.sample.select(kept),
-        names=tuple(dist.names[j] for j in places),
-        place=place,
-        problem=dist.problem.select(columns) if dist.problem is not None and len(columns) else None,
-        marginals=tuple(dist.marginals[k] for k in columns),
-    )
+    return dist.select(kept)._replace(names=tuple(dist.names[j] for j in places), place=place)
 
 
 def _finite_draws(dist: Distribution, j: int) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"] | None]:

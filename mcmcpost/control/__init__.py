@@ -2,7 +2,7 @@
 
 from mcmcpost.control.auto import MAX_DEGREE, Auto
 from mcmcpost.control.derived import KINDS, Smooth, estimate_derived, estimate_spread
-from mcmcpost.control.distribution import Distribution, level_texts
+from mcmcpost.control.distribution import Distribution
 from mcmcpost.control.estimate import (
     Curve,
     Estimate,
@@ -20,6 +20,7 @@ from mcmcpost.control.kernels.choice import REML, GridREML
 from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact
 from mcmcpost.control.linear import NEED
 from mcmcpost.control.method import AbstractControlVariate, FoldFit, PlainMean, Refits
+from mcmcpost.control.order_statistics import level_texts
 from mcmcpost.control.problem import Options, Problem, Sample, read_moments, standard_coordinates
 from mcmcpost.control.standard_errors import SAFETY, tail_inflation
 from mcmcpost.control.trace_moments import (

@@ -19,8 +19,9 @@ from mcmcpost.control.method import (
     mean_of_residuals,
 )
 from mcmcpost.control.problem import Options, Problem, Sample, sd_over_draws
+from mcmcpost.control.trace_moments import TraceMoments
 from mcmcpost.core.arguments import check_size
-from mcmcpost.core.errors import REPRODUCED, WORST_FIRST, Status
+from mcmcpost.core.errors import REPRODUCED, TRUSTED, WORST_FIRST, Status
 from mcmcpost.core.mcse import mean_over_draws
 
 
@@ -164,6 +165,60 @@ def estimate_derived(
     )
 
 
+ROUNDED = 1e-14
+"""Relative error of a function of sums that are exact."""
+
+
+def derived_of_sums(sums: TraceMoments, parts: Sequence[Smooth], options: Options) -> Estimate:
+    """Return smooth functions of the expectations of the quantities that were summed, by the delta method.
+
+    As `estimate_derived`, but the error is that of the linear part by the covariance of the expectations, which
+    residuals over runs tell, where draws are not at hand. `sd` is that of the linear part at the draws that are kept.
+    """
+    means = sums.estimate(options)
+    about = expand(parts, means.mean, means.covariance)
+    plain_covariance = covariance_of(sums.rows(), means.mcse_plain)
+    at_plain = expand(parts, means.mean_plain, plain_covariance)
+    residuals = combine(means.residuals - means.mean, about.slope) + about.value
+
+    def error(expansion: Expansion, covariance: Float[np.ndarray, "p p"]) -> Float[np.ndarray, " q"]:
+        linear = np.einsum("qi,ij,qj->q", expansion.slope, np.nan_to_num(covariance), expansion.slope)
+        rounding = ROUNDED * expansion.value  # NaN where there is no value
+        return np.sqrt(np.maximum(linear, 0.0) + expansion.curvature**2 + rounding**2)
+
+    mcse, mcse_plain = error(about, means.covariance), error(at_plain, plain_covariance)
+    # What most of the error comes from says how it was found.
+    share = np.abs(about.slope) * np.nan_to_num(means.mcse)
+    from_term = share.argmax(axis=1)
+    used = mcse < mcse_plain
+    status, method = [], []
+    for k, j in enumerate(from_term):
+        own = means.status[j] if used[k] or means.status[j] not in TRUSTED else Status.PLAIN
+        own = Status.CONTROLLED if own in REPRODUCED and about.curvature[k] > 0 else own
+        constant = not np.any(share[k]) and mcse[k] == 0
+        status.append(Status.UNDEFINED if np.isnan(mcse[k]) else Status.CONSTANT if constant else own)
+        method.append(means.method[j] if used[k] else PlainMean().label)
+    mean, mcse = np.where(used, about.value, at_plain.value), np.where(used, mcse, mcse_plain)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gain = np.where(used, (mcse_plain / mcse) ** 2, 1.0) + 0 * mcse
+    return Estimate(
+        names=tuple(name for part in parts for name in part.names),
+        mean=mean,
+        mcse=mcse,
+        gain=gain,
+        variance_ratio=gain,
+        status=tuple(status),
+        method=tuple(method),
+        sd=combine(sums.sample(), about.slope).std(axis=0),
+        mean_plain=at_plain.value,
+        mcse_plain=mcse_plain,
+        mean_crossfit=expand(parts, means.mean_crossfit, means.covariance).value,
+        residuals=residuals,
+        covariance=covariance_of(residuals, mcse),
+        info=means.info,
+    )
+
+
 class Kind(NamedTuple):
     """A quantity of two integrands u and v, of one where they are the same.
 
@@ -206,32 +261,61 @@ def estimate_spread(kind: Kind, sample: Sample, method: AbstractControlVariate, 
 
     They are functions of the means of the integrands, centred and of unit standard deviation, and of their products.
     """
-    names, p, weights = sample.names, len(sample.names), sample.trace.weights
-    scaled, varies = sample.scaled, sample.varying
+    weights, scaled, varies = sample.trace.weights, sample.scaled, sample.varying
     events = np.isin(sample.values[0, 0], (0.0, 1.0)) & sample.events
     with np.errstate(invalid="ignore"):
         sd = np.where(varies, sd_over_draws(scaled, weights), 1.0)
         standard = (scaled - mean_over_draws(scaled, weights)) / sd * varies
+    pairs = Pairs.of(kind, sample.names)
     fixed = ~varies & ~events  # as the zeros of a Cholesky factor: what it has to do with others is zero, too
-    own = np.arange(p)
-    asked = (own, own) if kind.offset is None else np.triu_indices(p, kind.offset)
-    needed = (own, own) if kind.offset is None else np.triu_indices(p)
-    place = np.zeros((p, p), int)
-    place[needed] = p + np.arange(len(needed[0]))
-    one, two = asked
-    inputs = np.stack([one, two, place[one, one], place[two, two], place[one, two]], axis=1)
-    labels = tuple(kind.label.format(names[i], names[j]) for i, j in zip(one, two, strict=True))
     products = Sample.of(
         sample.trace,
-        (*names, *(f"{names[i]} {names[j]}" for i, j in zip(*needed, strict=True))),
-        np.concatenate([standard, standard[..., needed[0]] * standard[..., needed[1]]], axis=-1),
-        np.concatenate([events, ~(fixed[needed[0]] | fixed[needed[1]])]),
+        pairs.names,
+        pairs.products(standard),
+        np.concatenate([events, ~(fixed[pairs.one] | fixed[pairs.two])]),
         sample.states,
     )
-    found = estimate_derived(products, [Smooth(labels, inputs, kind.function)], method, options)
+    found = estimate_derived(products, [pairs.smooth], method, options)
     with np.errstate(over="ignore", under="ignore"):
-        unit = np.sqrt((sample.units * sd)[one] ** kind.power) * np.sqrt((sample.units * sd)[two] ** kind.power)
-    return rescaled(found, unit)
+        return rescaled(found, pairs.unit(kind, sample.units * sd))
+
+
+class Pairs(NamedTuple):
+    """The expectations of which spreads are functions: those of p integrands and of some of their products.
+
+    names : of both. one, two : (r,) which integrands a product is of. smooth : the spreads as functions of them.
+    asked : (2, q) the integrands of each spread.
+    """
+
+    names: tuple[str, ...]
+    one: Int[np.ndarray, " r"]
+    two: Int[np.ndarray, " r"]
+    smooth: Smooth
+    asked: Int[np.ndarray, "two q"]
+
+    @classmethod
+    def of(cls, kind: Kind, names: tuple[str, ...]) -> "Pairs":
+        """Return those of the spreads of a kind of integrands with these names."""
+        p = len(names)
+        own = np.arange(p)
+        asked = np.stack((own, own) if kind.offset is None else np.triu_indices(p, kind.offset))
+        needed = (own, own) if kind.offset is None else np.triu_indices(p)
+        place = np.zeros((p, p), int)
+        place[needed] = p + np.arange(len(needed[0]))
+        one, two = asked
+        inputs = np.stack([one, two, place[one, one], place[two, two], place[one, two]], axis=1)
+        labels = tuple(kind.label.format(names[i], names[j]) for i, j in zip(one, two, strict=True))
+        products = tuple(f"{names[i]} {names[j]}" for i, j in zip(*needed, strict=True))
+        return cls((*names, *products), *needed, Smooth(labels, inputs, kind.function), asked)
+
+    def products(self, standard: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, "c n q"]:
+        """Return the integrands, centred and in units of their standard deviations, and the products."""
+        return np.concatenate([standard, standard[..., self.one] * standard[..., self.two]], axis=-1)
+
+    def unit(self, kind: Kind, sd: Float[np.ndarray, " p"]) -> Float[np.ndarray, " q"]:
+        """Return the unit of each spread, from those of the integrands."""
+        one, two = self.asked
+        return np.sqrt(sd[one] ** kind.power) * np.sqrt(sd[two] ** kind.power)
 
 
 def image(fit: FoldFit, source: Problem, problem: Problem, slope: Float[np.ndarray, "q k"]) -> FoldFit:

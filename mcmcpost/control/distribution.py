@@ -8,10 +8,9 @@ quantity's mean.
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import scipy.stats
 from jaxtyping import Bool, Float, Int
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
@@ -32,8 +31,10 @@ from mcmcpost.control.order_statistics import (
     ROUNDING,
     QuantileFunction,
     converged_ends,
+    density_of_draws,
     middle_places,
     order_quantiles,
+    quantile_labels,
     shortest_of_draws,
     tail_shape,
 )
@@ -41,9 +42,24 @@ from mcmcpost.control.problem import Options, Problem, Sample, with_values
 from mcmcpost.control.standard_errors import RULE_OF_THREE, plain_variance
 from mcmcpost.core.arguments import as_real, check_number, check_probabilities
 from mcmcpost.core.errors import REPRODUCED, TRUSTED, InputError, Status
-from mcmcpost.core.mcse import Weights, kernel_density, mcse_mean, mean_over_draws
+from mcmcpost.core.mcse import Weights, mcse_mean, mean_over_draws
 from mcmcpost.core.precision import in_float64
 from mcmcpost.scores import effective_size
+
+
+class OverAll(Protocol):
+    """What is known of the p quantities of a sample by more draws than it has."""
+
+    def probabilities(
+        self, of: Int[np.ndarray, " q"], lower: Float[np.ndarray, " q"], upper: Float[np.ndarray, " q"]
+    ) -> Estimate:
+        """Return the probabilities that quantities are above one number and at most another."""
+
+    def quantiles(self, levels: Float[np.ndarray, " a"]) -> Estimate:
+        """Return the quantiles of all p quantities, those of one after those of another."""
+
+    def select(self, places: Int[np.ndarray, " r"]) -> "OverAll":
+        """Return what is known of some of the quantities."""
 
 
 class Distribution(NamedTuple):
@@ -52,6 +68,8 @@ class Distribution(NamedTuple):
     sample : the quantities that differ. names : of all, and place : (p,) which of the sample each of them is.
     problem : of those that vary, `columns` of the sample; None where nothing does.
     marginals : of these, what is known of their functions.
+    over_all : of a trace in chunks, of which the sample has evenly spaced draws: probabilities and quantiles by all of
+        them. Densities and shortest intervals are those of the sample.
     """
 
     sample: Sample
@@ -61,6 +79,7 @@ class Distribution(NamedTuple):
     options: Options
     problem: Problem | None
     marginals: tuple[Marginal | None, ...]
+    over_all: "OverAll | None" = None
 
     @property
     def explained(self) -> Float[np.ndarray, " p"]:
@@ -91,7 +110,13 @@ class Distribution(NamedTuple):
         thresholds : t points for all quantities, or (p, t) for each its own.
         """
         at = self._points("cdf", thresholds)
-        rows = [Curve.of(row, self._one(j)._below(row[None])) for j, row in zip(self.place.tolist(), at, strict=True)]
+        if self.over_all is None:
+            each = [self._one(j)._below(row[None]) for j, row in zip(self.place.tolist(), at, strict=True)]
+        else:
+            of = np.repeat(self.place, at.shape[1])
+            found = self.over_all.probabilities(of, np.full(at.size, -np.inf), at.reshape(-1))
+            each = [found.select(row) for row in np.arange(at.size).reshape(at.shape)]
+        rows = [Curve.of(row, own) for row, own in zip(at, each, strict=True)]
         curve = Curve.side_by_side(rows, self.names)
         order = np.argsort(at, axis=1, kind="stable")
         mean = curve.mean.copy()
@@ -110,7 +135,8 @@ class Distribution(NamedTuple):
         if not lower < upper or np.isinf([lower, upper]).all():
             raise InputError("probability", "`lower` below `upper`, one of them finite", (lower, upper), cure)
         # A draw at the lower bound is inside: the step is below it.
-        finite = [bound for bound in (np.nextafter(lower, -np.inf), upper) if np.isfinite(bound)]
+        finite_low = np.nextafter(lower, -np.inf)
+        finite = [bound for bound in (finite_low, upper) if np.isfinite(bound)]
 
         def answer(part: Distribution) -> Estimate:
             values = part.sample.values
@@ -118,7 +144,11 @@ class Distribution(NamedTuple):
                 inside = np.where(np.isfinite(values), (values >= lower) & (values <= upper), np.nan)
             return part._events(inside, np.tile(finite, (values.shape[-1], 1)), shared=True)[0]
 
-        found = self._by_quantity(answer)
+        if self.over_all is None:
+            found = self._by_quantity(answer)
+        else:
+            every = np.arange(len(self.sample.names))
+            found = self.over_all.probabilities(every, *(np.full(len(every), end) for end in (finite_low, upper)))
         inequality = [f"{lower:g} <= " if np.isfinite(lower) else "", f" <= {upper:g}" if np.isfinite(upper) else ""]
         labels = tuple(f"P({inequality[0]}{name}{inequality[1]})" for name in self.names)
         return spread(_clipped(found), labels, self.place)
@@ -128,7 +158,7 @@ class Distribution(NamedTuple):
         """Return the quantiles at some levels in (0, 1), those of one quantity after those of another."""
         levels = check_probabilities(probabilities)
         first = (self.place[:, None] * len(levels) + np.arange(len(levels))).reshape(-1)
-        found = self._by_quantity(partial(_quantiles, probabilities=levels))
+        found = self._quantiles(levels)
         return spread(found, quantile_labels(self.names, levels), first)
 
     @in_float64
@@ -142,7 +172,7 @@ class Distribution(NamedTuple):
             raise InputError("interval", '`kind` to be "eti" or "hdi"', repr(kind), 'Pass kind="hdi".')
         tails = np.array([(1 - prob) / 2, (1 + prob) / 2])
         if kind == "eti":
-            found = self._by_quantity(partial(_quantiles, probabilities=tails))
+            found = self._quantiles(tails)
         else:
             found = self._by_quantity(partial(_shortest, prob=prob), apart=True)
         title = f"{kind}{int(prob * 100)}"  # as ArviZ rounds it
@@ -165,6 +195,11 @@ class Distribution(NamedTuple):
             [_densities(self._one(j), row) for j, row in zip(self.place.tolist(), at, strict=True)], self.names
         )
 
+    def _quantiles(self, levels: Float[np.ndarray, " a"]) -> Estimate:
+        if self.over_all is None:
+            return self._by_quantity(partial(_quantiles, probabilities=levels))
+        return self.over_all.quantiles(levels)
+
     def _points(self, where: str, points: "float | Sequence[Any] | np.ndarray") -> Float[np.ndarray, "p t"]:
         at = np.atleast_1d(as_real(where, "points", points)).astype(float)
         fits = at.ndim <= 2 and at.size and (at.ndim == 1 or len(at) == len(self.names))
@@ -184,6 +219,7 @@ class Distribution(NamedTuple):
             place=np.arange(len(places)),
             problem=self.problem.select(columns) if self.problem is not None and len(columns) else None,
             marginals=tuple(self.marginals[column] for column in columns),
+            over_all=None if self.over_all is None else self.over_all.select(places),
         )
 
     def _one(self, j: int) -> "Distribution":
@@ -333,7 +369,7 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
     series, scale = sample.scaled[..., 0], sample.units[0]
     seen = (at / scale >= series.min()) & (at / scale <= series.max())
     ess = float(dist.effective_sizes()[0])
-    kernel, kernel_error = _kernel_density(sample, at / scale, ess)
+    kernel, kernel_error = density_of_draws(sample, at / scale, ess)
     plain = np.where(seen, kernel, 0.0) / scale
     # Beyond the draws there is little.
     plain_error = np.where(seen, kernel_error, 1 / (ess + 2) / series.std()) / scale
@@ -389,33 +425,6 @@ LESS_KNOWN = 2.0
 
 MOST_NEGATIVE = 3.0
 """Standard errors below zero from which a density is not believed."""
-
-
-def _kernel_density(
-    sample: Sample, at: Float[np.ndarray, " t"], ess: float
-) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
-    """Return ArviZ's kernel estimate of one quantity and its error, that of its bias included.
-
-    Silverman (1986), section 3.3.
-
-    The bias of a width w is ½w²p″ to first order, by which an estimate with √2 of the width differs from it. ArviZ does
-    not know weights; those of weighted draws are Gaussian kernels of Scott's width.
-
-    at : points in the sample's units, as the estimates are.
-    """
-    series, weights = sample.scaled[..., 0].reshape(-1), sample.trace.weights
-    if weights is None:
-        (mean, width), (wider, _) = (kernel_density(series, at, factor) for factor in (1.0, np.sqrt(2)))
-    else:
-        density = scipy.stats.gaussian_kde(series, weights=weights.values.reshape(-1))
-        mean, width = density(at), float(np.sqrt(density.covariance[0, 0]))
-        density.set_bandwidth(density.factor * np.sqrt(2))
-        wider = density(at)
-    # Where a density ends at once a kernel is off by half of it, whatever its width; in a tail that is little.
-    end = np.fmin(at - series.min(), series.max() - at) < width
-    one = 1 / (2 * np.sqrt(np.pi) * width * ess)  # an effective draw at the point itself, that none is there by chance
-    bias = np.where(end, np.fmax(np.abs(wider - mean), mean / 2), wider - mean)
-    return mean, np.hypot(np.sqrt((mean + one) * one), bias)
 
 
 MOST_PASSES = 6
@@ -670,18 +679,6 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
         info=estimate.info | {"note": "residuals are those of the indicator of each quantile"},
     )
     return rescaled(found, np.repeat(sample.units, a))._replace(residuals=estimate.residuals)
-
-
-def quantile_labels(names: tuple[str, ...], probabilities: Float[np.ndarray, " a"]) -> tuple[str, ...]:
-    """Return the names of the quantiles of each integrand."""
-    levels = level_texts(probabilities)
-    return tuple(f"{name} [{level}]" for name in names for level in levels)
-
-
-def level_texts(probabilities: Float[np.ndarray, " a"]) -> list[str]:
-    """Return the probabilities as text: six digits, and all where two would look the same."""
-    short = [f"{level:g}" for level in probabilities]
-    return short if len(set(short)) == len(short) else [repr(float(level)) for level in probabilities]
 
 
 def _sd(values: Float[np.ndarray, "m q"], weights: Weights | None) -> Float[np.ndarray, " q"]:

@@ -18,7 +18,7 @@ from mcmcpost.control.method import AbstractControlVariate, FoldFit, columnwise
 from mcmcpost.control.problem import Options, Problem, Sample, column_sd
 from mcmcpost.control.standard_errors import DISAGREEMENT, Residuals, heavy_tailed, judge, plain_means, total_error
 from mcmcpost.core.arguments import check_tree_type
-from mcmcpost.core.arrays import columns_of, copy_of, in_blocks, zeros
+from mcmcpost.core.arrays import columns_of, in_blocks
 from mcmcpost.core.errors import TRUSTED, WITHOUT_GAIN, WORST_FIRST, InputError, Status
 from mcmcpost.core.mcse import GOOD_KHAT, Weights
 from mcmcpost.core.runtime import duration, json_able, significant
@@ -322,7 +322,7 @@ def assemble(
     """
     plain = plain_means(sample, sizes)
     values, columns, weights = sample.scaled, sample.columns, sample.trace.weights
-    parts, residuals = [plain], copy_of(values)
+    parts, residuals = [plain], values.copy()
     source = np.arange(len(plain.mean))
     info: dict[str, Any] = {}
     if problem is not None and fit is not None:
@@ -330,7 +330,7 @@ def assemble(
         source[columns] = len(plain.mean) + np.arange(len(columns))
         for some in in_blocks(len(columns), values.shape[0] * values.shape[1]):
             index, own = columns[some], problem.select(some)
-            asked, residual = columns_of(values, index), zeros((*values.shape[:2], len(index)))
+            asked, residual = columns_of(values, index), np.zeros((*values.shape[:2], len(index)))
             rows = residual.reshape(-1, len(index)), asked.reshape(-1, len(index))
             for block in in_blocks(*rows[0].shape):
                 rows[0][block] = rows[1][block] - fit.control[problem.inverse[block], some] * own.scale
@@ -579,4 +579,4 @@ def stored_estimate(tree: "xarray.DataTree") -> Estimate:
 
 def _one_after_the_other(parts: Sequence[Float[np.ndarray, "_ n p"]]) -> Float[np.ndarray, "c n p"]:
     chains = sum(len(part) for part in parts)
-    return np.concatenate(parts, out=zeros((chains, *parts[0].shape[1:])))
+    return np.concatenate(parts, out=np.zeros((chains, *parts[0].shape[1:])))

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.core.arrays import in_blocks, zeros
+from mcmcpost.core.arrays import in_blocks
 
 PAD = 64
 """Rows are padded to a multiple of this with rows of count zero: traces of nearly one size share a compiled program."""
@@ -35,7 +35,7 @@ class Folds(NamedTuple):
         """Return the folds 0, …, k − 1 of rows with these labels; a row of label −1 is padding."""
         real = labels >= 0
         size = len(labels) - int(np.argmax(real[::-1]))
-        small = zeros((size,), np.int32)
+        small = np.zeros((size,), np.int32)
         small[...] = labels[:size]
         return cls(small, real[:size], int(labels.max()) + 1)
 

@@ -395,7 +395,7 @@ class Events(NamedTuple):
 def families_of_events(
     problem: Problem,
     names: Sequence[Sequence[str]],
-    steps: Sequence[Float[np.ndarray, "q e"]],
+    steps: Sequence[Float[np.ndarray, "_ two"]],
     fits: Callable[[Problem], list[LinearFits]],
 ) -> list[tuple[FunctionsOf, str]]:
     """Return families of controls, and their labels, of events of integrands that are monotone in one coordinate.
@@ -446,19 +446,21 @@ def _coarse_and_fine(
     if not (events and families):
         return []
     value = coordinate(problem, place).value[problem.counts > 0]
+    steps = np.unique(np.concatenate([own.steps for own in events]))
     coarse = FunctionsOf(
         families=families,
         coefficients=coefficients[: sum(family.size for family in families)],
         place=place,
         knots=knots_of(value, COARSE),
-        steps=np.unique(np.concatenate([own.steps for own in events])),
+        steps=steps,
         normal=Normal(0.0, 1.0),
         names=tuple(own.name for own in events),
+        uses=np.stack([np.isin(steps, own.steps) for own in events]),
         jumps=np.array([own.jumps for own in events]),
         fine=False,
     )
     coarse = replace(coarse, normal=coarse.field(problem.draws, problem.scores).as_normal(problem.counts))
-    fine = replace(coarse, knots=knots_of(value), steps=np.empty(0), fine=True)
+    fine = replace(coarse, knots=knots_of(value), steps=steps[:0], uses=coarse.uses[:, :0], fine=True)
     return [(family, f"FunctionOf({linear.method[k]})") for family in (coarse, fine)]
 
 

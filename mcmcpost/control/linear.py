@@ -20,7 +20,7 @@ from mcmcpost.control.method import ROUNDING, FoldFit, Refits
 from mcmcpost.control.moments import Moments, Outline
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import combined_error, plain_variance
-from mcmcpost.core.arrays import in_blocks, is_large, zeros
+from mcmcpost.core.arrays import in_blocks, is_large
 from mcmcpost.core.errors import Status
 from mcmcpost.solve import PositiveMatrix, blas_threads, cholesky_factor
 
@@ -161,7 +161,7 @@ class LinearFits(NamedTuple):
         """Return the control variates at the states of the problem."""
         problem, system, refits = self.problem, self.system, self.refits
         assert problem is not None, "sums have no states"
-        control = zeros((len(problem.counts), system.start.shape[1]))
+        control = np.zeros((len(problem.counts), system.start.shape[1]))
         if system.rows is not None:
             control[...] = _fitted(system.rows, problem.labels, self.in_basis(), np.asarray(refits.without_fold))
         else:
@@ -242,7 +242,7 @@ def _system_in_memory(problem: Problem, families: tuple[AbstractFamily, ...]) ->
         rule = _mix(inverse, across, norms, total)[0]
     basis = np.concatenate([constant, q], axis=1)
     start = basis.T @ (problem.values[:m] * root)
-    rows = zeros((len(problem.counts), basis.shape[1]))
+    rows = np.zeros((len(problem.counts), basis.shape[1]))
     rows[:m] = basis / root
     residual = problem.values - rows @ start
     moments = Moments.of(rows, residual, problem.labels, problem.counts, problem.folds.num_folds)
@@ -600,7 +600,7 @@ def _fitted(
     constants: Float[np.ndarray, "k p"],
 ) -> Float[np.ndarray, "m p"]:
     """Return the rows times the coefficients of their folds, less the constants; zero on padding."""
-    fitted = zeros((len(labels), coefficients.shape[2]))
+    fitted = np.zeros((len(labels), coefficients.shape[2]))
     for fold, (theta, constant) in enumerate(zip(coefficients, constants, strict=True)):
         own = np.flatnonzero(labels == fold)
         fitted[own] = rows[own] @ theta - constant

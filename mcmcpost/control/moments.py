@@ -82,6 +82,10 @@ class Moments(NamedTuple):
         """Return the moments of some quantities."""
         return Moments(self.gram, self.cross[..., columns], self.squares[..., columns])
 
+    def controls(self, places: Int[np.ndarray, " r"]) -> "Moments":
+        """Return the moments of some controls."""
+        return Moments(self.gram[:, places][:, :, places], self.cross[:, places], self.squares)
+
     def without_last(self, size: int, coefficients: Float[np.ndarray, "r p"]) -> "Moments":
         """Return the moments of the first controls and of f + xᵀθ, where x are the others, which are left out."""
         tail = self.gram[:, :, size:] @ coefficients

@@ -1,4 +1,4 @@
-"""Quantiles of draws by themselves: order statistics, what lies beyond the last of them, and their errors.
+"""Quantiles and densities of draws by themselves: order statistics, what lies beyond the last of them, and errors.
 
 And the shortest interval that holds a probability, from a distribution function at points near its ends.
 """
@@ -8,10 +8,12 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import scipy.stats
 from jaxtyping import Float
 from scipy import special
 
-from mcmcpost.core.mcse import pareto_khat
+from mcmcpost.control.problem import Sample
+from mcmcpost.core.mcse import kernel_density, pareto_khat
 from mcmcpost.scores import effective_size
 
 TAIL = 20.0
@@ -110,6 +112,45 @@ def order_quantiles(
     high = np.minimum(low + 1, len(ordered) - 1)
     column = np.arange(ordered.shape[1])
     return ordered[low, column] + (position - low) * (ordered[high, column] - ordered[low, column])
+
+
+def quantile_labels(names: tuple[str, ...], probabilities: Float[np.ndarray, " a"]) -> tuple[str, ...]:
+    """Return the names of the quantiles of each integrand."""
+    levels = level_texts(probabilities)
+    return tuple(f"{name} [{level}]" for name in names for level in levels)
+
+
+def level_texts(probabilities: Float[np.ndarray, " a"]) -> list[str]:
+    """Return the probabilities as text: six digits, and all where two would look the same."""
+    short = [f"{level:g}" for level in probabilities]
+    return short if len(set(short)) == len(short) else [repr(float(level)) for level in probabilities]
+
+
+def density_of_draws(
+    sample: Sample, at: Float[np.ndarray, " t"], ess: float
+) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
+    """Return ArviZ's kernel estimate of one quantity and its error, that of its bias included.
+
+    Silverman (1986), section 3.3.
+
+    The bias of a width w is ½w²p″ to first order, by which an estimate with √2 of the width differs from it. ArviZ does
+    not know weights; those of weighted draws are Gaussian kernels of Scott's width.
+
+    at : points in the sample's units, as the estimates are.
+    """
+    series, weights = sample.scaled[..., 0].reshape(-1), sample.trace.weights
+    if weights is None:
+        (mean, width), (wider, _) = (kernel_density(series, at, factor) for factor in (1.0, np.sqrt(2)))
+    else:
+        density = scipy.stats.gaussian_kde(series, weights=weights.values.reshape(-1))
+        mean, width = density(at), float(np.sqrt(density.covariance[0, 0]))
+        density.set_bandwidth(density.factor * np.sqrt(2))
+        wider = density(at)
+    # Where a density ends at once a kernel is off by half of it, whatever its width; in a tail that is little.
+    end = np.fmin(at - series.min(), series.max() - at) < width
+    one = 1 / (2 * np.sqrt(np.pi) * width * ess)  # an effective draw at the point itself, that none is there by chance
+    bias = np.where(end, np.fmax(np.abs(wider - mean), mean / 2), wider - mean)
+    return mean, np.hypot(np.sqrt((mean + one) * one), bias)
 
 
 NEARBY = 21

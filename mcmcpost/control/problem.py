@@ -19,7 +19,6 @@ from mcmcpost.core.arrays import (
     columns_of,
     in_blocks,
     sampling_step,
-    zeros,
 )
 from mcmcpost.core.errors import InputError, InputTypeError
 from mcmcpost.core.mcse import Weights, mean_over_draws, participants, variance_over_draws
@@ -92,7 +91,7 @@ class Problem(NamedTuple):
     @property
     def labels(self) -> Int[np.ndarray, " m"]:
         """The fold of each row, −1 on padding."""
-        labels = zeros(self.counts.shape, np.int32)
+        labels = np.zeros(self.counts.shape, np.int32)
         labels[: self.num_states] = self.folds.labels
         labels[self.num_states :] = -1
         return labels
@@ -169,7 +168,7 @@ def make_problem(
         states = distinct_states(trace)
     m = len(states.counts)
     weights, size = trace.weights, len(states.inverse)
-    counts, chains = zeros((padded(m),)), zeros((padded(m),), np.int32)
+    counts, chains = np.zeros((padded(m),)), np.zeros((padded(m),), np.int32)
     copies = counts[:m]
     copies[...] = states.counts
     if weights is not None:
@@ -208,13 +207,13 @@ def with_values(
     m, counts = problem.num_states, problem.counts
     means = flat = values.reshape(-1, values.shape[-1])
     if m < len(flat):
-        means = zeros((m, flat.shape[1]))
+        means = np.zeros((m, flat.shape[1]))
         np.add.at(means, states.inverse, flat)
         means /= states.counts[:, None]
     location = mean_over_draws(values, weights)
     spread = sd_over_draws(values, weights)
     scale = np.where(spread > 0, spread, 1.0)
-    f = zeros((len(counts), flat.shape[1]))
+    f = np.zeros((len(counts), flat.shape[1]))
     for rows in in_blocks(m, flat.shape[1]):
         f[rows] = (means[rows] - location) / scale
     own = participants(f[:m], counts[:m]) if weights is None else participants(_influence(f[:m], counts[:m]))
@@ -232,7 +231,7 @@ def _standardised(
 ) -> tuple[Float[np.ndarray, "m d"], Float[np.ndarray, "m d"]]:
     """Return draws and scores in standard coordinates, with rows of zeros up to a multiple of `PAD`."""
     draws, scores, m, d = states.draws, states.scores, len(states.counts), len(shift)
-    z, s = zeros((padded(m), d)), zeros((padded(m), d))
+    z, s = np.zeros((padded(m), d)), np.zeros((padded(m), d))
     for rows in in_blocks(m, 2 * d):
         z[rows] = scipy.linalg.solve_triangular(lower, (draws[rows] - shift).T, lower=True, check_finite=False).T
         s[rows] = scores[rows] @ lower

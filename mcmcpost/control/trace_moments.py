@@ -7,7 +7,7 @@ in which residuals are linear, and some evenly spaced draws for what sums do not
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -425,12 +425,9 @@ class TraceMoments(NamedTuple):
         found, heavy = plain, np.zeros(p, bool)
         info: dict[str, Any] = {"num_chains": self.num_chains, "num_draws": self.num_draws}
         folds = self._folds(plain)
-        for controls, sums in zip(features.sets, self.moments, strict=True) if self.controlled else ():
-            places = np.flatnonzero(varying[controls.columns])
-            columns = controls.columns[places]
-            if not (len(columns) and controls.families):
-                continue
-            own, left, facts = self._controlled(controls, sums.quantities(places), columns, folds, plain, options)
+        for controls, moments in self._fitted(varying) if self.controlled else ():
+            columns = controls.columns
+            own, left, facts = self._controlled(controls, moments, columns, folds, plain, options)
             first = controls.serves is None
             better = first | (own.used & (own.mcse**2 * NEED < found.mcse[columns] ** 2))
             source = np.arange(p)
@@ -442,9 +439,7 @@ class TraceMoments(NamedTuple):
             if first:
                 info |= facts | {"num_folds": int(folds.max()) + 1}
         status = [Status.HEAVY_TAIL if h and s in TRUSTED else s for h, s in zip(heavy, found.status, strict=True)]
-        if len({one.shape[1] for one in series}) > 1:
-            series = [np.concatenate([one.reshape(1, -1, p) for one in series], axis=1)]
-        rows = features.location + features.unit * np.concatenate(series)
+        rows = self._in_rows(series)
         info["num_runs"] = rows.shape[1]
         return Estimate(
             names=features.names,
@@ -464,6 +459,30 @@ class TraceMoments(NamedTuple):
             covariance=covariance_of(rows, found.mcse),
             info=info,
         )
+
+    def _fitted(self, varying: Bool[np.ndarray, " p"]) -> Iterator[tuple[ControlSet, Moments]]:
+        """Yield the controls of each fit of quantities that vary, and the moments of both."""
+        for whole, moments in zip(self.features.sets, self.moments, strict=True):
+            for places, controls in whole.by_steps(self.features.names):
+                columns = controls.columns[varying[controls.columns]]
+                if len(columns) and controls.families:
+                    of = moments.quantities(np.searchsorted(whole.columns, columns))
+                    # Of all controls, as of most sets, without a copy.
+                    of = of if len(places) == len(whole.places) else of.controls(places)
+                    yield controls._replace(columns=columns), of
+
+    def rows(self) -> Float[np.ndarray, "c r p"]:
+        """Return the means of the quantities over runs; where chains differ in length, as of one chain."""
+        return self._in_rows([group.values / group.counts[..., None] for group in self.groups])
+
+    def _in_rows(self, series: Sequence[Float[np.ndarray, "_ _ p"]]) -> Float[np.ndarray, "c r p"]:
+        if len({one.shape[1] for one in series}) > 1:
+            series = [np.concatenate([one.reshape(1, -1, one.shape[-1]) for one in series], axis=1)]
+        return self.features.location + self.features.unit * np.concatenate(series)
+
+    def sample(self) -> Float[np.ndarray, "s p"]:
+        """Return the quantities at the draws that are kept."""
+        return self._kept("sample")
 
     def _kept(self, name: str) -> Float[np.ndarray, "s _"]:
         """Return the draws, the scores or the sample of all chains, one after the other."""

@@ -1,19 +1,18 @@
-"""Long axes in blocks, arrays that may be larger than memory, and the chunks of dask arrays.
+"""Long axes in blocks, and the chunks of dask arrays.
 
 Columns are padded to share programs. Dask is imported where such an array is given, which cannot exist without it.
 """
 
 import itertools
 import math
-import mmap
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+
+from mcmcpost.core.errors import InputError
 
 ENTRIES = 1 << 20
 """Entries of a temporary block (8 MB)."""
@@ -43,40 +42,11 @@ def pad_columns(values: Float[np.ndarray, "m p"]) -> Float[np.ndarray, "m q"]:
     return np.pad(values, ((0, 0), (0, -values.shape[1] % COLUMNS)))
 
 
-SCRATCH = 1 << 27
-"""Size in bytes (134 MB) from which an array is kept in a temporary file."""
-
-
-def zeros(shape: Sequence[int], dtype: np.dtype | type = np.float64) -> np.ndarray:
-    """Return zeros. A large array is kept in a temporary file, whose pages the system can move out of memory.
-
-    The file has no name, is in ``$TMPDIR`` or /var/tmp, and is deleted with the array. Where a file of that size cannot
-    be reserved (no room, or a system without ``posix_fallocate``) the array is in memory.
-    """
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    if size >= SCRATCH and hasattr(os, "posix_fallocate"):
-        try:
-            with tempfile.TemporaryFile(dir=scratch_folder()) as file:
-                os.posix_fallocate(file.fileno(), 0, size)
-                return np.frombuffer(mmap.mmap(file.fileno(), size), dtype).reshape(shape)
-        except OSError:
-            pass
-    return np.zeros(shape, dtype)
-
-
-def copy_of(array: np.ndarray) -> np.ndarray:
-    """Return a copy that can be written to, see `zeros`."""
-    new = zeros(array.shape, array.dtype)
-    new[...] = array
-    return new
-
-
 def columns_of(array: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return ``array[..., index]``, see `zeros`, without a copy where the columns follow each other."""
+    """Return ``array[..., index]``, without a copy where the columns follow each other."""
     if len(index) and (np.diff(index) == 1).all():
         return array[..., index[0] : index[-1] + 1]
-    new = zeros((*array.shape[:-1], len(index)), array.dtype)
-    return np.take(array, index, axis=-1, out=new, mode="clip")
+    return array[..., index]
 
 
 def column_variance(columns: Float[np.ndarray, "n p"], ddof: int = 0) -> Float[np.ndarray, " p"]:
@@ -85,18 +55,6 @@ def column_variance(columns: Float[np.ndarray, "n p"], ddof: int = 0) -> Float[n
     for rows in in_blocks(*columns.shape):
         squares += ((columns[rows] - mean) ** 2).sum(axis=0)
     return squares / (len(columns) - ddof)
-
-
-def rows_of(array: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return ``array[index]``, see `zeros`."""
-    new = zeros((len(index), *array.shape[1:]), array.dtype)
-    return np.take(array, index, axis=0, out=new, mode="clip")  # any other mode makes a whole copy first
-
-
-def scratch_folder() -> str:
-    """Return the folder of large files: /var/tmp where there is none in ``$TMPDIR``, since /tmp may be in memory."""
-    large = "/var/tmp"
-    return large if "TMPDIR" not in os.environ and Path(large).is_dir() else tempfile.gettempdir()
 
 
 WINDOW = 16
@@ -126,13 +84,30 @@ def read_values(variable: Any, dtype: type | None = None) -> np.ndarray:
 
 
 def read_chunks(source: Any, dtype: np.dtype | type) -> np.ndarray:
-    """Return a dask array as one array, see `zeros`, read a few chunks at a time."""
-    whole = zeros(source.shape, dtype)
+    """Return a dask array as one array, read a few chunks at a time.
+
+    Raises
+    ------
+    ValueError : it is larger than the machine's memory, before anything is read.
+    """
+    size, memory = math.prod(source.shape) * np.dtype(dtype).itemsize, _memory()
+    if size > memory:
+        got = f"an array of {size / 1e9:.1f} GB, and {memory / 1e9:.1f} GB of memory"
+        cure = 'Thin the draws, tree.isel(draw=slice(None, None, 10)), or use method="auto", which sums over chunks.'
+        raise InputError("draws in chunks", "draws that fit into memory, since all are needed at once", got, cure)
+    whole = np.empty(source.shape, dtype)
     places = itertools.product(*map(slices_of, source.chunks))
     for batch in itertools.batched(zip(places, source.to_delayed().reshape(-1), strict=True), WINDOW):
         for (place, _), block in zip(batch, _compute([block for _, block in batch]), strict=True):
             whole[place] = block
     return whole
+
+
+def _memory() -> float:
+    """Return the bytes of memory of the machine; infinite where the system does not say."""
+    if not hasattr(os, "sysconf"):
+        return math.inf
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _compute(tasks: Sequence[Any]) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from mcmcpost.control import MOMENTS, stored_moments
 from mcmcpost.core.arguments import as_path, check_flags, check_no_pipe, check_tree_type, missing_file
-from mcmcpost.core.arrays import SCRATCH, in_blocks, is_large, scratch_folder, slices_of, zeros
+from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.devices import is_first_process
 from mcmcpost.core.errors import InputError, InputTypeError, MissingPackageError, fault, warn
 from mcmcpost.core.runtime import rename_finished, written_beside
@@ -142,8 +142,8 @@ _CURE = "Give a trace written by save_tree, ArviZ or xarray; write it again if t
 def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy: bool = False) -> "xarray.DataTree":
     """Return the tree stored at `path`, read whole, with the file closed; of several, one tree with all their chains.
 
-    Variables of 134 MB and more are kept in temporary files, so that a trace may be larger than memory, or with `lazy`
-    in the chunks of dask; see "large traces" in the documentation.
+    With `lazy` variables of 134 MB and more stay in the file, in the chunks of dask, so that a trace may be larger than
+    memory; see "large traces" in the documentation.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
     ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a Zarr folder is not written to its end; a table
         holds what is not a number, a gradient without its parameter, gradients of some elements of an array only, a
         column or a draw twice, rows longer than its header, or chains of different lengths; a pipe; a file whose groups
-        contain themselves, or whose variables are larger than memory and disk; several files that differ in groups,
+        contain themselves, or whose variables are larger than memory; several files that differ in groups,
         variables, shapes, labels or data, or hold one chain twice; JSON of another kind, or of several evidences.
 
     Warns
@@ -228,7 +228,7 @@ def _load(place: Path, lazy: bool) -> "xarray.DataTree":
         raise InputError("load_tree", f"a {kind} tree at {place}", repr(error), _CURE) from error
     except MemoryError as error:
         cure = "Thin it, or leave it where it is: load_tree(path, lazy=True)."
-        raise InputError("load_tree", f"a tree that fits into memory or {scratch_folder()}", error, cure) from error
+        raise InputError("load_tree", "a tree that fits into memory", error, cure) from error
     if not tree.children:
         raise InputError("load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE)
     if _is_zarr(place):
@@ -460,31 +460,20 @@ def _check_links(place: Path) -> None:
                 pending.append(group[name])
 
 
+LAZY = 1 << 27
+"""Size in bytes (134 MB) from which a variable may stay where it is."""
+
+
 def _read(stored: "xarray.Dataset", lazy: bool) -> "xarray.Dataset":
     """Return the dataset with its values, large ones in chunks of dask where it is `lazy`."""
     numbers = {name: variable for name, variable in stored.data_vars.items() if variable.dtype.kind in "fiub"}
-    if lazy:
-        large = {name: _in_chunks(variable) for name, variable in numbers.items() if variable.nbytes >= SCRATCH}
-        return stored.drop_vars(large).load().assign(large)
-    pieces = {
-        name: variable.copy(data=_by_pieces(variable)) for name, variable in numbers.items() if is_large(variable.size)
-    }
-    return stored.assign(pieces).load()
+    large = {name: _in_chunks(variable) for name, variable in numbers.items() if lazy and variable.nbytes >= LAZY}
+    return stored.drop_vars(large).load().assign(large)
 
 
 def _in_chunks(variable: "xarray.DataArray") -> "xarray.DataArray":
     axis, sizes = _pieces(variable)
     return variable.chunk({dim: sizes if i == axis else -1 for i, dim in enumerate(variable.dims)})
-
-
-def _by_pieces(variable: "xarray.DataArray") -> np.ndarray:
-    """Return the values, read by `_pieces`."""
-    values = zeros(variable.shape, variable.dtype)
-    axis, sizes = _pieces(variable)
-    for some in slices_of(sizes):
-        piece = (slice(None),) * axis + (some,)
-        values[piece] = variable[piece].values
-    return values
 
 
 def _pieces(variable: "xarray.DataArray") -> tuple[int, tuple[int, ...]]:

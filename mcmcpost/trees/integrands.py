@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 
 from mcmcpost.control import MOMENTS
 from mcmcpost.core.arguments import check_function, check_kind, check_tree_type
-from mcmcpost.core.arrays import ENTRIES, is_chunked, merged, read_values, slices_of, zeros
+from mcmcpost.core.arrays import ENTRIES, is_chunked, merged, read_values, slices_of
 from mcmcpost.core.errors import InputError, InputTypeError, warn
 from mcmcpost.core.precision import NOT_TRACEABLE, in_either_precision
 from mcmcpost.core.runtime import did_you_mean
@@ -99,7 +99,7 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
 
 def _side_by_side(parts: list[Float[np.ndarray, "c n _"]]) -> Float[np.ndarray, "c n p"]:
     width = sum(part.shape[-1] for part in parts)
-    return np.concatenate(parts, axis=-1, out=zeros((*parts[0].shape[:2], width)))
+    return np.concatenate(parts, axis=-1, out=np.zeros((*parts[0].shape[:2], width)))
 
 
 class PosteriorVariables(NamedTuple):
@@ -268,12 +268,12 @@ def _evaluated(
             values = evaluate(rows)
             values = values.reshape(chains_draws[0], -1, *values.shape[1:])
             if name not in found:
-                found[name] = zeros((*chains_draws, *values.shape[2:]), values.dtype)
+                found[name] = np.zeros((*chains_draws, *values.shape[2:]), values.dtype)
             kept = found[name]
             if values.shape[2:] != kept.shape[2:]:
                 raise _ragged(name, {values.shape[2:], kept.shape[2:]})
             if not np.can_cast(values.dtype, kept.dtype, "safe"):  # untraced, it may return 0 here and 0.5 there
-                found[name] = zeros(kept.shape, np.promote_types(values.dtype, kept.dtype))
+                found[name] = np.zeros(kept.shape, np.promote_types(values.dtype, kept.dtype))
                 found[name][:, :start] = kept[:, :start]
             stop = start + values.shape[1]
             found[name][:, start:stop] = values

@@ -21,7 +21,8 @@ MAIN_HOUSE = (
     ("evidence",),
     ("trees",),
     ("sample", "examples"),
-    ("distributions", "sums"),
+    ("sums",),
+    ("distributions",),
     ("expectations",),
     ("sensitivity", "evidences", "stein_rules", "stopping"),
 )

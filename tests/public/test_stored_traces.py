@@ -4,6 +4,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+import scipy.stats
 import xarray
 from dask.callbacks import Callback
 
@@ -126,17 +127,60 @@ def test_functions_of_a_draw_are_evaluated_chunk_by_chunk(rng):
     np.testing.assert_allclose(own.residuals, found.residuals, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.usefixtures("small")
-def test_quantiles_and_spreads_are_those_of_the_tree_in_memory(rng):
+QUESTIONS = {
+    "quantiles": lambda tree: mp.quantile(tree, [0.1, 0.9], method="zv2"),
+    "an interval": lambda tree: mp.distribution(tree, method="zv2").interval(0.8),
+    "a side": lambda tree: mp.distribution(tree, method="zv2").probability(lower=1.0),
+    "spreads": lambda tree: mp.standard_deviation(tree, method="zv2"),
+    "correlations": lambda tree: mp.correlation(tree, method="zv2"),
+    "a ratio": lambda tree: mp.delta_method(
+        tree, {"ratio": lambda mean: mean["f[0]"] / (3 + mean["f[2]"])}, method="zv2"
+    ),
+}
+
+
+@pytest.mark.usefixtures("nothing_whole")
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_what_is_a_function_of_means_comes_from_sums_which_no_chunk_changes(rng, monkeypatch, question):
+    monkeypatch.setattr(arrays, "LARGE", 1_000)
+    monkeypatch.setattr("mcmcpost.sums.LARGE", 1_000)
     tree = skewed_tree(rng, repeats=False)
-    lazy = in_chunks(tree, draw=70)
-    for question in (
-        lambda each: mp.quantile(each, 0.9, method="zv1"),
-        lambda each: mp.standard_deviation(each, method="zv1"),
-    ):
-        found, own = question(tree), question(lazy)
-        np.testing.assert_allclose(own.mean, found.mean, rtol=1e-10)
-        np.testing.assert_allclose(own.mcse, found.mcse, rtol=1e-9, atol=1e-16)  # some are rounding
+    found, *others = (question(in_chunks(tree, **sizes)) for sizes in CHUNKS.values())
+    in_memory = question(tree)
+    assert found.names == in_memory.names
+    for name in ("mean", "mcse", "mean_plain", "mcse_plain"):
+        for own in others:
+            np.testing.assert_allclose(getattr(own, name), getattr(found, name), rtol=1e-6, atol=1e-9, err_msg=name)
+    assert (np.abs(found.mean - in_memory.mean) < 2 * np.hypot(found.mcse, in_memory.mcse) + 1e-9).all()
+    np.testing.assert_allclose(found.mean_plain, in_memory.mean_plain, atol=0.3 * in_memory.mcse_plain.max())
+    np.testing.assert_allclose(found.mcse_plain, in_memory.mcse_plain, rtol=0.5)
+
+
+def test_quantiles_of_all_draws_are_looked_for_about_those_of_a_few(monkeypatch):
+    """Of what is normal all are exact; of its exponential, and of what has few values, as near as the draws say."""
+    monkeypatch.setattr("mcmcpost.distributions.PILOT", 1_024)
+    rng = np.random.default_rng(3)
+    draws = rng.normal(size=(4, 8_192, 2)) + 1.0
+    tree = mp.from_arrays(draws, 1.0 - draws, names=["a", "b"])
+    posterior = tree["posterior"].to_dataset()
+    posterior = posterior.assign(e=np.exp(posterior["b"]), k=np.floor(posterior["a"]), same=posterior["a"] * 0 + 2)
+    tree["posterior"] = xarray.DataTree(posterior)
+    monkeypatch.setattr(arrays, "LARGE", 1_000)
+    levels = np.array([0.02, 0.5, 0.9])
+    found = mp.quantile(tree.chunk(draw=4_096), levels.tolist(), ["a", "e", "k", "same"])
+    normal = scipy.stats.norm.ppf(levels) + 1
+    truth = np.concatenate([normal, np.exp(normal), np.floor(normal)])
+    np.testing.assert_allclose(found.mean[:3], normal, atol=1e-11)
+    assert (np.abs(found.mean[:9] - truth) <= 4 * found.mcse[:9]).all()
+    assert (np.abs(found.mean_plain[:6] - truth[:6]) <= 4 * found.mcse_plain[:6]).all()
+    assert (found.gain[3:6] > 50).all()
+    assert (found.mcse[6:9] < 0.5).all()
+    assert found.status[9:] == ("constant",) * 3
+    assert found.mean[9:].tolist() == [2.0] * 3
+    dist = mp.distribution(tree.chunk(draw=4_096), ["a", "e"])
+    curve = dist.cdf([0.0, 1.0, 2.5])
+    np.testing.assert_allclose(curve.mean[0], scipy.stats.norm.cdf([-1.0, 0.0, 1.5]), atol=1e-12)
+    assert dist.select(np.array([1])).quantile(0.5).names == ("e [0.5]",)
 
 
 @pytest.mark.usefixtures("small", "nothing_whole")

@@ -112,7 +112,7 @@ def test_a_chain_given_twice_is_refused(tmp_path, rng):
 
 @pytest.mark.parametrize("suffix", ["nc", "zarr"])
 def test_large_variables_stay_in_their_files(tmp_path, rng, suffix, monkeypatch):
-    monkeypatch.setattr(files, "SCRATCH", 1_000)
+    monkeypatch.setattr(files, "LAZY", 1_000)
     monkeypatch.setattr("mcmcpost.core.arrays.LARGE", 100)
     monkeypatch.setattr("mcmcpost.core.arrays.ENTRIES", 100)
     jobs = [job(rng), job(rng)]

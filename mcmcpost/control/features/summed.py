@@ -1,7 +1,7 @@
 """The controls of a trace and the quantities, in the units in which both are summed."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +28,36 @@ class ControlSet(NamedTuple):
     places: Int[np.ndarray, " q1"]
     columns: Int[np.ndarray, " k"]
 
+    @property
+    def _steps(self) -> FunctionsOf | None:
+        """The family that has the steps of events; None where there is none."""
+        first = self.families[0] if self.families else None
+        first = first.family if isinstance(first, Some) else first
+        return first if isinstance(first, FunctionsOf) else None
+
+    def by_steps(self, names: Sequence[str]) -> "Iterator[tuple[Int[np.ndarray, ' r1'], ControlSet]]":
+        """Yield the controls of the quantities that have the same steps, and their places among those of the set.
+
+        The steps of other events would only be noise in a fit, and where two of them are close no fit tells them apart.
+        """
+        functions = self._steps
+        if functions is None:
+            yield np.arange(len(self.places)), self
+            return
+        first = self.families[0]
+        kept = first.kept if isinstance(first, Some) else np.ones(functions.size, bool)
+        row = dict(zip(functions.names, functions.uses, strict=True))
+        splines = np.ones(functions.size - len(functions.steps), bool)
+        groups: dict[bytes, list[int]] = {}
+        for j in self.columns.tolist():
+            groups.setdefault(row[names[j]].tobytes(), []).append(j)
+        for columns in groups.values():
+            mask = kept & np.concatenate([row[names[columns[0]]], splines])
+            among = np.concatenate([[True], mask[kept], np.ones(len(self.places) - 1 - kept.sum(), bool)])
+            families = (Some(functions, mask), *self.families[1:])
+            at = np.flatnonzero(among)
+            yield at, self._replace(families=families, places=self.places[at], columns=np.array(columns))
+
     def doubt(
         self, columns: Int[np.ndarray, " j"], names: Sequence[str], ess: Float[np.ndarray, " p"]
     ) -> Float[np.ndarray, " j"]:
@@ -36,9 +66,8 @@ class ControlSet(NamedTuple):
         That is between two of the draws that are kept. Of the others that lie there the residuals tell, as of a Poisson
         number, to which one is added: where there is none, it may have been by chance.
         """
-        first = self.families[0] if self.families else None
-        first = first.family if isinstance(first, Some) else first
-        jumps = dict(zip(first.names, first.jumps, strict=True)) if isinstance(first, FunctionsOf) else {}
+        functions = self._steps
+        jumps = {} if functions is None else dict(zip(functions.names, functions.jumps, strict=True))
         return np.sqrt([jumps.get(names[j], 0) for j in columns]) / ess[columns]
 
 

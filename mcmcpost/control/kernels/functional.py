@@ -35,7 +35,7 @@ from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import judged_variance, residual_variance, tail_inflation
 from mcmcpost.control.zero_variance import HIGHEST_DEGREE, MIN_GIVEN, MIN_TRAIN, has_enough
 from mcmcpost.core.arguments import check_count, check_kind, check_number
-from mcmcpost.core.arrays import columns_of, in_blocks, zeros
+from mcmcpost.core.arrays import columns_of, in_blocks
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.mcse import participants
 from mcmcpost.solve import Cholesky, ConjugateGradients
@@ -266,7 +266,7 @@ def _fit(
 ) -> FoldFit:
     """Return the fit of the integrands that have a setting, on all states; NaN for others."""
     p = problem.values.shape[1]
-    mean, moved, control = np.full(p, np.nan), np.full(p, np.nan), zeros(problem.values.shape)
+    mean, moved, control = np.full(p, np.nan), np.full(p, np.nan), np.zeros(problem.values.shape)
     refits = Refits.none(problem.folds.num_folds, p)
     status = [Status.CONTROLLED] * p
     facts = []
@@ -323,7 +323,7 @@ def _fit_some(
     The fits without each fold are evaluated at all states of the problem, and the residuals make the estimate.
     """
     p = problem.values.shape[1]
-    mean, control = np.full(p, np.nan), zeros(problem.values.shape)
+    mean, control = np.full(p, np.nan), np.zeros(problem.values.shape)
     refits = Refits.none(problem.folds.num_folds, p)
     status = [Status.CONTROLLED] * p
     rows = jax.device_put((part.draws, part.scores))
@@ -364,7 +364,7 @@ def _unseen_error(
     length = max(int(np.sqrt(m / (chains.max() + 1))), 1)
     starts = np.union1d(np.arange(0, m, length), np.flatnonzero(np.diff(chains)) + 1)
     mean = (problem.counts @ problem.values - problem.counts @ control) / total
-    residual = zeros((m, control.shape[1]))
+    residual = np.zeros((m, control.shape[1]))
     blocks = np.zeros((len(starts), control.shape[1]))
     for rows in in_blocks(*residual.shape):
         residual[rows] = problem.values[rows] - control[rows] - mean
@@ -384,7 +384,7 @@ def _at_states(
     rules: Sequence[FoldRules],
 ) -> Float[np.ndarray, "m p"]:
     """Return the fits without each state's fold, the rules side by side, at some states; zero on padding."""
-    found = zeros((len(labels), sum(rule.dual.shape[2] for rule in rules)))
+    found = np.zeros((len(labels), sum(rule.dual.shape[2] for rule in rules)))
     for fold, some in by_fold(labels, STATE_WIDTH):
         states, size = (draws[some], scores[some]), some.stop - some.start
         polynomial, padded = features.of(*states), tuple(map(pad_rows, states))
