@@ -197,7 +197,7 @@ def _of_events(
     mean, mcse, mean_plain, mcse_plain, mean_crossfit = numbers
     worse = mcse > mcse_plain
     mean, mcse = np.where(worse, mean_plain, mean), np.where(worse, mcse_plain, mcse)
-    for k in np.flatnonzero(worse):
+    for k in np.flatnonzero(worse).tolist():
         status[k] = Status.PLAIN if status[k] in TRUSTED else status[k]
         method[k] = PlainMean().label
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -5,7 +5,7 @@ densities of the observations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +15,9 @@ from mcmcpost.control import (
     KINDS,
     AbstractControlVariate,
     Auto,
+    Distribution,
     Estimate,
     Options,
-    Sample,
     Smooth,
     TraceMoments,
     contradicting,
@@ -43,7 +43,7 @@ from mcmcpost.core.mcse import tail_draws
 from mcmcpost.core.precision import in_float64
 from mcmcpost.distributions import answer_distribution, distribution_of_chunks, resolve_interval
 from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
-from mcmcpost.sums import InChunks, as_moments, expectation_of_chunks, expectation_of_moments, is_summed
+from mcmcpost.sums import InChunks, as_moments, expectation_of_moments, is_summed
 from mcmcpost.trees import ConvergenceWarning, Integrands, named_values
 from mcmcpost.trees.convention import oriented
 from mcmcpost.trees.integrands import NOT_TRACEABLE, tell_names
@@ -167,8 +167,8 @@ def delta_method(
     for name, function in functions.items():
         check_function(where, name, function, 1, cure)
     options = Options(standardize, folds, allow_bad_scores, fallback)
-    chunks = InChunks.of(tree, integrands, method, options) if is_summed(tree, method, options) else None
-    question = pose(tree, integrands, method, options, weighted=True) if chunks is None else chunks.question
+    answers = Answers.of(tree, integrands, method, options)
+    question, chunks = answers.question, answers.chunks
     every = np.arange(len(question.sample.names))[None]
     parts = [
         Smooth((name,), every, _of_means(name, function, question.shapes), steps=True)
@@ -213,32 +213,47 @@ def _of_means(
 def _spread(
     kind: str, tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, options: Options
 ) -> Estimate:
-    if is_summed(tree, method, options):
-        chunks = InChunks.of(tree, integrands, method, options)
-        question, estimate = chunks.question, spread_of_chunks(chunks, kind)
-    else:
-        question = pose(tree, integrands, method, options, weighted=True)
-        estimate = answer_spread(question, kind)
-    warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
+    answers = Answers.of(tree, integrands, method, options)
+    estimate = answers.spread(kind)
+    warn_of_contradiction(contradicted(estimate, known=answers.question.options.bad_scores))
     return estimate
 
 
-def spread_of_chunks(chunks: InChunks, kind: str) -> Estimate:
-    """Return the same as `answer_spread`, from sums over all draws."""
-    _check_enough(kind, chunks.question.sample)
-    return chunks.spreads(KINDS[kind])
+class Answers(NamedTuple):
+    """What a trace says to a question: from its draws in memory, or from sums over those in chunks.
 
+    chunks : None where draws are in memory.
+    """
 
-def _check_enough(kind: str, sample: Sample) -> None:
-    if kind == "correlation" and len(sample.names) < 2:
-        raise InputError(kind, "at least two integrands", sample.names[0], "Name two.")
+    question: Question
+    chunks: InChunks | None
 
+    @classmethod
+    def of(
+        cls, tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, options: Options
+    ) -> "Answers":
+        """Return them, after the score gate."""
+        if is_summed(tree, method, options):
+            chunks = InChunks.of(tree, integrands, method, options)
+            return cls(chunks.question, chunks)
+        return cls(pose(tree, integrands, method, options, weighted=True), None)
 
-def answer_spread(question: Question, kind: str) -> Estimate:
-    """Return the variances, standard deviations, … of the integrands of a question; `kind` is a name of `KINDS`."""
-    sample = question.sample
-    _check_enough(kind, sample)
-    return in_float64(estimate_spread)(KINDS[kind], sample, question.method, question.options)
+    def expectation(self) -> Estimate:
+        """Return the expectations of the integrands."""
+        return answer(self.question) if self.chunks is None else self.chunks.expectation()
+
+    def spread(self, kind: str) -> Estimate:
+        """Return their variances, standard deviations, … ; `kind` is a name of `KINDS`."""
+        question = self.question
+        if kind == "correlation" and len(question.sample.names) < 2:
+            raise InputError(kind, "at least two integrands", question.sample.names[0], "Name two.")
+        if self.chunks is not None:
+            return self.chunks.spreads(KINDS[kind])
+        return in_float64(estimate_spread)(KINDS[kind], question.sample, question.method, question.options)
+
+    def distribution(self) -> Distribution:
+        """Return their distributions."""
+        return answer_distribution(self.question) if self.chunks is None else distribution_of_chunks(self.chunks)
 
 
 def expectation(
@@ -296,9 +311,7 @@ def expectation(
     if (sums := as_moments(tree)) is not None:
         return expectation_of_moments(sums, integrands, method, options)
     assert not isinstance(tree, TraceMoments)
-    if is_summed(tree, method, options):
-        return expectation_of_chunks(tree, integrands, method, options)
-    return answer(pose(tree, integrands, method, options, weighted=True))
+    return Answers.of(tree, integrands, method, options).expectation()
 
 
 def summary(
@@ -349,16 +362,14 @@ def summary(
         found = expectation_of_moments(sums, integrands, method, options)
         return found.to_dataframe().drop(columns=["mean", "sd"])
     assert not isinstance(tree, TraceMoments)
-    chunks = InChunks.of(tree, integrands, method, options) if is_summed(tree, method, options) else None
-    question = pose(tree, integrands, method, options, weighted=True) if chunks is None else chunks.question
-    means = answer(question) if chunks is None else chunks.expectation()
-    table = means.to_dataframe().drop(columns=["mean", "sd"])
+    answers = Answers.of(tree, integrands, method, options)
+    table = answers.expectation().to_dataframe().drop(columns=["mean", "sd"])
     if sd:
-        spread = answer_spread(question, "sd") if chunks is None else spread_of_chunks(chunks, "sd")
+        spread = answers.spread("sd")
         table["sd_cv"], table["mcse_sd_cv"] = spread.mean, spread.mcse
     if not (median or interval or len(levels)):
         return table
-    dist = answer_distribution(question) if chunks is None else distribution_of_chunks(chunks)
+    dist = answers.distribution()
     asked: list[tuple[Sequence[str], Estimate]] = []
     if median:
         asked.append((["median"], dist.quantile(0.5)))

@@ -174,13 +174,6 @@ def is_summed(tree: "xarray.DataTree", method: str | AbstractControlVariate, opt
     return from_sums and is_chunked(draws) and is_chunked(scores) and not has_weights(tree)
 
 
-def expectation_of_chunks(
-    tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, options: Options
-) -> Estimate:
-    """Return the expectations under draws in the chunks of dask, from sums over each; see `is_summed`."""
-    return InChunks.of(tree, integrands, method, options).expectation()
-
-
 def _estimated(trace: TraceMoments, options: Options) -> Estimate:
     options = options._replace(bad_scores=trace.bad_scores, verified=trace.verified)
     estimate = in_float64(trace.estimate)(options)
@@ -402,8 +395,8 @@ class InChunks(NamedTuple):
         parts: list[tuple[Features, Transform]] = []
         for kept, named in ((is_served, functions), (~is_served, list(linear))):
             if kept.any():
-                own = tuple(name for name, known in zip(names, kept, strict=True) if known)
-                features = _in_units(problem, named, own, inside[..., kept], np.ones(len(own), bool))
+                some = tuple(name for name, chosen in zip(names, kept, strict=True) if chosen)
+                features = _in_units(problem, named, some, inside[..., kept], np.ones(len(some), bool))
                 parts.append((features, Between(*(part[kept] for part in between))))
         found = side_by_side([in_float64(sums.estimate)(options) for sums in self.moments(parts)], None)
         return found.select(np.argsort(np.argsort(~is_served, kind="stable")))

@@ -34,14 +34,12 @@ from mcmcpost.app.source import check_memory, keeping, load_trace
 from mcmcpost.control import Estimate, Options, TraceMoments
 from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
 from mcmcpost.core.runtime import digits_of, duration, number_of_draws, number_of_quantities, one_line, significant
-from mcmcpost.distributions import answer_distribution, distribution_of_chunks
 from mcmcpost.evidence import EVIDENCE_GROUP, disagreements, stored_evidence
 from mcmcpost.evidences import check_same_data
-from mcmcpost.expectations import answer
+from mcmcpost.expectations import Answers
 from mcmcpost.ladders import tempered_target
-from mcmcpost.sample import pose
 from mcmcpost.scores import check_scores
-from mcmcpost.sums import InChunks, as_moments, is_summed, new_draws
+from mcmcpost.sums import as_moments, is_summed, new_draws
 from mcmcpost.trees import (
     check_convergence,
     is_evidence_alone,
@@ -92,23 +90,19 @@ def reduce_tree(
         return Reduced(_of_sums(sums, asked, method, probabilities is not None or interval is not None))
     variables, options = posterior_variables(tree), Options(allow_bad_scores=allow_bad_scores)
     say_left_out(variables)
-    chunks = None
     with phase("score gate"):
-        if is_summed(tree, method, options):
-            chunks = InChunks.of(tree, where_they_are(tree, variables, asked), method, options)
-            question = chunks.question
-        else:
-            question = pose(tree, named_scalars(tree, variables, asked), method, options, weighted=True)
-    if question.convergence.note:
-        say("note", question.convergence.note)
+        integrands = where_they_are if is_summed(tree, method, options) else named_scalars
+        answers = Answers.of(tree, integrands(tree, variables, asked), method, options)
+    if note := answers.question.convergence.note:
+        say("note", note)
     since = stopwatch()
     with phase("control variates"):
-        means = answer(question) if chunks is None else chunks.expectation()
+        means = answers.expectation()
     say_worth(means, since())
     if probabilities is None and interval is None:
         return Reduced(means)
     with phase("quantiles"):
-        dist = answer_distribution(question) if chunks is None else distribution_of_chunks(chunks)
+        dist = answers.distribution()
         quantiles = None if probabilities is None else dist.quantile(probabilities)
         return Reduced(means, quantiles, None if interval is None else dist.interval(*interval))
 

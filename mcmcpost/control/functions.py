@@ -408,9 +408,9 @@ def families_of_events(
     fits : as in `crossfit_of_coordinates`.
     """
     monotone = [
-        (column, int(place), known)
+        (column, int(place), maps)
         for column, place in enumerate(coordinate_of(problem))
-        if place >= 0 and (known := _monotone(problem, column, int(place))) is not None
+        if place >= 0 and (maps := _monotone(problem, column, int(place))) is not None
     ]
     if not monotone:
         return []

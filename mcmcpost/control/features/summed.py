@@ -100,7 +100,9 @@ class Features(NamedTuple):
     def sets(self) -> list["ControlSet"]:
         """The controls of each fit: those for any quantity first, of which there may be none, then those for some."""
         named = list(zip(self.families, self.labels, strict=True))
-        by_quantities = [(None, [])] if not named or named[0][0].serves is not None else []
+        by_quantities: list[tuple[tuple[str, ...] | None, list[tuple[AbstractFamily, str]]]] = []
+        if not named or named[0][0].serves is not None:
+            by_quantities.append((None, []))
         by_quantities += [(own, list(group)) for own, group in itertools.groupby(named, lambda one: one[0].serves)]
         found, end, place = list[ControlSet](), 1, {name: j for j, name in enumerate(self.names)}
         for serves, group in by_quantities:
