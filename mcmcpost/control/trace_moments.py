@@ -7,7 +7,8 @@ in which residuals are linear, and some evenly spaced draws for what sums do not
 
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -425,9 +426,11 @@ class TraceMoments(NamedTuple):
         found, heavy = plain, np.zeros(p, bool)
         info: dict[str, Any] = {"num_chains": self.num_chains, "num_draws": self.num_draws}
         folds = self._folds(plain)
+        # Those of all fits at the draws that are kept, which only exact ones need: computed once, or never.
+        at_kept = cache(self._controls_at_kept)
         for controls, moments in self._fitted(varying) if self.controlled else ():
             columns = controls.columns
-            own, left, facts = self._controlled(controls, moments, columns, folds, plain, options)
+            own, left, facts = self._controlled(controls, moments, folds, plain, options, at_kept)
             first = controls.serves is None
             better = first | (own.used & (own.mcse**2 * NEED < found.mcse[columns] ** 2))
             source = np.arange(p)
@@ -533,31 +536,33 @@ class TraceMoments(NamedTuple):
         self,
         controls: ControlSet,
         sums: Moments,
-        columns: Int[np.ndarray, " j"],
         folds: Int[np.ndarray, " eight"],
         plain: Columns,
         options: Options,
+        at_kept: Callable[[], list[Float[np.ndarray, "_ q1"]]],
     ) -> tuple[Columns, list[Float[np.ndarray, "_ _ j"]], dict[str, Any]]:
         """Return what is reported of quantities by some controls, means of the residuals over runs, and the facts."""
-        outline, fits = self._fits(controls, sums, columns, folds, plain)
+        columns = controls.columns
+        outline, fits = self._fits(controls, sums, folds, plain)
         theta = fits.in_controls()
         with np.errstate(invalid="ignore", divide="ignore"):
             ess = np.fmax((plain.sd / plain.mcse) ** 2, 1.0)
         spread = (self.high - self.low)[columns] / self.features.unit[columns]
         fits = fits._replace(doubt=fits.doubt + spread * controls.doubt(columns, self.features.names, ess))
         left = [_residuals(group, folds, theta, controls.places, columns) for group in self.groups]
-        error = self._judged(fits, theta, controls.places, left, folds, columns, plain, outline, options)
-        return error, left, fits.info
+        variance = np.empty(len(columns))
+        for own, fit in fits.fits:
+            variance[own] = Part.of(fits.system, fit.without.shape[1], own).held_out(fit)[1]
+        if (lost := variance < LOST).any():
+            known = [kept[:, controls.places] for kept in at_kept()]
+            variance[lost] = self._variance_of_sample(theta[..., lost], known, folds, columns[lost])
+        return self._judged(fits, variance, left, columns, plain, outline, options), left, fits.info
 
     def _fits(
-        self,
-        controls: ControlSet,
-        sums: Moments,
-        columns: Int[np.ndarray, " j"],
-        folds: Int[np.ndarray, " eight"],
-        plain: Columns,
+        self, controls: ControlSet, sums: Moments, folds: Int[np.ndarray, " eight"], plain: Columns
     ) -> tuple[Outline, LinearFits]:
         """Return the fits of the quantities that vary, of the family and with the ridge that each needs."""
+        columns = controls.columns
         features, total = self.features, float(self.num_draws)
         moments = sums.over(np.arange(folds.max() + 1)[:, None] == folds)
         sizes, first = moments.gram[:, 0, 0], moments.cross[:, 0]
@@ -573,10 +578,8 @@ class TraceMoments(NamedTuple):
     def _judged(
         self,
         fits: LinearFits,
-        theta: Float[np.ndarray, "k q1 j"],
-        places: Int[np.ndarray, " q1"],
+        variance: Float[np.ndarray, " j"],
         left: Sequence[Float[np.ndarray, "_ _ j"]],
-        folds: Int[np.ndarray, " eight"],
         columns: Int[np.ndarray, " j"],
         plain: Columns,
         outline: Outline,
@@ -584,38 +587,36 @@ class TraceMoments(NamedTuple):
     ) -> Columns:
         """Return what is reported of the quantities that vary.
 
-        theta : of the fits. places : of their controls among all. left : means of the residuals over runs.
+        variance : of the residuals. left : their means over runs.
         """
         location, unit = self.features.location[columns], self.features.unit[columns]
         weighted = [np.tensordot(group.counts, own, 2) for group, own in zip(self.groups, left, strict=True)]
         crossfit, error = np.sum(weighted, axis=0) / self.num_draws, _error(self.groups, left)
-        variance = np.empty(len(columns))
-        for own, fit in fits.fits:
-            variance[own] = Part.of(fits.system, fit.without.shape[1], own).held_out(fit)[1]
-        if (lost := variance < LOST).any():
-            variance[lost] = self._variance_of_sample(theta[..., lost], places, folds, columns[lost])
         seen = Residuals(location + unit * crossfit, unit**2 * variance, unit * error, plain.sd[columns] ** 2)
         mcse = unit * combined_error(outline, fits.mean, fits.refits, crossfit, error, fits.doubt)
         without = columnwise(lambda field: field[columns], plain)
         return judge(location + unit * fits.mean, mcse, seen, without, fits.status, fits.method, outline, options)
 
+    def _controls_at_kept(self) -> list[Float[np.ndarray, "_ q1"]]:
+        """Return the controls at the draws that are kept, of chains of each length."""
+        states = [[part.reshape(-1, part.shape[-1]) for part in (group.draws, group.scores)] for group in self.groups]
+        return [self.features.controls(*own) for own in states]
+
     def _variance_of_sample(
         self,
         theta: Float[np.ndarray, "k q1 p"],
-        places: Int[np.ndarray, " q1"],
+        controls: Sequence[Float[np.ndarray, "_ q1"]],
         folds: Int[np.ndarray, " eight"],
         columns: Int[np.ndarray, " p"],
     ) -> Float[np.ndarray, " p"]:
-        """Return the variance of the residuals at the draws that are kept."""
+        """Return the variance of the residuals at the draws that are kept, where these controls are."""
         parts = []
-        for group in self.groups:
+        for group, own in zip(self.groups, controls, strict=True):
             layout = group.layout
             label = folds[layout.folds[:, layout.run_of(layout.sampled)]].reshape(-1)
-            states = (part.reshape(len(label), -1) for part in (group.draws, group.scores))
-            controls = self.features.controls(*states)[:, places]
             residual = self.features.standard(group.sample.reshape(len(label), -1))[:, columns]
             for fold, coefficients in enumerate(theta):
-                residual[label == fold] -= controls[label == fold] @ coefficients
+                residual[label == fold] -= own[label == fold] @ coefficients
             parts.append(residual)
         return np.concatenate(parts).var(axis=0)
 

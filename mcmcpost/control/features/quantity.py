@@ -8,6 +8,7 @@ densities are then controlled as well as the mean is, whatever the dimension (do
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import comb
 from typing import NamedTuple
 
@@ -129,10 +130,8 @@ def knots_of(h: Float[np.ndarray, " m"], inner_knots: int = KNOTS) -> Float[np.n
 
 def spline_basis(knots: Float[np.ndarray, " t"]) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Return a function to cubic B-splines and their derivatives, which are straight beyond the outermost knots."""
-    low, *inner, high = knots
-    ends = np.concatenate([[low] * (CUBIC + 1), inner, [high] * (CUBIC + 1)])
-    spline = BSpline(ends, np.eye(len(ends) - CUBIC - 1), CUBIC)
-    derivative = spline.derivative()
+    low, high = knots[0], knots[-1]
+    spline, derivative = _splines(tuple(knots.tolist()))
 
     def evaluated(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         inside = np.clip(points, low, high)
@@ -140,6 +139,14 @@ def spline_basis(knots: Float[np.ndarray, " t"]) -> Callable[[np.ndarray], tuple
         return spline(inside) + slopes * (points - inside)[:, None], slopes
 
     return evaluated
+
+
+@lru_cache(maxsize=512)  # the same ones are evaluated at block after block of draws
+def _splines(knots: tuple[float, ...]) -> tuple[BSpline, BSpline]:
+    low, *inner, high = knots
+    ends = np.concatenate([[low] * (CUBIC + 1), inner, [high] * (CUBIC + 1)])
+    spline = BSpline(ends, np.eye(len(ends) - CUBIC - 1), CUBIC)
+    return spline, spline.derivative()
 
 
 @dataclass(frozen=True, eq=False)
