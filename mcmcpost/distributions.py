@@ -113,8 +113,9 @@ PILOT = 1 << 14
 def distribution_of_chunks(chunks: InChunks) -> Distribution:
     """Return the distributions of quantities under draws in the chunks of dask; see `is_summed`."""
     chunks = chunks.thinned(PILOT)
-    dist = answer_distribution(chunks.question)
-    return dist._replace(over_all=OverChunks(chunks, dist, np.arange(len(dist.sample.names))))
+    question = chunks.question
+    pilot = in_float64(Distribution.of)(question.sample, question.method, question.options, of_all=False)
+    return pilot._replace(over_all=OverChunks(chunks, pilot, np.arange(len(pilot.names))))
 
 
 MOST_PASSES = 3
@@ -139,10 +140,7 @@ class OverChunks(NamedTuple):
         self, of: Int[np.ndarray, " q"], lower: Float[np.ndarray, " q"], upper: Float[np.ndarray, " q"]
     ) -> Estimate:
         """Return the probabilities that quantities are above one number and at most another."""
-        # Where each different quantity stands first among all that were asked for.
-        _, first = np.unique(self.pilot.place, return_index=True)
-        found = self.chunks.probabilities(self.pilot.sample, first, self.places[of], lower, upper)
-        return found._replace(names=tuple(self.pilot.sample.names[j] for j in self.places[of]))
+        return self.chunks.probabilities(self.places[of], lower, upper)
 
     def quantiles(self, levels: Float[np.ndarray, " a"]) -> Estimate:
         """Return the quantiles of all p quantities, those of one after those of another; see `Bracket`."""
@@ -153,8 +151,7 @@ class OverChunks(NamedTuple):
             Bracket.of(values[:, j], float(level), float(start.mean[k]), float(start.mcse[k]))
             for k, (j, level) in enumerate(zip(of, np.tile(levels, p), strict=True))
         ]
-        # A quantity that is constant in some thousand draws, or not finite, keeps what these say.
-        left = np.flatnonzero((start.sd > 0) & np.isfinite(start.mcse))
+        left = np.flatnonzero(np.isfinite(start.mean))
         numbers = np.stack([start.mean, start.mcse, start.mean_plain, start.mcse_plain, start.mean_crossfit])
         events: dict[int, Estimate] = {}
         few = np.array([status is Status.UNSEEN for status in start.status])
@@ -167,6 +164,8 @@ class OverChunks(NamedTuple):
             unknown = []
             for end, size, k in zip(np.cumsum(sizes), sizes, left.tolist(), strict=True):
                 own = found.select(np.arange(end - size, end))
+                if start.sd[k] == 0 and own.mean.tolist() == [0.0, 1.0]:
+                    continue  # constant at all draws, as at those few
                 root = brackets[k].root(own)
                 numbers[:, k], events[k], few[k] = root.numbers, own.select(np.array([root.nearest])), root.few
                 if not root.known:
@@ -271,6 +270,8 @@ class Bracket(NamedTuple):
         """Return the bracket about a quantile with an error."""
         ordered = np.sort(values)
         known = np.unique(ordered)
+        if len(known) == 1:  # and perhaps not at other draws
+            return cls(ordered, level, np.array([np.nextafter(known[0], -np.inf), known[0]]), True)
         if TIED * len(known) < len(ordered):
             return cls(ordered, level, known[_about(int(np.searchsorted(known, centre)), len(known))], True)
         apart = SPACINGS / len(ordered)
@@ -290,6 +291,8 @@ class Bracket(NamedTuple):
         with np.errstate(invalid="ignore", divide="ignore"):
             size = float(np.nanmax((below.sd / below.mcse_plain) ** 2, initial=0.0))
         few = bool(size * min(self.level, 1 - self.level) < RULE_OF_THREE)
+        if not np.isfinite(below.mean).all():
+            return Root((np.nan,) * 5, 0, True, False)
         return (self._of_values if self.tied else self._of_curve)(below, few)
 
     def _of_curve(self, below: Estimate, few: bool) -> Root:

@@ -363,22 +363,16 @@ class InChunks(NamedTuple):
         return [_with_facts(features, sums, self.question, self.layout) for (features, _), sums in found]
 
     def probabilities(
-        self,
-        sample: Sample,
-        first: Int[np.ndarray, " p"],
-        of: Int[np.ndarray, " q"],
-        lower: Float[np.ndarray, " q"],
-        upper: Float[np.ndarray, " q"],
+        self, of: Int[np.ndarray, " q"], lower: Float[np.ndarray, " q"], upper: Float[np.ndarray, " q"]
     ) -> Estimate:
         """Return the probabilities that quantities are above one number and at most another.
 
-        sample : of quantities at the evenly spaced draws; first : where each stands among those of the question.
-        of : the quantity of each event.
+        of : the quantity of each event, among those of the question.
         """
-        method, options = self.question.method, self.question.options
-        between = Between(first[of], lower, upper)
-        names = tuple(map(str, range(len(of))))
-        inside = between(self.question.sample.values)
+        method, options, sample = self.question.method, self.question.options, self.question.sample
+        between = Between(of, lower, upper)
+        names = tuple(map(str, range(len(of))))  # those of quantities would be the same for several events
+        inside = between(sample.values)
         problem, _ = _problem_of(sample.trace, sample.fitted_values, slice(None))
         # Thresholds as the problem has its integrands: those that vary here, in units of their own.
         steps, labels = [], []
@@ -398,8 +392,15 @@ class InChunks(NamedTuple):
                 some = tuple(name for name, chosen in zip(names, kept, strict=True) if chosen)
                 features = _in_units(problem, named, some, inside[..., kept], np.ones(len(some), bool))
                 parts.append((features, Between(*(part[kept] for part in between))))
-        found = side_by_side([in_float64(sums.estimate)(options) for sums in self.moments(parts)], None)
-        return found.select(np.argsort(np.argsort(~is_served, kind="stable")))
+        every = self.moments(parts)
+        found = side_by_side([in_float64(sums.estimate)(options) for sums in every], None)
+        missing = np.zeros(len(sample.names))
+        for sums in every:
+            events = of[[int(name) for name in sums.features.names]]
+            np.maximum.at(missing, events, sums.missing)
+        warn_of_not_finite(sample.names, missing, total)
+        found = found.select(np.argsort(np.argsort(~is_served, kind="stable")))
+        return found._replace(names=tuple(sample.names[j] for j in of))
 
     def expectation(self) -> Estimate:
         """Return the expectations of what the question is about."""

@@ -92,11 +92,16 @@ class Distribution(NamedTuple):
         return np.array([np.nan if one is None else one.explained for one in known])
 
     @classmethod
-    def of(cls, sample: Sample, method: AbstractControlVariate, options: Options) -> "Distribution":
-        """Return the distributions of the integrands of a sample; `standardize` and `fallback` are not used."""
+    def of(
+        cls, sample: Sample, method: AbstractControlVariate, options: Options, *, of_all: bool = True
+    ) -> "Distribution":
+        """Return the distributions of the integrands of a sample; `standardize` and `fallback` are not used.
+
+        of_all : the draws are all there are, so that integrands which are the same at each of them are the same.
+        """
         options = options._replace(standardize=None, fallback=True)
         options.check(sample.trace)
-        distinct, place = sample.without_repeats()
+        distinct, place = sample.without_repeats() if of_all else (sample, np.arange(len(sample.names)))
         problem = distinct.problem(options)
         known: tuple[Marginal | None, ...] = ()
         if problem is not None:

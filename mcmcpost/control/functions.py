@@ -418,13 +418,17 @@ def families_of_events(
     linear = _of_values(problem, values, fits)
     if linear is None:
         return []
+    real = problem.values[: problem.num_states]
+    values_seen = np.stack([real.min(axis=0), real.max(axis=0)])
     found = list[tuple[FunctionsOf, str]]()
     for k, (column, place, (quantity, known, image)) in enumerate(monotone):
         one = Marginal({}, known, image)
         events = []
         for name, own in zip(names[column], steps[column], strict=True):
-            at = one.at(own[np.isfinite(own)]) * quantity.slopes[0, 0]  # of a map that falls, minus the coordinate
-            events.append(Events(name, at, 0 if one.is_linear else len(at)))
+            # One beyond these draws is no step of theirs, and its control would be that of one or two draws.
+            seen = (own > values_seen[0, column]) & (own < values_seen[1, column])
+            at = one.at(own[seen]) * quantity.slopes[0, 0]  # of a map that falls, minus the coordinate
+            events.append(Events(name, at, len(own[np.isfinite(own)]) - (len(at) if one.is_linear else 0)))
         found += _coarse_and_fine(problem, linear, k, place, events)
     return found
 

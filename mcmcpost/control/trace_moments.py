@@ -504,6 +504,8 @@ class TraceMoments(NamedTuple):
         error = _error(self.groups, [group.values / group.counts[..., None] for group in self.groups])
         # The draws that are kept have at most as many effective ones as all have.
         ess = sum(float(effective_size(group.draws, group.draws.std(axis=(0, 1))).min()) for group in self.groups)
+        if varying.any():  # the others, by runs of all draws, may have more
+            ess = max(ess, float(((sd[varying] / error[varying]) ** 2).min()))
         nan = np.where(finite, 0.0, np.nan)
         mean = np.where(varying, features.location + features.unit * first, self.low) + nan
         status = np.where(varying, Status.PLAIN, np.where(unseen, Status.UNSEEN, Status.CONSTANT))

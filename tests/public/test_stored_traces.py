@@ -177,6 +177,15 @@ def test_quantiles_of_all_draws_are_looked_for_about_those_of_a_few(monkeypatch)
     assert (found.mcse[6:9] < 0.5).all()
     assert found.status[9:] == ("constant",) * 3
     assert found.mean[9:].tolist() == [2.0] * 3
+    # What is the same at the few draws may not be at others.
+    other = posterior["a"].copy()
+    other[2, 5] = np.nan
+    rare = posterior["a"] * 0
+    rare[1, 77] = 1.0
+    tree["posterior"] = xarray.DataTree(posterior.assign(other=other, rare=rare))
+    with dask.config.set(scheduler="synchronous"), pytest.warns(UserWarning, match="other at 1 of 32768 draws"):
+        found = mp.quantile(tree.chunk(draw=4_096), 0.5, ["a", "other", "rare", "same"])
+    assert found.status[1:] == ("undefined", "plain", "constant")
     dist = mp.distribution(tree.chunk(draw=4_096), ["a", "e"])
     curve = dist.cdf([0.0, 1.0, 2.5])
     np.testing.assert_allclose(curve.mean[0], scipy.stats.norm.cdf([-1.0, 0.0, 1.5]), atol=1e-12)
