@@ -57,6 +57,7 @@ PAGES = {
         (
             "errors",
             "errors_cells",
+            "rare_states",
             "calibration_ar1__5",
             "calibration_ar1__9",
             "calibration_eight_schools",

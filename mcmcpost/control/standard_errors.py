@@ -37,6 +37,10 @@ FASTEST = 1.25
 GROWING = 0.1, 0.3
 """Shares of participating draws below which no rate is believed, and above which `FASTEST` is."""
 
+ON_QUARTERS = 0.25, 1.0
+"""Deviations of quarters, in errors of the plain mean of as many independent draws, up to which a rate is believed in
+full, and from which none is."""
+
 
 def total_error(problem: Problem, fit: FoldFit, residual_error: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
     """Return the standard error of the fit's mean, in the problem's units.
@@ -84,7 +88,9 @@ def refit_variance(outline: Outline, mean: Float[np.ndarray, " p"], refits: Refi
     one is taken of that without one fold and of the average over halves and quarters. Means, and regressions on fixed
     features, have a = ½: these are then the jackknife and balanced half samples. Kernels converge faster. Their
     quarters deviate, in squares, 4^a + 1 times as much as their halves, which gives a, between ½ and 1¼. It is kept
-    closer to ½ the fewer draws participate: on integrands that grow, halves and quarters differ by chance.
+    closer to ½ the fewer draws participate: on integrands that grow, halves and quarters differ by chance. So it is
+    where fits on quarters are hardly better than a plain mean: they do not converge yet, as between two modes that
+    chains with few effective draws seldom cross, and no rate follows from how wrong they are.
 
     Where draws are few (`are_few`) halves and quarters say nothing: only single folds are left out, at the rate ½.
     """
@@ -106,9 +112,12 @@ def refit_variance(outline: Outline, mean: Float[np.ndarray, " p"], refits: Refi
     if few:
         return variance(refits.without_fold, without_fold, slow)
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = 3 * variance(refits.quarters, quarters, slow) / variance(refits.halves, halves, slow)
-        rate = 0.5 * np.log2(np.maximum(ratio - 1, 2.0))
-    fastest = np.clip(0.5 + (FASTEST - 0.5) * (share - low) / (high - low), 0.5, FASTEST)
+        of_quarters = 3 * variance(refits.quarters, quarters, slow)
+        rate = 0.5 * np.log2(np.maximum(of_quarters / variance(refits.halves, halves, slow) - 1, 2.0))
+        # Values have unit variance, so that a plain mean of independent draws has the variance 1/total.
+        least, most = ON_QUARTERS
+        converged = np.clip((most - np.sqrt(outline.total * of_quarters)) / (most - least), 0.0, 1.0)
+    fastest = 0.5 + (FASTEST - 0.5) * np.clip((share - low) / (high - low), 0.0, 1.0) * converged
     rate = np.where(np.isfinite(rate), np.minimum(rate, fastest), 0.5)
     on_halves, on_quarters = variance(refits.halves, halves, rate), variance(refits.quarters, quarters, rate)
     on_parts = np.where(np.isfinite(on_quarters), (on_halves + on_quarters) / 2, on_halves)

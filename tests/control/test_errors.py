@@ -73,13 +73,14 @@ def test_the_rate_of_convergence_is_read_off_halves_and_quarters(rate, rng):
     halves, quarters = Subsets.of(8)
     kept = (~np.eye(8, dtype=bool), halves, quarters)
     means = [rng.normal(size=(len(k), 2000)) * np.sqrt(k.mean(axis=1)[:, None] ** (-2 * rate) - 1) for k in kept]
-    fit = PlainMean().crossfit(problem)._replace(mean=np.zeros(2000), refits=Refits(*means))
-    every = np.full(2000, 800.0)
-    found = refit_variance(problem._replace(participants=every).outline, fit.mean, fit.refits)
+    every, error = np.full(2000, 800.0), 1e-3  # that of the plain mean is 0.035
+    of_all, of_none = (problem._replace(participants=part).outline for part in (every, 0 * every))
+    small, large = (Refits(*(scale * part for part in means)) for scale in (error, 1.0))
+    found = refit_variance(of_all, np.zeros(2000), small) / error**2
     assert 0.9 < np.median(found) < 1.6
-    slow = refit_variance(
-        problem._replace(participants=0 * every).outline, fit.mean, fit.refits
-    )  # no draw participates: the rate of a mean
+    # Where no draw participates, and where a quarter's fit is worse than its plain mean, it is the rate of a mean.
+    slow = refit_variance(of_none, np.zeros(2000), small) / error**2
+    np.testing.assert_allclose(refit_variance(of_all, np.zeros(2000), large), slow, rtol=1e-9)
     assert np.median(slow) >= 0.99 * np.median(found)
     if rate > 0.5:
         assert np.median(slow) > 2 * np.median(found)
