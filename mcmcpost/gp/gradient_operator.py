@@ -202,6 +202,8 @@ def cross_matmul(
     With S_ab = δ_ab·Z_b (stationary) or x_a·Z_b and W = A₂∘S ∓ A₁α: values are (A₁∘S)1 + κα, gradients A₁Z + (W1)x − Wy
     or A₁Z + Wy. The paper's (9), and C.2 as corrected.
     """
+    # 1,000 gradients in 100 dimensions: 0.82 of the time of an sgemm, and 20.8 MB for a whole solve
+    # (docs/results/gradient_gp.md, gradient_gram_matrix_free).
     alpha, Z = split_weights(V, x.shape[1])
     along = product(x, Z)
     # S_ab = δ_ab·Z_b without an (m, n, d) array of differences.

@@ -19,8 +19,7 @@ from threadpoolctl import ThreadpoolController
 
 from mcmcpost.solve.iterative import Outcome, Solution, column_norms
 
-# Eight rungs of ten take η = 1e-8 to 1, noise as large as the mean of diag K₀: beyond that a fit is
-# of noise.
+# Eight rungs take the default η, 1e-8, to 1: noise as large as the mean of diag K₀.
 LADDER_STEP = 10.0
 
 LADDER_LENGTH = 8
