@@ -190,8 +190,8 @@ class GradientCG(AbstractGradientSolver):
         close = _clustered(gram)
 
         def precondition(residual: Float[Array, "nw k"]) -> Float[Array, "nw k"]:
-            # On spread points it does not pay: 8.8 s for 717 products against 3.3 s for 520, of 1,000
-            # gradients in 100 dimensions (docs/results/gradient_gp.md, gradient_gram_matrix_free).
+            # On spread points it does not pay: 8.8 s for 717 products against 3.3 s for 520, of
+            # 1,000 gradients in 100 dimensions (docs/results/gradient_gp.md, matrix_free).
             if self.precondition is None:
                 return jax.lax.cond(close, scaled, lambda same: same, residual)
             return scaled(residual) if self.precondition else residual
