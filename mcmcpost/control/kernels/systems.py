@@ -455,5 +455,6 @@ def solve_iterative(
     solved, steps, converged = system.solve(basis, solver, basis, 1, start)
     images = solved[0]
     first = jnp.zeros(basis.shape[1], basis.dtype).at[0].set(1.0)
-    rule = images @ jnp.linalg.solve((basis.T @ images).T, first)
+    # Not the transpose: of an unfinished solve HᵀX is not symmetric, and Hᵀw = HᵀX(HᵀX)⁻¹e₁ = e₁.
+    rule = images @ jnp.linalg.solve(basis.T @ images, first)
     return rule, rule @ system.product(rule[:, None])[:, 0], steps, converged
