@@ -161,6 +161,7 @@ class Auto(AbstractControlVariate):
         families, labels = self.families(own, own.num_train)
         if families:
             say_step(labels[-1])
+            # Fields of degree three and more spoil the tails of distribution functions (section 2).
             most = _serving(labels)
             system = linear_system(own, families[:1])
             first = choose_families(own, own.outline, system, labels[:1], lowest)
@@ -175,14 +176,19 @@ class Auto(AbstractControlVariate):
             controlled = np.array([status is not Status.PLAIN for status in best.status])
             lowest = np.where(controlled, judged_variance(problem, best), lowest)
             tried.append({"method": labels[-1], "integrands": problem.values.shape[1]} | best.info)
+            # Functions of one coordinate next: they use the linear fits' fields, at little cost.
             best, lowest = crossfit_of_coordinates(own, best, lowest, partial(nested_fits, system, labels, most))
         for method, columns in self._dearer(problem, lowest):
             say_step(method.label)
             some = problem.select(columns)
             for candidate, fit in _crossfits(some, method):
                 honest = judged_variance(some, fit)
+                # Chosen by the error that would be reported; a richer method must be five per cent
+                # better.
                 better = np.isfinite(honest) & (honest * NEED < lowest[columns]) & (lowest[columns] > ROUNDING**2)
                 if isinstance(method, SemiExact) and isinstance(method.tuning, OwnGridREML):
+                    # An excursion to a tail looks to a kernel like many draws, hence not for slow
+                    # integrands.
                     better[better] = ~_mix_slowly(some, np.flatnonzero(better))
                 best = replace_columns(best, fit, columns[better], np.flatnonzero(better))
                 lowest[columns] = np.where(better, honest, lowest[columns])
@@ -234,11 +240,14 @@ class Auto(AbstractControlVariate):
         """Yield what costs more than the linear families, and the integrands that it is worth trying for."""
         d, train = problem.draws.shape[1], problem.num_train
         top = MAX_DEGREE.get(d, 3) if self.max_degree is None else self.max_degree
+        # The first degree that was too large for the linear families is tried with a ridge.
         degree = max(
             (b for b in range(1, top + 1) if train >= DRAWS_PER_RIDGED * num_polynomial_features(d, b)), default=0
         )
         if degree < top:
             q = num_polynomial_features(d, degree + 1)
+            # q may exceed the draws, where the work of the decomposition is min(m, q)² times the
+            # other.
             if (
                 q <= max(MAX_FEATURES, 4 * train)
                 and len(problem.counts) * q * min(len(problem.counts), q) <= SMALL_WORK
@@ -270,6 +279,7 @@ class Auto(AbstractControlVariate):
         folds = problem.folds.thin(states)
         degree = max((b for b in (1, 2) if b <= top and has_enough(b, d, folds.num_train)), default=0)
         size = float(folds.num_everyone)
+        # 3t³ for the factorisations of one kernel, mtd for its values at all states.
         if not degree or 3 * size**3 + m * size * d > self.max_work or size**2 * d > SHARED * self.max_work:
             return None
         return SemiExact(degree, tuning=tuning, solver=Cholesky(), max_states=states)
@@ -282,11 +292,13 @@ class Auto(AbstractControlVariate):
         top = MAX_DEGREE.get(few.draws.shape[1], 3) if self.max_degree is None else self.max_degree
         method = self._semi_exact(few, TRIAL_STATES, top, GridREML(polish=False))
         if method is None:
+            # Where no trial can be made nothing speaks against the kernel.
             return np.ones(few.values.shape[1], bool)
         plain = plain_variance(few)
         fits = choose_families(own, own.outline, linear_system(own, families), labels, plain)
         linear = judged_variance(own, fits.at_states())
         kernel = judged_variance(few, crossfit_kernel(few, method, method.degree))
+        # Against the better of both: a linear fit on few states may be worse than the plain mean.
         return kernel * PROMISING < np.fmin(linear, plain)
 
 
@@ -303,6 +315,7 @@ def _crossfits(problem: Problem, method: AbstractControlVariate) -> Iterator[tup
     """Yield a candidate and its fit; after a semi-exact one that is compared, the kernel alone."""
     if isinstance(method, SemiExact) and is_compared(problem, method):
         semi, alone = crossfit_both(problem, method)
+        # Two fits that agree in every part of the draws may share what they have not seen.
         apart = PART_OF_DISTANCE * np.abs(semi.mean - alone.mean)
         yield method, semi
         yield ControlFunctional(max_states=method.max_states), alone._replace(doubt=np.fmax(alone.doubt, apart))
@@ -312,6 +325,7 @@ def _crossfits(problem: Problem, method: AbstractControlVariate) -> Iterator[tup
 
 def _mix_slowly(problem: Problem, columns: Int[np.ndarray, " k"]) -> Bool[np.ndarray, " k"]:
     """Return for which of some integrands an effective draw takes more than `SLOW` draws."""
+    # Through `inverse`: mixing is that of the chains, repeats included.
     rows = problem.inverse.reshape(problem.num_chains, -1)
     size = np.empty(len(columns))
     for some in in_blocks(len(columns), rows.size):

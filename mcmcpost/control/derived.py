@@ -59,14 +59,18 @@ def expand(parts: Sequence[Smooth], point: Float[np.ndarray, " p"], covariance: 
 
     values, slopes, moments = [], [], []
     for part in parts:
+        # A covariance that is unknown adds nothing to the curvature; the error is NaN by its own
+        # part.
         own = np.nan_to_num(covariance[part.inputs[:, :, None], part.inputs[:, None, :]])
         value, own_slope, moment = map(np.asarray, _program_of(part.function, part.steps)(point[part.inputs], own))
         moments.append(moment)
         values.append(value)
         wide = np.zeros((len(part.names), len(point)))
+        # `add.at`: a function may use one expectation twice, as corr(x, x) does.
         np.add.at(wide, (np.arange(len(wide))[:, None], part.inputs), own_slope)
         slopes.append(wide)
     value, slope = np.concatenate(values), np.concatenate(slopes)
+    # A slope that is not finite has no linear part: the quantity is undefined, not exact.
     smooth = np.isfinite(slope).all(axis=1) & ~np.isnan(value)
     return Expansion(
         value=np.where(smooth, value, np.nan),
@@ -89,10 +93,13 @@ def _program_of(
         at: Float[Array, " r"], covariance: Float[Array, "r r"]
     ) -> tuple[Float[Array, ""], Float[Array, " r"], Float[Array, ""]]:
         value, slope = jax.value_and_grad(function)(at)
+        # With M = HC: ½ tr(HCHC) + (½ tr HC)², section 2, Functions of expectations.
         product = jax.hessian(function)(at) @ covariance
         moment = 0.5 * jnp.sum(product * product.T) + (0.5 * jnp.trace(product)) ** 2
         if steps:
             unit = jnp.eye(len(at))
+            # The value three errors away along each axis tells a step, of which slope and curvature
+            # are zero.
             directions = jnp.concatenate([jnp.zeros((1, len(at))), unit, -unit])
             found = jax.vmap(lambda direction: function(at + 3.0 * jnp.sqrt(jnp.diagonal(covariance)) * direction))(
                 directions
@@ -125,8 +132,10 @@ def estimate_derived(
     terms = None if source is None else method.crossfit(source)
     means = assemble(sample, options, source, terms)
     about = expand(parts, means.mean, means.covariance)
+    # The plain mean's error needs the expansion at the plain means, with their covariance.
     at_plain = expand(parts, means.mean_plain, covariance_of(sample.values, means.mcse_plain, weights))
     fixed = sample.finite & ~sample.varying  # what is left of a constant is rounding
+    # h = g(μ̂) + ∇gᵀ(f − μ̂), whose refits and residuals are ∇gᵀ times those of f.
     series = combine(sample.values - means.mean, np.where(fixed, 0.0, about.slope)) + about.value
     labels = tuple(name for part in parts for name in part.names)
     linear = Sample.of(sample.trace, labels, series, np.zeros(len(labels), bool), sample.states)
@@ -137,10 +146,12 @@ def estimate_derived(
     found = assemble(linear, options, problem, fit)
     constant_error = np.where(sample.varying, 0.0, means.mcse)  # of what was not seen, which has no part in the series
     unseen, unseen_plain = (combine(constant_error**2, part.slope**2) for part in (about, at_plain))
+    # In squares: the error of the linear part, the second-order term, and what was not seen.
     mcse_plain = np.sqrt(found.mcse_plain**2 + at_plain.curvature**2 + unseen_plain)
     mcse = np.sqrt(found.mcse**2 + about.curvature**2 + unseen)
     constant = linear.finite & ~linear.varying  # the slope is zero
     with np.errstate(invalid="ignore"):
+        # A constant has no residuals to judge by: the smaller error decides.
         controlled = np.where(constant, mcse < mcse_plain, [label != PlainMean().label for label in found.method])
     mcse = np.where(controlled, mcse, mcse_plain)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -152,6 +163,7 @@ def estimate_derived(
     status[changed & controlled] = Status.CONTROLLED
     status[changed & ~controlled] = Status.BAD_SCORES if options.bad_scores else Status.PLAIN
     with np.errstate(invalid="ignore"):
+        # Mostly the error of an unseen event: the status says so, not how it was combined.
         status[unseen > 0.5 * mcse**2] = Status.UNSEEN
     return found._replace(
         mean=np.where(controlled, found.mean, at_plain.value),
@@ -261,14 +273,17 @@ def estimate_spread(kind: Kind, sample: Sample, method: AbstractControlVariate, 
 
     They are functions of the means of the integrands, centred and of unit standard deviation, and of their products.
     """
+    # A product with a constant indicator is an event that was not seen, too.
     weights, scaled, varies = sample.trace.weights, sample.scaled, sample.varying
     events = np.isin(sample.values[0, 0], (0.0, 1.0)) & sample.events
     with np.errstate(invalid="ignore"):
         sd = np.where(varies, sd_over_draws(scaled, weights), 1.0)
         standard = (scaled - mean_over_draws(scaled, weights)) / sd * varies
     pairs = Pairs.of(kind, sample.names)
+    # Products of a fixed entry are exactly zero, not unseen.
     fixed = ~varies & ~events  # as the zeros of a Cholesky factor: what it has to do with others is zero, too
     products = Sample.of(
+        # The means and the mean products of the integrands, each fitted once for all pairs.
         sample.trace,
         pairs.names,
         pairs.products(standard),
@@ -315,11 +330,13 @@ class Pairs(NamedTuple):
     def unit(self, kind: Kind, sd: Float[np.ndarray, " p"]) -> Float[np.ndarray, " q"]:
         """Return the unit of each spread, from those of the integrands."""
         one, two = self.asked
+        # A root for each factor: the product of two units may overflow where the quantity does not.
         return np.sqrt(sd[one] ** kind.power) * np.sqrt(sd[two] ** kind.power)
 
 
 def image(fit: FoldFit, source: Problem, problem: Problem, slope: Float[np.ndarray, "q k"]) -> FoldFit:
     """Return the control variates of linear combinations, the integrands of `problem`, from those of `source`."""
+    # From the units of the integrands to those of their combination.
     weights = slope * source.scale / problem.scale[:, None]
     plain = np.array([status is Status.PLAIN for status in fit.status])
     over_folds = mean_of_residuals(source, fit.control)[1]  # those of a plain mean, which says nothing of its refits
@@ -329,6 +346,7 @@ def image(fit: FoldFit, source: Problem, problem: Problem, slope: Float[np.ndarr
         mean=combine(fit.mean, weights),
         control=combine(fit.control, weights),
         refits=columnwise(lambda means: combine(means, weights), refits),
+        # Absolute: what the parts doubt may point the same way.
         doubt=combine(fit.doubt, np.abs(weights)),
         status=tuple(min((fit.status[j] for j in own), key=WORST_FIRST.index) for own in terms),
         method=tuple(" + ".join(dict.fromkeys(fit.method[j] for j in own if not plain[j])) for own in terms),
@@ -341,5 +359,6 @@ def combine(columns: Float[np.ndarray, "*n k"], weights: Float[np.ndarray, "q k"
     known = np.isfinite(columns)
     if known.all():
         return columns @ weights.T
+    # NaN times a weight of zero is NaN, and must not reach combinations that do not use it.
     lost = ~known @ (weights != 0).T
     return np.where(lost, np.nan, np.where(known, columns, 0.0) @ weights.T)

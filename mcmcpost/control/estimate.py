@@ -183,6 +183,7 @@ class Estimate(NamedTuple):
         if tree is not None:
             check_tree_type("Estimate.to_datatree", tree)
         new = xarray.DataTree() if tree is None else tree.copy()
+        # Runs of draws, of estimates from sums, have no places in the trace.
         places = _chain_draw(new, self.residuals.shape) if self._along == "draw" else {}
         coords = {"quantity": names, "quantity_bis": names, **places}
         results = xarray.Dataset(variables, coords=coords, attrs=_attrs(self))
@@ -273,6 +274,7 @@ def estimate_expectations(sample: Sample, method: AbstractControlVariate, option
     An integrand with a NaN or infinity is returned as NaN, ``undefined``.
     """
     options.check(sample.trace)
+    # The same values are fitted once: a correlation matrix would be fitted twice.
     distinct, place = sample.without_repeats()
     found = estimate_distinct(distinct, method, options)
     return found if distinct is sample else spread(found, sample.names, place)
@@ -291,6 +293,7 @@ def spread(estimate: Estimate, names: tuple[str, ...], place: Int[np.ndarray, " 
     """
     firsts: dict[tuple[int, str], str] = {}
     doubles = {}
+    # By the variable too: corr and cov may agree at every draw and both be wanted.
     for name, at in zip(names, place.tolist(), strict=True):
         first = firsts.setdefault((at, name.partition("[")[0]), name)
         if first != name:
@@ -304,6 +307,7 @@ def rescaled(estimate: Estimate, units: Float[np.ndarray, " p"]) -> Estimate:
         return estimate
     names = ("mean", "mcse", "sd", "mean_plain", "mcse_plain", "mean_crossfit", "residuals")
     scaled = {name: getattr(estimate, name) * units for name in names}
+    # A covariance has the square of the units, which may overflow where the errors do not.
     with np.errstate(over="ignore"):
         return estimate._replace(**scaled, covariance=estimate.covariance * units[:, None] * units)
 
@@ -322,6 +326,7 @@ def assemble(
     """
     plain = plain_means(sample, sizes)
     values, columns, weights = sample.scaled, sample.columns, sample.trace.weights
+    # Plain means come first; what is fitted is appended, and `source` says which of both is used.
     parts, residuals = [plain], values.copy()
     source = np.arange(len(plain.mean))
     info: dict[str, Any] = {}
@@ -331,22 +336,28 @@ def assemble(
         for some in in_blocks(len(columns), values.shape[0] * values.shape[1]):
             index, own = columns[some], problem.select(some)
             asked, residual = columns_of(values, index), np.zeros((*values.shape[:2], len(index)))
+            # Views of the same memory: blocks of rows are written in place of a copy of all draws.
             rows = residual.reshape(-1, len(index)), asked.reshape(-1, len(index))
             for block in in_blocks(*rows[0].shape):
+                # Copies of a state share the control variate; f is that of the draw itself.
                 rows[0][block] = rows[1][block] - fit.control[problem.inverse[block], some] * own.scale
             without = columnwise(lambda fields, index=index: fields[index], plain)
             seen, chosen = Residuals.of(residual, asked, weights), fit.select(some)
             mean = own.location + own.scale * chosen.mean
+            # In the problem's units, in which integrands have unit standard deviation.
             mcse = own.scale * total_error(own, chosen, seen.error / own.scale)
             part = judge(mean, mcse, seen, without, chosen.status, chosen.method, own.outline, options)
+            # A control variate that was not believed leaves no trace in residuals and covariance.
             for place, used in enumerate(index):
                 if part.used[place]:
                     residuals[..., used] = residual[..., place]
             parts.append(part)
     found = columnwise(lambda *arrays: np.concatenate(arrays)[source], *parts)
+    # Scores that failed the gate mark every estimate, plain ones included, unless nothing varies.
     marked = sample.varying & (options.bad_scores and not sample.too_few)
     heavy = np.zeros(len(plain.mean), bool)
     fitted = sample.fitted_values
+    # Of weighted draws a few influences may carry the error though f itself has light tails.
     heavy[columns] = heavy_tailed(fitted if weights is None else weights.influence(fitted))
     doubtful: tuple[Status, ...] = TRUSTED
     if weights is not None:
@@ -386,6 +397,7 @@ def covariance_of(
         for rows in in_blocks(*flat.shape):
             unit = (flat[rows] - mean) / np.where(norm > 0, norm, 1.0)
             correlation += unit.T @ unit
+    # A constant has correlation 1 with itself, where its zero norm would give 0.
     np.fill_diagonal(correlation, 1.0)
     return correlation * mcse[:, None] * mcse[None, :]
 
@@ -419,6 +431,7 @@ def worth_of(estimate: Estimate, seconds: float) -> str:
     A gain is a factor of draws, and so of the time that they took, in which warm-up counts if the sampler's record
     counts it. Quantities whose gain is not reported are left out; without any other the text is empty.
     """
+    # Gains of what was not fitted, or is exact, say nothing of the time that sampling would take.
     gains = np.array([estimate.gain[j] for j in estimate.listed if estimate.status[j] not in WITHOUT_GAIN])
     chains, draws, _ = estimate.residuals.shape
     # Sums over traces of several lengths know how many draws there were.
@@ -463,14 +476,17 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         for name in ("mean", "mcse", "sd", "mean_plain", "mcse_plain", "variance_ratio", "mean_crossfit")
     )
     rows = [part.residuals.shape[0] * part.residuals.shape[1] for part in estimates]
+    # Estimates from sums have runs in place of draws and know how many draws there were.
     draws = np.array([part.info.get("num_draws", own) for part, own in zip(estimates, rows, strict=True)])
     sizes = np.array([part.info.get("ess", size) for part, size in zip(estimates, draws, strict=True)])
     share = (sizes / sizes.sum())[:, None]
     methods = list(zip(*(part.method for part in estimates), strict=True))
+    # Equal methods have variances in the ratio of the draws: known weights, no noise of their own.
     alike = np.array([len(set(own)) == 1 for own in methods], bool)
     weight = _weights(mean, mcse, sd, share, alike)
     noise = np.where(alike, 1.0, 1 + 4 * (weight * (1 - weight)).sum(axis=0) / FREEDOM)
     known = np.isfinite(mcse)
+    # Independent parts: squares of weights times errors add. A part without an error has no weight.
     total = np.sqrt(noise * (weight**2 * np.where(known, mcse, 0.0) ** 2).sum(axis=0))
     error = np.where(known.any(axis=0), total, np.nan)
     middle = (share * mean_plain).sum(axis=0)
@@ -479,9 +495,11 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
     for own, part in zip(weight, estimates, strict=True):
         outer += own[:, None] * own * np.where(np.isfinite(part.covariance), part.covariance, 0.0)
     mean = (weight * mean).sum(axis=0)
+    # Of a quantity that is NaN in one part nothing is claimed.
     error = np.where(np.isnan(mean), np.nan, error)
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(error > 0, (plain / error) ** 2, 1.0)
+        # Var f / Var residual of all draws, not the mean of the parts' ratios.
         scattered = (share * sd**2).sum(axis=0) / (share * sd**2 / ratio).sum(axis=0)
     return Estimate(
         names=estimates[0].names,
@@ -491,6 +509,7 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         variance_ratio=np.where(sd.max(axis=0) > 0, scattered, 1.0),
         status=tuple(min(own, key=WORST_FIRST.index) for own in zip(*(p.status for p in estimates), strict=True)),
         method=tuple(" + ".join(dict.fromkeys(own)) for own in methods),
+        # Variance within parts and between their means.
         sd=np.sqrt((share * (sd**2 + (mean_plain - middle) ** 2)).sum(axis=0)),
         mean_plain=middle,
         mcse_plain=plain,
@@ -517,10 +536,12 @@ def _weights(
     alike: Bool[np.ndarray, " p"],
 ) -> Float[np.ndarray, "k p"]:
     known = np.isfinite(mcse)
+    # An exact part has an error of rounding, not of zero: 1/0² would be NaN in the weights.
     rounding = np.finfo(float).eps * (np.abs(mean) + sd) + np.finfo(float).tiny
     with np.errstate(invalid="ignore"):
         precision = 1 / np.maximum(mcse / rounding.max(axis=0), 1.0) ** 2
     weight = np.where(known, np.where(alike, share, precision), 0.0)
+    # Where no part has an error, as with too few draws, the draws are the weights.
     weight = np.where(known.any(axis=0), weight, share)
     return weight / weight.sum(axis=0)
 
@@ -531,6 +552,7 @@ def repeated_chain(estimates: Sequence[Estimate]) -> tuple[int, int] | None:
     Rare events look alike in different chains: only residuals of many values tell, or an estimate that is there twice.
     """
     heads = [np.asarray(part.residuals[:, :COMPARED]) for part in estimates]
+    # The same draws, not the same law: identical heads do not occur in independent chains.
     for (i, ours), (j, theirs) in itertools.combinations(enumerate(heads), 2):
         if np.array_equal(ours, theirs, equal_nan=True) and (np.ptp(ours, axis=1) > 0).any():
             return i, j
@@ -543,6 +565,7 @@ def repeated_chain(estimates: Sequence[Estimate]) -> tuple[int, int] | None:
 
 def contradicting(estimates: Sequence[Estimate], pooled: Estimate) -> Bool[np.ndarray, " p"]:
     """Return for which quantities a part contradicts the pooled estimate at the level of five standard errors."""
+    # What both know exactly may differ by rounding of the sums.
     rounding = 1e-9 * (np.abs(pooled.mean) + pooled.sd) + np.finfo(float).tiny
     found = np.zeros(len(pooled.names), bool)
     for part in estimates:
@@ -551,6 +574,8 @@ def contradicting(estimates: Sequence[Estimate], pooled: Estimate) -> Bool[np.nd
             found |= plain > rounding + scipy.stats.norm.isf(DISAGREEMENT) * np.hypot(
                 part.mcse_plain, pooled.mcse_plain
             )
+            # The errors of fits come from refits with about seven degrees of freedom, hence
+            # Student's t.
             found |= gap > rounding + scipy.stats.t.isf(DISAGREEMENT, FREEDOM) * np.hypot(part.mcse, pooled.mcse)
     return found
 

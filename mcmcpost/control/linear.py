@@ -88,6 +88,7 @@ class LinearSystem(NamedTuple):
         """Return the system of a problem with other integrands at the same states: its basis is the same."""
         if self.rows is None:
             return linear_system(problem, self.families)
+        # The basis depends on the states alone: only right-hand sides are new, Θ = Σ n q fᵀ.
         start = self.rows.T @ (problem.values * problem.counts[:, None])
         residual = problem.values - self.rows @ start
         moments = Moments.of(self.rows, residual, problem.labels, problem.counts, problem.folds.num_folds)
@@ -180,6 +181,7 @@ def linear_system(problem: Problem, families: Sequence[AbstractFamily]) -> Linea
     sums, block by block, in memory of the order of (folds)·q².
     """
     width = 1 + sum(family.size for family in families)
+    # The work m·w² is that of a square matrix of this order.
     with blas_threads(np.cbrt(float(len(problem.counts)) * width * width)):
         if is_large(len(problem.counts) * width):
             return _system_from_sums(problem, tuple(families))
@@ -192,6 +194,7 @@ def centred_system(problem: Problem, families: Sequence[AbstractFamily]) -> Line
     controls = controls_of(families, np.asarray(problem.draws), np.asarray(problem.scores))[:, 1:]
     controls *= (problem.counts > 0)[:, None]
     norms = _norms(np.sqrt(problem.counts @ controls**2))
+    # Orthonormal under the counts: rows times their roots.
     kept = independent_columns(
         np.concatenate([np.ones((len(controls), 1)) / np.sqrt(total), controls / norms], axis=1)
         * np.sqrt(problem.counts)[:, None]
@@ -219,10 +222,12 @@ def _system_in_memory(problem: Problem, families: tuple[AbstractFamily, ...]) ->
     weighted /= norms
     constant = root / np.sqrt(total)
     across = (constant.T @ weighted)[0]
+    # Centred by the constant of unit norm, as it is the first column of the basis and unpenalised.
     weighted -= constant * across
     ends = np.cumsum([0] + [family.size for family in families])
     kept = np.ones(weighted.shape[1], bool)
     mix = None
+    # From sums where they tell (`CLEAR`): a QR of all controls is left to what they cannot.
     if weighted.shape[1] < m:
         kept, r = _independent(weighted.T @ weighted, families)
         q = scipy.linalg.solve_triangular(r, weighted[:, kept].T, trans=1).T
@@ -237,11 +242,13 @@ def _system_in_memory(problem: Problem, families: tuple[AbstractFamily, ...]) ->
         # More controls than draws: the basis is that of the draws, and only the constant is to be had from it.
         q, r, order = scipy.linalg.qr(weighted, mode="economic", pivoting=True)
         rank = int(np.count_nonzero(np.abs(np.diagonal(r)) > DISTANCE))
+        # The map back is not unique: the least-norm one shrinks as a ridge on all controls would.
         q, inverse = q[:, :rank], np.linalg.pinv(r[:rank, np.argsort(order)])
         sizes = (rank + 1,) * len(families)
         rule = _mix(inverse, across, norms, total)[0]
     basis = np.concatenate([constant, q], axis=1)
     start = basis.T @ (problem.values[:m] * root)
+    # Rows at the states are without the roots, since moments bring the counts again.
     rows = np.zeros((len(problem.counts), basis.shape[1]))
     rows[:m] = basis / root
     residual = problem.values - rows @ start
@@ -286,6 +293,7 @@ def system_of(
     first : of the constant and the controls. total : the draws, by weight.
     look : the sums of xᵀM and f − xᵀMθ from M and θ, where the draws can be seen again; else they come from the first.
     """
+    # gram is Σ n xxᵀ with x = (1, φ): its first row holds the sums of the controls.
     width, gram = first.gram.shape[1], first.gram.sum(axis=0)
     norms = _norms(np.sqrt(np.diagonal(gram)[1:]))
     across = gram[0, 1:] / norms / np.sqrt(total)
@@ -299,6 +307,7 @@ def system_of(
     mix[np.concatenate([[True], kept])] = small
     moments = first.mixed(mix)
     start = PositiveMatrix(moments.gram.sum(axis=0)).solve(moments.cross.sum(axis=0))
+    # f − Qθ from a second look keeps the digits of small residuals; sums alone lose them.
     moments = moments.less(start) if look is None else look(mix, start)
     return LinearSystem(families, sizes, kept, small, None, moments, start, small[0], inverse)
 
@@ -314,8 +323,10 @@ def _independent(
     for family in families:
         before, block = np.flatnonzero(kept), np.arange(end, end + family.size)
         end += family.size
+        # As in a block Cholesky: what the families before leave of this one is `inner`.
         link = scipy.linalg.solve_triangular(upper, gram[np.ix_(before, block)], trans=1)
         inner = gram[np.ix_(block, block)] - link.T @ link
+        # Pivots are squared distances from the span of those before: the tolerance is squared too.
         _, order, rank, _ = scipy.linalg.lapack.dpstrf(inner, tol=DISTANCE_FROM_SUMS**2, lower=1)
         own = np.sort(order[:rank] - 1)  # LAPACK counts from one
         kept[block[own]] = True
@@ -404,6 +415,7 @@ class Part(NamedTuple):
         moved = fit.without - self.start
         moved[:, 0] += (fit.mean - fit.refits.without_fold) * np.sqrt(self.total)
         gram, cross, squares = self.moments
+        # Section 2, Residuals from sums: Σ n e² = Σ (S − 2δᵀB + δᵀGδ), δ being `moved`.
         image = gram @ moved
         sums = (cross[:, 0] - image[:, 0]).sum(axis=0) / np.sqrt(self.total)
         squared = (squares + (moved * (image - 2 * cross)).sum(axis=1)).sum(axis=0) / self.total
@@ -423,7 +435,10 @@ class Solver:
         self.penalty = np.zeros((size, size))
         if ridge:
             inverse = system.inverse[:, : size - 1]
+            # ρCᵀC on coefficients of controls of unit norm; the constant, the first, is free.
             self.penalty[1:, 1:] = ridge * (inverse.T @ inverse)
+        # One factor a fold and ridge for all families. With the basis from sums the 176 means of
+        # the radon model went from 6.4 to 4.7 CPU s, a random walk's from 1.9 to 1.35 (a09d03a).
         whole = gram.sum(axis=0) + self.penalty
         self.whole = PositiveMatrix(whole)
         # Less one fold, not the sum of the others: a tenth of the time, and folds are no small part of the whole.
@@ -440,6 +455,7 @@ class Solver:
         whole = cross.sum(axis=0)
 
         def coefficients(matrix: PositiveMatrix, right: np.ndarray) -> Float[np.ndarray, "r p"]:
+            # γ = Θ + (G + ρCᵀC)⁻¹(B − ρCᵀCΘ), section 2, Fits on some folds.
             return start + matrix.solve(right - shrunk)
 
         mean = rule @ coefficients(self.whole, whole)
@@ -470,6 +486,7 @@ def affordable(
     size = 1
     for place, (family, label) in enumerate(named):
         wanted = size + family.size
+        # 2·n·q² multiplications for the Gram matrices of the two looks at n states.
         enough = num_train >= DRAWS_PER_RIDGED * wanted and 2 * num_train * wanted**2 <= max_work
         if wanted <= (MAX_FEATURES if place else MAX_SCORES + 1) and enough:
             families.append(family)

@@ -41,6 +41,7 @@ class Refits(NamedTuple):
     def of_means(cls, sums: Float[np.ndarray, "k p"], sizes: Float[np.ndarray, " k"]) -> "Refits":
         """Return the means over parts of the folds, from the sum over each and its size."""
         k, p = sums.shape
+        # Quarters of a mean tell nothing that halves do not: its rate is known to be ½.
         parts = ~np.eye(k, dtype=bool), Subsets.of(k).halves
         without_fold, halves = (kept @ sums / (kept @ sizes)[:, None] for kept in parts)
         return cls(without_fold, halves, cls.none(k, p).quarters)
@@ -79,11 +80,13 @@ def columnwise[Columns: tuple](operation: Callable[..., np.ndarray], *records: C
     """
     fields: list[Any] = []
     for parts in zip(*records, strict=True):
+        # `info` is of a whole fit and has no columns.
         if isinstance(parts[0], dict):
             fields.append(parts[0])
         elif hasattr(parts[0], "_fields"):
             fields.append(columnwise(operation, *parts))
         elif isinstance(parts[0], tuple):
+            # As object arrays, so that one indexing operation serves statuses and numbers alike.
             fields.append(tuple(operation(*(np.array(part, dtype=object) for part in parts))))
         else:
             fields.append(operation(*parts))
@@ -173,12 +176,14 @@ def refuse_weighted(label: str, problem: Problem) -> None:
 def mean_of_residuals(problem: Problem, control: Float[np.ndarray, "m p"]) -> tuple[Float[np.ndarray, " p"], Refits]:
     """Return the mean of the held-out residuals as the estimate, and that over parts of the folds."""
     folds, counts = problem.folds, problem.counts
+    # Sums over folds serve the mean and all refits: no pass over the draws for each.
     sums, sizes = folds.totals(problem.values, counts) - folds.totals(control, counts), problem.outline.sizes
     return sums.sum(axis=0) / sizes.sum(), Refits.of_means(sums, sizes)
 
 
 def merge_fits(old: FoldFit, new: FoldFit, take: Bool[np.ndarray, " p"]) -> FoldFit:
     """Return `old` with the columns `take` from `new`, and without `info`."""
+    # Without `info`, whose lists are of one of the two fits.
     return columnwise(lambda a, b: np.where(take, b, a), old, new)._replace(info={})
 
 
@@ -192,6 +197,7 @@ def replace_columns(
         found[..., columns] = b[..., places]
         return found
 
+    # An empty choice keeps `old` as it is, with its `info`.
     return columnwise(put, old, new)._replace(info={}) if len(columns) else old
 
 

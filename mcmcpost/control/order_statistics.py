@@ -53,6 +53,7 @@ class QuantileFunction(NamedTuple):
         khat: Float[np.ndarray, " q"],
     ) -> "QuantileFunction":
         """Return the function of S effective draws, whose tails are the last `TAIL` of them, or a quarter."""
+        # A tail of twenty effective draws, but never so much that the middle would be a tail.
         invert, start = partial(order_quantiles, ordered, places), np.minimum(TAIL / size, 0.25)
         inner = start * np.exp(-INNER)
         low, high = invert(inner) - invert(start), invert(1 - inner) - invert(1 - start)
@@ -61,8 +62,10 @@ class QuantileFunction(NamedTuple):
     def __call__(self, levels: Float[np.ndarray, "*s q"]) -> Float[np.ndarray, "*s q"]:
         found = order_quantiles(self.ordered, self.places, np.clip(levels, self.start, 1 - self.start))
         for level, last in ((levels, self.low), (1 - levels, self.high)):
+            # Floor at the smallest normal number: a level of zero is infinitely far out.
             beyond = np.log(self.start / np.clip(level, np.finfo(float).tiny, self.start))
             with np.errstate(over="ignore"):
+                # expm1 keeps the digits where k̂ is near zero and the tail is exponential.
                 found = found + last * np.expm1(self.khat * beyond) / np.expm1(self.khat * INNER)
         return found
 
@@ -73,6 +76,7 @@ class QuantileFunction(NamedTuple):
         doi:10.1080/01621459.1978.10480027), as ``scipy.stats.mstats.mjci``, which knows independent draws only.
         """
         inside, chances = np.clip(levels, 0.0, 1.0), np.exp(-0.5 * STEPS**2)
+        # Quantiles of Beta(Sπ + 1, S(1 − π) + 1) at even normal deviates.
         own = special.betaincinv(size * inside + 1, size * (1 - inside) + 1, special.ndtr(STEPS)[:, None])
         return np.sqrt(chances / chances.sum() @ (self(own) - self(levels)) ** 2)
 
@@ -82,6 +86,7 @@ def tail_shape(
 ) -> Float[np.ndarray, " q"]:
     """Return the Pareto k̂ of the columns whose quantile lies in a tail, and about zero, its least value, elsewhere."""
     found = np.full(len(levels), EXPONENTIAL)
+    # Elsewhere no tail is used, and k̂ is expensive.
     near = np.flatnonzero(size * np.minimum(levels, 1 - levels) < TAIL)
     found[near] = pareto_khat(values[..., near]).clip(EXPONENTIAL)
     return found
@@ -255,12 +260,15 @@ def _ends(
         _smooth(points, values, degree) for points, values in zip(grid, np.split(probabilities, 2), strict=True)
     )
     lower, upper = (np.linspace(points[0], points[-1], FINE) for points in grid)
+    # A fitted polynomial need not increase: its running maximum can be inverted.
     end = np.interp(low(lower) + prob, np.maximum.accumulate(high(upper)), upper)
     excess = low_slope(lower) - high_slope(end)
+    # From a lower density at the left end to a lower one at the right: shortest, not longest.
     crossing = np.flatnonzero((excess[:-1] < 0) & (excess[1:] >= 0))
     if not len(crossing):
         first = 0 if excess[0] >= 0 else -1
         return np.array([lower[first], end[first]])
+    # Of several crossings the one nearest to the middle of the points, where the fit is best.
     k = crossing[np.argmin(np.abs(crossing - FINE // 2))]
     part = -excess[k] / (excess[k + 1] - excess[k])
     return np.array([lower[k] + part * (lower[k + 1] - lower[k]), end[k] + part * (end[k + 1] - end[k])])

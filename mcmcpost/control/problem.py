@@ -98,8 +98,10 @@ class Problem(NamedTuple):
 
     def unrotated(self) -> "Problem":
         """Return the problem in the trace's own coordinates, each of unit standard deviation."""
+        # (LLᵀ)_ii is the variance of coordinate i, whatever the rotation.
         scale = np.linalg.norm(self.lower, axis=1)
         draws = self.draws @ (self.lower / scale[:, None]).T
+        # Scores are rows s = s_x L: s_x D = s L⁻¹D, by a triangular solve.
         scores = self.scores @ scipy.linalg.solve_triangular(self.lower, np.diag(scale), lower=True)
         return self._replace(draws=draws, scores=scores, lower=np.diag(scale))
 
@@ -115,6 +117,7 @@ class Problem(NamedTuple):
     def with_columns(self, values: Float[np.ndarray, "m q"]) -> "Problem":
         """Return the problem of other integrands, given at its states."""
         q = values.shape[1]
+        # What is not known of new integrands is taken to be as bad as the worst of these.
         involved = np.full(q, self.participants.min())
         return self._replace(values=values, location=np.zeros(q), scale=np.ones(q), participants=involved)
 
@@ -131,6 +134,7 @@ class Problem(NamedTuple):
             values=pad_rows(self.values[rows]),
             counts=pad_rows(self.counts[rows]),
             chains=pad_rows(self.chains[rows]),
+            # All of these rows are seen: a fit on some states is a fit on all of this problem's.
             folds=Folds(self.folds.labels[rows], np.ones(len(rows), bool), self.folds.num_folds),
             inverse=np.arange(len(rows)),
             num_chains=1,
@@ -172,6 +176,7 @@ def make_problem(
     copies = counts[:m]
     copies[...] = states.counts
     if weights is not None:
+        # Their sum is Kish's effective size: what divides by Σ counts then counts effective draws.
         copies[...] = np.bincount(states.inverse, weights.values.reshape(-1)) * (weights.ess / size)
     np.floor_divide(states.first, values.shape[1], out=chains[:m], casting="unsafe")
     shift, lower = standard_coordinates(trace.draws, moments, weights) if coordinates is None else coordinates
@@ -205,6 +210,7 @@ def with_values(
 ) -> Problem:
     """Return the problem of other integrands on the same states and folds; arguments as in `make_problem`."""
     m, counts = problem.num_states, problem.counts
+    # Copies of a state may have different values, as generated quantities do: their mean is fitted.
     means = flat = values.reshape(-1, values.shape[-1])
     if m < len(flat):
         means = np.zeros((m, flat.shape[1]))
@@ -212,11 +218,13 @@ def with_values(
         means /= states.counts[:, None]
     location = mean_over_draws(values, weights)
     spread = sd_over_draws(values, weights)
+    # A constant has no scale; it is zero after centring.
     scale = np.where(spread > 0, spread, 1.0)
     f = np.zeros((len(counts), flat.shape[1]))
     for rows in in_blocks(m, flat.shape[1]):
         f[rows] = (means[rows] - location) / scale
     own = participants(f[:m], counts[:m]) if weights is None else participants(_influence(f[:m], counts[:m]))
+    # A tail that no coordinate has visited is missing from every integrand (section 2, Errors).
     involved = np.minimum(own, problem.fewest)
     return problem._replace(values=f, location=location, scale=scale, participants=involved)
 
@@ -233,6 +241,7 @@ def _standardised(
     draws, scores, m, d = states.draws, states.scores, len(states.counts), len(shift)
     z, s = np.zeros((padded(m), d)), np.zeros((padded(m), d))
     for rows in in_blocks(m, 2 * d):
+        # z = L⁻¹(x − μ) and Lᵀs (section 2, Coordinates).
         z[rows] = scipy.linalg.solve_triangular(lower, (draws[rows] - shift).T, lower=True, check_finite=False).T
         s[rows] = scores[rows] @ lower
     return z, s
@@ -256,7 +265,9 @@ def standard_coordinates(
     sd = np.sqrt(np.diagonal(covariance))
     sd = np.where(sd > 0, sd, 1.0)
     if (c * n if weights is None else weights.ess) >= 5 * d:
+        # Correlations, so that the units of the coordinates do not decide what is well conditioned.
         correlation = covariance / sd / sd[:, None]
+        # Below, the last pivots are rounding, and z of rounding would be features.
         if np.linalg.eigvalsh(correlation)[0] > 1e-10:
             return mean, sd[:, None] * np.linalg.cholesky(correlation)
     return mean, np.diag(sd)
@@ -269,6 +280,7 @@ def _moments_of(
     c, n, d = draws.shape
     if weights is not None:
         mean = weights.mean(draws)
+        # Roots of the weights on either side keep the sum of squares one matrix product.
         return mean, _scatter((draws - mean) * np.sqrt(weights.values)[..., None], np.zeros(d)) / (c * n)
     mean = draws.reshape(-1, d).mean(axis=0)
     return mean, _scatter(draws, mean) / (c * n)
@@ -339,6 +351,7 @@ def draw_folds(
         wanted = num_folds or max(MIN_FOLDS, min(num_chains, 2 * MIN_FOLDS))
         if wanted > num_chains:
             each = min(-(-wanted // num_chains), num_draws)
+            # The draws of a run are in the order of their likelihood: blocks would be its shells.
             own = np.arange(num_draws) % each
             return (np.arange(num_chains)[:, None] * each + own[None, :]).reshape(-1)
     elif num_folds is None:
@@ -348,6 +361,7 @@ def draw_folds(
     if wanted <= num_chains:
         chain_fold = np.arange(num_chains) * wanted // num_chains
         return np.repeat(chain_fold.astype(np.int32), num_draws)
+    # Rounded up: at least as many blocks as wanted, all chains cut alike.
     blocks = min(-(-wanted // num_chains), num_draws)
     block = np.arange(num_draws) * blocks // num_draws
     first = np.arange(num_chains, dtype=np.int32)[:, None] * blocks
@@ -360,8 +374,10 @@ def default_folds(draws: Float[np.ndarray, "c n d"]) -> int:
     if num_chains >= MIN_FOLDS:
         return min(num_chains, 2 * MIN_FOLDS)
     length = num_draws / autocorrelation_time(draws)
+    # Cross-fitting needs two folds, one chain or not.
     least = 1 if num_chains > 1 else 2
     if are_few(num_chains * num_draws, draws.shape[-1]):
+        # A fold shorter than five autocorrelation times is better than two folds of few draws.
         least = max(least, min(4 // num_chains, int(length / SHORT_BLOCK)))
     return num_chains * min(-(-MIN_FOLDS // num_chains), max(least, int(length / MIN_BLOCK)))
 
@@ -389,6 +405,7 @@ def _occupied(fold: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
     present = np.zeros(fold.max() + 1, bool)
     for some in in_blocks(len(fold), 1):
         present[fold[some]] = True
+    # Chains that hardly move may leave one fold with all distinct states: two halves then.
     if present.sum() < 2:
         return np.arange(len(fold)) * 2 // len(fold)
     return fold if present.all() else (np.cumsum(present) - 1)[fold]
@@ -489,9 +506,11 @@ def make_joint_problem(
     states : the distinct states of each trace, where the caller has them already.
     num_folds, moments : as for `make_problem`.
     """
+    # The slowest trace decides: fold k is left out of all tasks at once.
     if num_folds is None:
         num_folds = min(default_folds(trace.draws) for trace in traces)
     pooled = np.concatenate([trace.draws.reshape(-1, trace.draws.shape[-1]) for trace in traces])
+    # One pooled map, so that one kernel means the same in every task.
     coordinates = standard_coordinates(pooled[None], moments)
     problems = [
         make_problem(trace, value, states=own, num_folds=num_folds, coordinates=coordinates)
@@ -575,10 +594,12 @@ class Sample(NamedTuple):
         if unseen.any() and trace.weights is not None:
             ess = trace.weights.ess
         elif unseen.any():
+            # Through `inverse`, since repeats count in an effective sample size.
             step = sampling_step((*values.shape[:2], states.draws.shape[1]))
             chains = states.draws[states.inverse.reshape(values.shape[:2])[:, ::step]]
             ess = float(effective_size(chains, chains.std(axis=(0, 1))).min())
         units = units_of(values)
+        # In units in which a variance can neither overflow nor vanish.
         varying = beyond_rounding(in_units(values, units))
         return cls(trace, names, values, events, units, states, finite, varying, unseen, ess)
 
@@ -618,6 +639,7 @@ class Sample(NamedTuple):
         A correlation matrix holds each of its correlations twice.
         """
         first = first_of_same(self.scaled)
+        # Equal after scaling is not equal where the units differ.
         first = np.where(self.units[first] == self.units, first, np.arange(len(first)))
         distinct, place = np.unique(first, return_inverse=True)
         return (self if len(distinct) == len(first) else self.select(distinct)), place
@@ -649,10 +671,12 @@ def first_of_same(values: Float[np.ndarray, "c n p"]) -> Int[np.ndarray, " p"]:
     with np.errstate(invalid="ignore"):
         mean = values.mean(axis=(0, 1))
     size = np.maximum(values.max(axis=(0, 1)), -values.min(axis=(0, 1)))
+    # Equal series have equal means: only neighbours in this order are compared draw by draw.
     order = varies[np.argsort(mean[varies], kind="stable")]
     apart = np.diff(mean[order]) > ROUNDINGS * np.finfo(np.float32).eps * size[order][1:]
     for run in np.split(order, np.flatnonzero(apart) + 1):
         kept: list[int] = []
+        # In order of place, so that the first of the same stands for them.
         for j in sorted(run.tolist()):
             first[j] = next((i for i in kept if same_to_rounding(values[..., i], values[..., j])), j)
             if first[j] == j:

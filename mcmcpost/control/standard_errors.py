@@ -62,6 +62,7 @@ def total_error(problem: Problem, fit: FoldFit, residual_error: Float[np.ndarray
     ----------
     residual_error : (p,) in the problem's units, as the result is.
     """
+    # The mean of the held-out residuals, which must agree with the fit's own constant.
     crossfit = (problem.counts @ problem.values - problem.counts @ fit.control) / problem.counts.sum()
     return combined_error(problem.outline, fit.mean, fit.refits, crossfit, residual_error, fit.doubt)
 
@@ -75,6 +76,7 @@ def combined_error(
     doubt: Float[np.ndarray, " p"] | float = 0.0,
 ) -> Float[np.ndarray, " p"]:
     """Return `total_error` from the mean, the refits, and the mean and the error of the held-out residuals."""
+    # `fmax`: where no refit was made its NaN gives way to the residual error.
     variance = np.fmax(SAFETY * refit_variance(outline, mean, refits), residual_error**2)
     inflation = tail_inflation(outline.participants, outline.total)
     return np.sqrt(variance * inflation + (mean - crossfit) ** 2 + doubt**2)
@@ -102,8 +104,10 @@ def refit_variance(outline: Outline, mean: Float[np.ndarray, " p"], refits: Refi
     def variance(
         means: Float[Array | np.ndarray, "s p"], kept: Bool[np.ndarray, "s k"], rate: Float[np.ndarray, " p"]
     ) -> Float[np.ndarray, " p"]:
+        # ρ^(−2a) − 1 of section 2, Errors: by how much a fit on a share ρ deviates, over V.
         factor = (kept @ size)[:, None] ** (-2 * rate) - 1
         squares = (means - mean) ** 2 / factor
+        # Fits that were not made are NaN, and out of the mean.
         known = np.isfinite(squares)
         return np.where(known, squares, 0.0).sum(axis=0) / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
 
@@ -112,14 +116,18 @@ def refit_variance(outline: Outline, mean: Float[np.ndarray, " p"], refits: Refi
     if few:
         return variance(refits.without_fold, without_fold, slow)
     with np.errstate(invalid="ignore", divide="ignore"):
+        # At a = ½ the factors are 3 on quarters and 1 on halves: times 3 it is the ratio of
+        # deviations, which is 4^a + 1; at least 2 inside the logarithm keeps a at ½ or above.
         of_quarters = 3 * variance(refits.quarters, quarters, slow)
         rate = 0.5 * np.log2(np.maximum(of_quarters / variance(refits.halves, halves, slow) - 1, 2.0))
         # Values have unit variance, so that a plain mean of independent draws has the variance 1/total.
         least, most = ON_QUARTERS
         converged = np.clip((most - np.sqrt(outline.total * of_quarters)) / (most - least), 0.0, 1.0)
+    # The rate may be believed more, the more of the draws take part in the variance.
     fastest = 0.5 + (FASTEST - 0.5) * np.clip((share - low) / (high - low), 0.0, 1.0) * converged
     rate = np.where(np.isfinite(rate), np.minimum(rate, fastest), 0.5)
     on_halves, on_quarters = variance(refits.halves, halves, rate), variance(refits.quarters, quarters, rate)
+    # Halves and quarters share draws with each other: their mean, not their sum.
     on_parts = np.where(np.isfinite(on_quarters), (on_halves + on_quarters) / 2, on_halves)
     return np.fmax(variance(refits.without_fold, without_fold, rate), on_parts)
 
@@ -147,8 +155,10 @@ def heavy_tailed(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
     a tail (Smith 1987, doi:10.1214/aos/1176350499).
     """
     values = thinned(values)
+    # Of thinned draws k̂ is less certain, as its standard error in the bound says.
     size = values.shape[0] * values.shape[1]
     heavy = participants(values.reshape(size, -1)) < SUSPECT * size
+    # k̂ costs a fit of each tail: it is asked of suspects alone.
     heavy[heavy] = pareto_khat(values[..., heavy]) > 0.5 + 1.5 / np.sqrt(max(tail_draws(size), 1))
     return heavy
 
@@ -166,6 +176,7 @@ def residual_variance(problem: Problem, control: Float[np.ndarray, "m p"]) -> Fl
     """Return the variance of values − control over draws, within the problem's units."""
     counts, total, squares = problem.counts, problem.counts.sum(), np.zeros(control.shape[1])
     mean = (counts @ problem.values - counts @ control) / total
+    # Block by block, so that no array of residuals of all states is made.
     for rows in in_blocks(*control.shape):
         squares += counts[rows] @ (problem.values[rows] - control[rows] - mean) ** 2
     return squares / total
@@ -225,6 +236,7 @@ def plain_means(sample: Sample, sizes: Float[np.ndarray, " p"] | None = None) ->
     """
     values, finite, varying, weights = sample.scaled, sample.finite, sample.varying, sample.trace.weights
     chains, draws, p = values.shape
+    # Zeros in place of what is not finite: no warnings on the way, and NaN again at the end.
     safe = values if finite.all() else np.where(finite, values, 0.0)
     if weights is not None:
         sd = sd_over_draws(safe, weights)
@@ -233,13 +245,16 @@ def plain_means(sample: Sample, sizes: Float[np.ndarray, " p"] | None = None) ->
     nan = np.where(finite, 0.0, np.nan)
     mean = mean_over_draws(safe, weights)
     constant = np.flatnonzero(~varying)
+    # The mean of equal numbers is rounded, their median is the number.
     for some in in_blocks(len(constant), chains * draws):
         mean[constant[some]] = np.median(safe[..., constant[some]], axis=(0, 1))
     unvarying = np.where(sample.unseen, 1 / (sample.ess + 2), 0.0)
     error = mcse_mean(safe, weights)
     if sizes is not None:
         with np.errstate(invalid="ignore", divide="ignore"):
+            # p(1 − p)/mcse²: effective draws of the indicator itself.
             own, tail, one = mean * (1 - mean) / error**2, np.minimum(mean, 1 - mean), 1 / (sizes + 2)
+            # Two more draws of either kind (Agresti and Coull), at the indicator's effective size.
             more = (own * mean + 2) / (own + 4)
             error = np.where(own > 0, np.sqrt(more * (1 - more) / own), error)
             error = np.where(tail < RULE_OF_THREE / sizes, np.maximum(error, np.sqrt((tail + one) * one)), error)
@@ -309,18 +324,24 @@ def judge(
     with np.errstate(invalid="ignore", divide="ignore"):
         size = np.abs(plain.mean) + plain.sd
         ess = (plain.sd / plain.mcse) ** 2
+        # Both: residuals of a fit through every draw are zero, and its mean may still be in doubt.
         exact = np.isfinite(seen.error) & (np.maximum(np.sqrt(seen.variance), mcse) <= ROUNDING * size)
         independent = plain.sd / np.sqrt(outline.total)  # an ESS above the number of draws is often chance
+        # The plain mean's error as if its tail had been visited as rarely as it may.
         slack = np.fmax(plain.mcse, independent) * np.sqrt(tail_inflation(outline.participants, outline.total))
         doubted, limit = (
             scipy.stats.t.isf(chance, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
             for chance in (DOUBT, DISAGREEMENT)
         )
+        # A plain mean of few effective draws is no witness against a controlled one.
         apart = np.where(options.bad_scores | (ess < CONTRADICTING), 0.0, np.abs(mean - plain.mean))
         believed = ~(apart > limit)
+        # From three errors on the distance begins to count, and at five it counts whole.
         doubt = apart * np.clip((apart - doubted) / (limit - doubted), 0.0, 1.0)
         mcse = np.where(exact | ~believed, mcse, np.hypot(mcse, doubt))
+        # Without a gain the plain mean is reported, which needs no assumption.
         usable = np.isfinite(mcse) & np.isfinite(mean) & ((mcse < plain.mcse) | (not options.fallback))
+        # Exact to rounding is not exact: the sum of the draws itself has that error.
         reported = np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse)
         gain = (plain.mcse / reported) ** 2
         ratio = seen.of_values / seen.variance
@@ -328,6 +349,7 @@ def judge(
     finished = np.array([own is not Status.NOT_CONVERGED for own in status])
     used = fitted & usable & believed
     reached = np.array(status, dtype=object)
+    # Verified scores only: by themselves wrong ones can leave no residual either.
     reached[used & exact & finished] = Status.EXACT if options.verified else Status.ON_TRUST
     reached[fitted & ~usable] = Status.PLAIN
     reached[fitted & ~usable & ~np.isfinite(plain.mcse)] = Status.TOO_FEW_DRAWS

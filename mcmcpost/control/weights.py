@@ -83,10 +83,12 @@ class SteinWeights(NamedTuple):
         array = self._checked("model_error", values)
         rows = array.reshape(-1, *array.shape[2:])[self.subset.draws]
         flat = rows.reshape(len(rows), -1)
+        # At every draw: the subset of states may miss the one that is not finite.
         finite = np.isfinite(array).all(axis=(0, 1)).ravel()
         flat = np.where(finite, flat, 0.0)
         basis = scipy.linalg.solve_triangular(self.subset.lower, self.subset.basis, lower=True)
         white = scipy.linalg.solve_triangular(self.subset.lower, flat, lower=True)
+        # (f − Hγ) in white coordinates: its square over s − q is fᵀPf/(s − q), as in `amplitude`.
         residual = white - basis @ np.linalg.lstsq(basis, white)[0]
         amplitude = np.sum(residual**2, axis=0) / (len(flat) - basis.shape[1])
         return np.where(finite, np.sqrt(amplitude * self.variance_factor), np.nan).reshape(rows.shape[1:])
@@ -104,6 +106,7 @@ class SteinWeights(NamedTuple):
         if "unconstrained_draw" not in stats or set(stats.sizes) < {"chain", "draw"}:
             raise InputError(where, "`tree` with the draws of the weights", "none", cure)
         draws = stats["unconstrained_draw"].transpose("chain", "draw", ...).values.astype(float, copy=False)
+        # Fixed coordinates are no part of the trace that was fingerprinted.
         moves = moving(draws)
         if fingerprint(draws if moves.all() else draws[..., moves]) != self.trace:
             raise InputError(where, "`tree` with the draws of the weights", "others", cure)
@@ -154,6 +157,7 @@ def solve_stein_weights(
         raise InputError("stein_weights", "a method without `max_states`", method.max_states, cure)
     values = in_units(values, units_of(values))
     usable = values[..., beyond_rounding(values)]
+    # Without an integrand that varies the draws themselves tune the kernel.
     problem = make_problem(trace, usable if usable.shape[-1] else trace.draws, moments=moments)
     degree = method.degree if isinstance(method, SemiExact) else 0
     basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
@@ -169,6 +173,7 @@ def solve_stein_weights(
     start = None if initial is None else _start(initial, problem, basis.shape[1], trace)
     tuning: REML | GridREML | None = method.tuning
     if tuning is None and method.kernel is None:
+        # One rule for all integrands needs one kernel: the grid's best for all together, polished.
         tuning = GridREML(polish=True, max_steps=20, shared=True)
     elif isinstance(tuning, GridREML):
         tuning = dataclasses.replace(tuning, shared=True)
@@ -190,6 +195,7 @@ def solve_stein_weights(
             steps, used = int(products), nugget
             if not bool(converged):
                 status = Status.NOT_CONVERGED
+    # Copies share the weight of their state; padding has weight zero and no copies.
     per_state = np.asarray(rule) / np.maximum(problem.counts, 1.0)
     weights = per_state[problem.inverse].reshape(trace.draws.shape[:2])
     info = setting.describe() | {"method": method.label, "nugget_used": float(used), "num_products": steps}
@@ -199,6 +205,7 @@ def solve_stein_weights(
 
 def _start(initial: SteinWeights, problem: Problem, size: int, trace: Trace) -> Float[Array, " m"]:
     """Return the weight of each state under `initial`."""
+    # A rule of polynomial features has q constraints, which one vector of weights cannot start.
     if size > 1:
         cure = "Weights give no first guess where there are polynomial features."
         raise InputError("stein_weights", "`initial` with a ControlFunctional", "a SemiExact", cure)
@@ -221,8 +228,10 @@ def _amplitude_subset(tile: Tile, nugget: float, problem: Problem, design: np.nd
     size = min(AMPLITUDE_STATES, problem.num_states)
     states = np.linspace(0, problem.num_states - 1, size).astype(int)
     first = np.empty(len(problem.counts), int)
+    # Backwards, so that the first draw of each state is what remains.
     first[problem.inverse[::-1]] = np.arange(len(problem.inverse))[::-1]
     *points, counts = jax.device_put((problem.draws, problem.scores, problem.counts))
+    # The scale is that of all states, so that the nugget means the same on the subset.
     scale = mean_diagonal(tile, tuple(points), counts)
     rows = jax.device_put((problem.draws[states], problem.scores[states]))
     gram, noise = normalised_gram(tile, rows, counts[states], scale)
@@ -240,6 +249,7 @@ def _dense_rule(
 ) -> tuple[Float[Array, " m"], Float[Array, ""], Float[Array, ""]]:
     gram, noise = normalised_gram(tile, rows, counts, mean_diagonal(tile, rows, counts))
     factor = factorise(gram, noise, nugget)
+    # L⁻¹H = QR: w = L⁻ᵀQR⁻ᵀe₁, and wᵀAw = |R⁻ᵀe₁|².
     q, r = jnp.linalg.qr(solve_triangular(factor.lower, basis, lower=True))
     first = jnp.zeros(r.shape[0], r.dtype).at[0].set(1.0)
     along = solve_triangular(r, first, lower=False, trans=1)

@@ -135,7 +135,9 @@ class ZeroVariance(AbstractControlVariate):
         if self.degree < GAP_DEGREE:
             return fit
         lower = [dataclasses.replace(self, degree=self.degree - step).linear(problem) for step in (1, 2)]
+        # From degree four on residuals say nothing of what lies beyond the draws; degrees do.
         gap = np.max([np.abs(fit.mean - below.mean) for below in lower if below], axis=0)
+        # Exact fits of every degree differ by rounding only, which is no gap.
         inexact = residual_variance(problem, fit.control) > ROUNDING**2
         return fit._replace(doubt=np.hypot(fit.doubt, np.where(inexact, gap, 0.0)))
 
@@ -175,6 +177,8 @@ class ZeroVariance(AbstractControlVariate):
             if isinstance(penalty, Ridge):
                 strengths = ridge_strengths(system, penalty.strength, problem.num_states)
                 info["ridge"] = strengths.tolist()
+            # A mix exists only with more draws than controls: without it least squares has no
+            # solution.
             elif system.mix is None or problem.num_train <= system.sizes[-1]:
                 raise InputError(
                     "ZeroVariance",
@@ -261,13 +265,17 @@ def ridge_strengths(system: LinearSystem, strength: float | None, num_states: in
     top = singular.max() ** 2
     if strength is not None:
         return np.full(system.start.shape[1], strength * top)
+    # θ along the controls' singular directions: the fit of every ridge is a shrinkage of it.
     along = (turned @ system.start[1:]) ** 2
+    # What no control explains, the same for every ridge.
     outside = system.moments.squares.sum(axis=0)
     grid = np.logspace(-12, 0, 25)
     scores = []
     for relative in grid:
+        # σ²/(σ² + ρ), whose sum are the degrees of freedom.
         shrink = singular**2 / (singular**2 + relative * top)
         rss = ((1 - shrink)[:, None] ** 2 * along).sum(axis=0) + outside
+        # No residual degrees of freedom are left: such a ridge is not to be had.
         room = 1 - GCV_INFLATION * (1 + shrink.sum()) / num_states
         scores.append(rss / room**2 if room > 0 else np.full(rss.shape, np.inf))
     best = np.array(scores)
@@ -294,15 +302,18 @@ def lasso_fits(
     """
     moments, num_folds = system.moments, problem.folds.num_folds
     gram, cross, squares = moments.gram[:, 1:, 1:], moments.cross[:, 1:], moments.squares
+    # From 0.8 of the penalty at which all coefficients vanish, to a thousandth of it.
     fractions = np.logspace(-0.1, -3, penalty.path_length)
     largest = np.abs(cross.sum(axis=0)).max(axis=0)
     whole, every = moments.over(np.ones((1, num_folds), bool)), ~np.eye(num_folds, dtype=bool)
     inside = np.stack(
         [
+            # Without a fold: the whole less its sums, as the controls are centred once for all.
             lasso_path(whole.gram[0, 1:, 1:] - g, whole.cross[0, 1:] - b, fractions, largest)
             for g, b in zip(gram, cross, strict=True)
         ]
     )
+    # Σf² − 2θᵀB + θᵀGθ on the held-out fold; (k, l, q, p): folds, penalties, controls, quantities.
     errors = (
         squares[:, None, :]
         - 2 * np.einsum("klqp,kqp->klp", inside, cross)
@@ -319,7 +330,9 @@ def lasso_fits(
         without = np.stack(
             [_regress(own, _select(inside[k, level, :, j], sizes[k]), every[k]) for k in range(num_folds)]
         )
+        # Least squares on the selected: the penalty that selects would bias the constant.
         mean = system.rule @ _regress(own, chosen, np.ones(num_folds, bool))
+        # Halves keep the selection, as refits keep hyper-parameters.
         half_means = np.array([system.rule @ _regress(own, chosen, half) for half in halves])
         refits = Refits(system.rule @ without, half_means, np.full((len(quarters), 1), np.nan))
         fits.append((np.array([j]), LinearFit(mean, refits, without)))
@@ -346,6 +359,7 @@ def lasso_path(
 
     Beck and Teboulle (2009, doi:10.1137/080716542), step 1/λmax(G).
     """
+    # 1/λmax: a longer step need not decrease the quadratic.
     step = 1.0 / jnp.linalg.eigvalsh(gram)[-1]
 
     def at_penalty(start: Float[Array, "q p"], fraction: Float[Array, ""]) -> tuple:
@@ -354,6 +368,7 @@ def lasso_path(
         def advance(_: Array, state: tuple) -> tuple:
             theta, ahead, momentum = state
             moved = ahead - step * (gram @ ahead - moment)
+            # Soft threshold, the proximal map of λ|θ|₁.
             new = jnp.sign(moved) * jnp.maximum(jnp.abs(moved) - threshold, 0.0)
             faster = 0.5 * (1 + jnp.sqrt(1 + 4 * momentum**2))
             return new, new + (momentum - 1) / faster * (new - theta), faster
@@ -367,5 +382,6 @@ def lasso_path(
 def _select(theta: Float[np.ndarray, " q"], num_train: int) -> np.ndarray:
     """Return the mask of the non-zero coefficients, and of the largest only if there are more than may be selected."""
     limit = max(1, int(MAX_SELECTED * num_train))
+    # A tie at the cut lets both through; zeros are never selected.
     cut = np.sort(np.abs(theta))[-limit] if len(theta) > limit else 0.0
     return (np.abs(theta) >= cut) & (theta != 0)

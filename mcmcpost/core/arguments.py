@@ -20,6 +20,7 @@ def as_float64(where: str, name: str, values: object, shape: str, *, copy: bool 
     Without `copy` a float64 array is returned as a view that cannot be written to.
     """
     array = as_real(where, name, values)
+    # The empty shape "" is a scalar: splitting it gives one axis, times False none.
     if array.ndim != len(shape.split(",")) * bool(shape):
         raise InputError(
             where,
@@ -27,6 +28,7 @@ def as_float64(where: str, name: str, values: object, shape: str, *, copy: bool 
             array.shape,
             "Add the missing axes: one chain is an axis of length one.",
         )
+    # A view, so that the flag is set on it and never on the caller's array.
     result = array.astype(np.float64, copy=copy).view()
     result.flags.writeable = copy
     return result
@@ -37,6 +39,7 @@ def as_real(where: str, name: str, values: Any) -> np.ndarray:
     if np.ma.is_masked(values):
         cure = "Leave out the draws, in every array alike."
         raise InputError(where, f"`{name}` without masked entries", np.ma.count_masked(values), cure)
+    # NumPy raises ValueError for a ragged list and TypeError for objects that refuse conversion.
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -45,6 +48,7 @@ def as_real(where: str, name: str, values: Any) -> np.ndarray:
     except TypeError as error:
         got = f"a {type(values).__name__}"
         raise InputTypeError(where, f"`{name}` to be a real numeric array", got, "Pass its values.") from error
+    # f, i, u, b: complex numbers, texts, dates and objects have other kinds.
     if array.dtype.kind not in "fiub":
         raise InputTypeError(
             where, f"`{name}` to be a real numeric array", f"dtype {array.dtype}", "Convert it to floats."
@@ -68,6 +72,7 @@ def check_size(where: str, name: str, values: np.ndarray) -> None:
     """Refuse columns of finite numbers, along the last axis, that are too large or small for their variance."""
     if not values.size:
         return
+    # Extremes by column and not over all: one large column must not hide behind a usual one.
     axes = tuple(range(values.ndim - 1))
     with np.errstate(invalid="ignore"):
         size = np.maximum(values.max(axis=axes), -values.min(axis=axes))
@@ -104,6 +109,7 @@ def check_count(
     """Refuse a value that is not an integer from `least` to `most`; `optional` lets None pass."""
     if optional and value is None:
         return
+    # A bool is an int to Python, and `True` draws are surely a mistake.
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or not least <= value <= most:
         bound = f"at most {most}" if whole and value > most else f"at least {least}"
@@ -127,9 +133,11 @@ def check_number(
 
     A value that JAX traces passes, and None where it is `optional`.
     """
+    # A traced value has no number yet; it is checked where it was made.
     if (optional and value is None) or isinstance(value, jax.core.Tracer):
         return
     low, high = map(float, inside[1:-1].split(","))
+    # NaN, for what is no real number, is inside no interval, and so refused below.
     number = _real(value)
     above = number > low if inside[0] == "(" else number >= low
     below = number < high if inside[-1] == ")" else number <= high
@@ -177,6 +185,7 @@ def check_function(
         raise InputTypeError(where, expected, got, cure)
     if takes is None:
         return
+    # Functions written in C have no signature: they get the benefit of the doubt.
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):
@@ -192,6 +201,7 @@ def check_key(where: str, key: Any, *, optional: bool = False) -> None:
     if optional and key is None:
         return
     typed = isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
+    # Raw keys of JAX: two words for threefry, four for the other generators.
     raw = isinstance(key, jax.Array | np.ndarray) and key.dtype == np.uint32 and key.shape in ((2,), (4,))
     if not (typed or raw):
         raise InputTypeError(where, "`key` to be a JAX key", repr(key), "Pass key=jax.random.key(0).")
@@ -226,6 +236,7 @@ def as_path(where: str, path: object) -> Path:
     assert isinstance(path, str | os.PathLike)
     if not str(path):
         raise InputError(where, "`path` to name a file", "an empty text", "Name a file.")
+    # `lstat` asks the system whether such a name can be, without opening anything.
     try:
         path = Path(path).expanduser()
         os.lstat(path)

@@ -28,6 +28,7 @@ class Weights(NamedTuple):
     @classmethod
     def of(cls, log_weights: Float[np.ndarray, "c n"], num_live: Float[np.ndarray, "c n"] | None = None) -> "Weights":
         """Return the weights with these finite logarithms, up to a constant."""
+        # Relative to the largest: exp of log weights themselves may overflow, or all be zero.
         values = np.maximum(np.exp(log_weights - log_weights.max()), LEAST)
         return cls(values / values.mean(), num_live, weights_khat(log_weights))
 
@@ -64,6 +65,7 @@ class Weights(NamedTuple):
         own = self.values.reshape(self.values.shape + (1,) * (series.ndim - 2)) * (series - self.mean(series))
         if self.num_live is None:
             return own
+        # Σ over later draws, as the reversed cumulative sum less the draw itself.
         later = np.flip(np.cumsum(np.flip(own, axis=1), axis=1), axis=1) - own
         return own - later / self.num_live.reshape(self.num_live.shape + (1,) * (series.ndim - 2))
 
@@ -73,10 +75,13 @@ class Weights(NamedTuple):
         Of N draws N/max w are taken at even steps of the summed weights, half as many of a nested-sampling run, whose
         order is broken so that it is not taken for correlation.
         """
+        # N/max w steps are as long as the largest weight, so that no draw is taken twice but by
+        # rounding.
         size = max(int(self.values.size / self.values.max()) // (1 if self.num_live is None else 2), 1)
         rows = np.unique(self._at_even_steps(size))
         if self.num_live is None:
             return rows
+        # Multiples of the golden ratio mod 1 spread neighbours far apart, without a key.
         golden = (np.sqrt(5) - 1) / 2
         return rows[np.argsort(np.arange(len(rows)) * golden % 1)]
 
@@ -86,6 +91,8 @@ class Weights(NamedTuple):
 
     def _at_even_steps(self, size: int) -> Int[np.ndarray, " m"]:
         total = np.cumsum(self.values.reshape(-1))
+        # Midpoints of equal steps: systematic resampling without its random offset, so that it
+        # repeats.
         steps = (np.arange(size) + 0.5) / size
         return np.minimum(np.searchsorted(total, steps * total[-1]), len(total) - 1)
 
@@ -185,6 +192,7 @@ def mcse_mean(series: Float[np.ndarray, "c n *p"], weights: Weights | None = Non
     """
     if weights is not None:
         influence = weights.influence(series)
+        # Owen's error of the self-normalised mean, for draws taken as independent.
         independent = np.sqrt((influence**2).sum(axis=(0, 1))) / weights.values.size
         return independent if weights.num_live is not None else np.fmax(mcse_mean(influence), independent)
     c, n = series.shape[:2]
@@ -199,12 +207,16 @@ def _mcse_mean(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     from arviz_stats.base import array_stats
 
     with np.errstate(invalid="ignore"):
+        # Extremes are NaN or infinite where any value is: no array of flags of the size of the
+        # draws.
         finite = np.isfinite(series.min(axis=(0, 1))) & np.isfinite(series.max(axis=(0, 1)))
         series = _means(series)
+    # A series that is not finite is zeros for ArviZ, and NaN again in the result.
     safe = np.where(finite, series, 0.0)
     centred = safe - safe.mean(axis=(0, 1))
     scale = centred.std(axis=(0, 1), ddof=1) if series.shape[0] * series.shape[1] > 1 else np.zeros(series.shape[2:])
     unit = centred / np.where(scale > 0, scale, 1.0)
+    # Under 1e-15 of range ArviZ calls a series constant, hence unit scale and back.
     error = array_stats.mcse(unit, chain_axis=0, draw_axis=1, method="mean") * scale
     if len(series) >= MANY_CHAINS:
         error = np.fmax(error, centred.mean(axis=1).std(axis=0, ddof=1) / np.sqrt(len(series)))
@@ -252,10 +264,13 @@ def participants(
     for rows in in_blocks(*columns.shape):
         centred = columns[rows] - mean
         if counts is not None:
+            # Rows without copies are no draws: their size must not set the scale.
             centred *= (counts[rows] > 0)[:, None]
         size = np.maximum(size, np.abs(centred).max(axis=0))
     for rows in in_blocks(*columns.shape):
         weight = np.ones(rows.stop - rows.start) if counts is None else counts[rows]
+        # In units of the largest: fourth powers of large or small numbers leave the range of
+        # doubles.
         unit = ((columns[rows] - mean) / np.where(size > 0, size, 1.0)) ** 2
         squares, fourths = squares + weight @ unit, fourths + weight @ unit**2
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -46,21 +46,26 @@ def block_image(
     entries : (i, k), zero outside the mask. rows : (i, k) where they stand. mask : (i, k) which are in use.
     """
     (i, k), n = entries.shape, len(X)
+    # Long actions are cut into pieces of one tile each, short ones share a tile in groups: tiles of
+    # near equal size keep padding short.
     pieces = -(-k // TILE_ROWS)
     blocks = -(-i // max(TILE_ROWS // k, 1))
     group = -(-i // blocks)
     pad = (0, blocks * group - i), (0, pieces * -(-k // pieces) - k)
     tiles = blocks * pieces
     values = jnp.pad(entries, pad).reshape(tiles, group, -1)
+    # Padding repeats a row, with entries of zero: it adds nothing to the image.
     order = jnp.pad(jnp.asarray(rows), pad, mode="edge").reshape(-1)
     columns = group * (jnp.arange(tiles) // pieces)
     points = X[order].reshape(tiles, -1, X.shape[1])
     image = _image((jax.tree.map(jnp.asarray, kernel), values), points, columns, blocks * group)
     used = jnp.pad(jnp.asarray(mask), pad).reshape(-1)
+    # Where each row of X stands among the tiles. Padding is sent to n, out of range, and dropped.
     place = jnp.zeros(n, order.dtype).at[jnp.where(used, order, n)].set(jnp.arange(order.size), mode="drop")
     return image[place, :i]
 
 
+# The backward pass is written by hand: autodiff of the scan would keep all tiles, n²/2 entries.
 @eqx.filter_custom_vjp
 def _image(learned: Learned, points: Float[Array, "t r d"], columns: Int[Array, " t"], width: int) -> Array:
     """Return the image (t·r, width), rows in the order of the tiles; tile t acts in g columns from columns[t] on."""
@@ -71,6 +76,7 @@ def _image(learned: Learned, points: Float[Array, "t r d"], columns: Int[Array, 
         a, b = pair
         tile = gram(kernel, points[a], points[b])
         image = _add_at(image, a * rows, columns[b], _matmul(tile, _spread(values[b])))
+        # A tile on the diagonal is its own mirror image and must count once.
         mirrored = jnp.where(a == b, 0, _matmul(tile.T, _spread(values[a])))
         return _add_at(image, b * rows, columns[a], mirrored), None
 
@@ -101,6 +107,7 @@ def _image_backward(
         above = jax.lax.dynamic_slice(slope, (a * rows, columns[b]), (rows, group))
         below = jnp.where(a == b, 0, jax.lax.dynamic_slice(slope, (b * rows, columns[a]), (rows, group)))
 
+        # One derivative of the tile serves both of its products.
         def inner(terms: tuple[AbstractKernel, Array, Array]) -> Float[Array, ""]:
             kernel, left, right = terms
             tile = gram(kernel, points[a], points[b])
@@ -122,6 +129,7 @@ def _pairs(tiles: int) -> tuple[Int[Array, " p"], Int[Array, " p"]]:
 def _spread(values: Float[Array, "g k"]) -> Float[Array, "gk g"]:
     """Return the actions of a tile as columns that share no row."""
     group, k = values.shape
+    # (g, k) entries on the diagonal of blocks: the tile's product is then one GEMM.
     return (values[:, :, None] * jnp.eye(group, dtype=values.dtype)[:, None, :]).reshape(group * k, group)
 
 
@@ -205,11 +213,15 @@ class DenseActions(AbstractActions):
 
     def normalised(self) -> tuple[AbstractActions, Bool[Array, " i"]]:
         matrix = jnp.asarray(self.matrix)
+        # The objective depends on the span alone: M held still leaves its gradient right, and
+        # eigenvectors, whose derivative is infinite where eigenvalues meet, out of it.
         fixed = jax.lax.stop_gradient(matrix)
         norms = jnp.linalg.norm(fixed, axis=0)
         scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
+        # Unit columns first: the rank then does not depend on the units of the actions.
         unit = fixed * scale[None, :]
         squares, vectors = jnp.linalg.eigh(_exact_matmul(unit.T, unit))
+        # The usual numerical rank: below it an eigenvalue of the Gram matrix is rounding.
         live = squares > max(matrix.shape) * jnp.finfo(matrix.dtype).eps * squares[-1]
         shrink = jnp.where(live, 1 / jnp.sqrt(jnp.where(live, squares, 1)), 0)
         return DenseActions(_exact_matmul(matrix, scale[:, None] * vectors * shrink[None, :])), ~live
@@ -253,6 +265,7 @@ class SparseActions(AbstractActions):
         entries, points = self.entries(), X[self.rows.reshape(-1)]
 
         def block(rows: Float[Array, "b d"]) -> Float[Array, "b i"]:
+            # (b, i, k) kernel entries, summed over the k rows of each action.
             return jnp.sum(gram(kernel, rows, points).reshape(-1, *entries.shape) * entries[None], axis=2)
 
         return _by_row_blocks(block, Z, len(points), tile)
@@ -300,6 +313,7 @@ def near_order(X: Float[np.ndarray, "n d"], width: int) -> Int[np.ndarray, " n"]
         if len(rows) <= width:
             return [rows]
         widest = np.argmax(scaled[rows].std(axis=0))
+        # Stable, so that blocks of equal inputs do not depend on the sorting algorithm.
         ordered = rows[np.argsort(scaled[rows, widest], kind="stable")]
         middle = len(rows) // 2
         return split(ordered[:middle]) + split(ordered[middle:])
@@ -311,9 +325,11 @@ def _by_row_blocks(
     function: Callable[[Float[Array, "b d"]], Float[Array, "b i"]], Z: Float[Array, "o d"], columns: int, tile: int
 ) -> Float[Array, "o i"]:
     o, d = Z.shape
+    # So many rows that a block of the kernel matrix has at most `tile` entries.
     blocks = -(-o // int(np.clip(tile // columns, 1, o)))
     length = -(-o // blocks)
     rows = Z[np.minimum(np.arange(blocks * length), o - 1)].reshape(blocks, length, d)
+    # Recomputed in the backward pass: kept, the blocks would be the whole matrix.
     values = jax.lax.map(jax.checkpoint(function), rows)
     return values.reshape(blocks * length, -1)[:o]
 
@@ -364,18 +380,23 @@ def step(state: IterationState, action: Float[Array, " n"], product: SystemProdu
     The image of the direction is updated with it, so that the residual needs no product of its own. Directions are
     conjugated twice: once loses orthogonality to rounding. An action in the span of earlier ones changes nothing.
     """
+    # Of unit length, so that the test of novelty below has no units.
     norm = jnp.linalg.norm(action)
     direction = action / jnp.where(norm > 0, norm, 1)
     image = product(direction)
     energy = direction @ image
+    # Dᵀ(K + σ²I)s from the image: conjugation needs no further product with K.
     for _ in range(2):
         overlap = state.directions.T @ image
         direction = direction - state.directions @ overlap
         image = image - state.images @ overlap
     left = direction @ image
+    # What is left of sᵀ(K + σ²I)s is rounding where the action lies in the span of earlier ones.
     novel = left > len(action) * jnp.finfo(action.dtype).eps * energy
     scale = jnp.where(novel, 1 / jnp.sqrt(jnp.where(novel, left, 1)), 0)
     direction, image = scale * direction, scale * image
+    # The new direction is conjugate to the others, so that it has its own coefficient and the
+    # earlier ones stay.
     observed = direction @ state.residual
     return IterationState(
         state.weights + observed * direction,
@@ -472,6 +493,7 @@ class BlockActions(AbstractPolicy):
         rows, mask = balanced_blocks(len(task.outputs), task.num_actions)
         if self.near:
             rows = near_order(np.asarray(task.X), rows.shape[1])[rows]
+        # Entries of one: the sums of the blocks.
         return Planned(SparseActions(jnp.asarray(mask, task.outputs.dtype), rows, mask, whole=True))
 
 

@@ -84,9 +84,14 @@ def condition(
     actions, dead = actions.normalised()
     image = actions.image(kernel, X)
     inner = actions.project(image)
+    # Rounding makes the two triangles differ, and the Cholesky factor reads one of them.
     inner = 0.5 * (inner + inner.T)
+    # A dead direction is zero in SᵀKS; the one here makes it an observation of variance σ², see
+    # above.
     metric = actions.gram() + jnp.diag(dead.astype(inner.dtype))
     system = inner + noise * metric
+    # The nugget is found without derivatives: the ladder is a `while_loop`, which has none in
+    # reverse.
     fixed = jax.lax.stop_gradient(system)
     ones = jnp.ones(len(fixed), fixed.dtype)
     factor = factorise(fixed, ones, jnp.finfo(fixed.dtype).eps * jnp.mean(jnp.diagonal(fixed)))
@@ -101,6 +106,7 @@ def predict(
     kernel: AbstractKernel, X: Float[Array, "n d"], projection: Projection, Z: Float[Array, "o d"]
 ) -> tuple[Float[Array, " o"], Float[Array, " o"]]:
     """Return the posterior mean (o,) and variance (o,) of the latent function at Z (o, d): eq. 5."""
+    # Section 5, Gaussian processes: k(x, X)S(SᵀK̂S)⁻¹Sᵀk(X, x) as a sum of squares in the factor.
     cross = projection.actions.cross(kernel, Z, X)
     explained = solve_triangular(projection.lower, cross.T, lower=True)
     return cross @ projection.weights, jnp.maximum(prior_variance(kernel, Z) - jnp.sum(explained**2, axis=0), 0)
@@ -153,12 +159,15 @@ class EvidenceBound(AbstractObjective):
     ) -> Float[Array, ""]:
         p = condition(kernel, noise, X, outputs, actions)
         n, i = p.image.shape
+        # Σ_j K_i(x_j, x_j) = tr K − tr(SᵀKKS(SᵀK̂S)⁻¹); rounding can take it below zero, the bound
+        # with it.
         explained = solve_triangular(p.lower, p.image.T, lower=True)
         spread = jnp.maximum(jnp.sum(prior_variance(kernel, X)) - jnp.sum(explained**2), 0)
         misfit = jnp.sum((outputs - p.image @ p.weights) ** 2)
         shrinkage = jnp.trace(cho_solve((p.lower, True), p.inner))
         fit = (misfit + spread) / noise + (n - i) * jnp.log(noise) + n * jnp.log(2 * jnp.pi)
         complexity = p.weights @ p.inner @ p.weights - shrinkage
+        # With orthonormal actions log det SᵀS is zero, and its derivative in the entries is not.
         return 0.5 * (fit + complexity + _log_volume(p.lower, p.metric))
 
 
@@ -202,12 +211,17 @@ def train(
 ) -> tuple[Model, TrainingRecord]:
     """Minimise the objective over the kernel parameters and the noise (`hyper`) and over the `actions`."""
     free = Model(is_positive if hyper else False, hyper, eqx.is_inexact_array_like if actions else False)
+    # Entries of actions have either sign: only kernel and noise go through the logarithm.
     packing = Packing(model, free=free, positive=Model(True, True, False))
     start = packing.pack(model)
     bounds, units = packing.box(start, TRAINING_RANGE), np.ones(start.size)
+    # Without a floor the bound divides by a noise of zero. No ceiling: where every bound is finite
+    # SciPy's first step may run to a corner of the box.
     bounds[packing.where(Model(False, True, False))] = np.log(NOISE_BOUNDS[0]), np.inf
     entries = packing.where(Model(False, False, True))
     if actions:
+        # L-BFGS starts as steepest descent: its step in n entries must not be that of a few log
+        # parameters.
         units[entries] = ACTION_UNIT * (np.sqrt(np.mean(start[entries] ** 2)) or 1.0)
 
     def loss(x: Float[np.ndarray, " h"]) -> tuple[Float[Array, ""], Float[Array, " h"]]:
@@ -346,6 +360,7 @@ def _exact_variance(
     Z: Float[Array | np.ndarray, "o d"],
 ) -> Float[Array, " o"]:
     points, inputs = jnp.asarray(X), jnp.asarray(Z)
+    # The exact process at equal hyper-parameters, to which `combined` adds what was not computed.
     lower = jnp.linalg.cholesky(gram(kernel, points) + noise * jnp.eye(len(points)))
     explained = solve_triangular(lower, gram(kernel, points, inputs), lower=True)
     return jnp.maximum(prior_variance(kernel, inputs) - jnp.sum(explained**2, axis=0), 0)
@@ -363,6 +378,7 @@ def _joint(
     """Return the mean and a Cholesky factor of the covariance, raised by rounding where it is singular."""
     points, inputs = jnp.asarray(X), jnp.asarray(Z)
     mean, _ = predict(kernel, points, projection, inputs)
+    # One jitter for both: the covariance of what is sampled, noise included.
     covariance = joint_covariance(kernel, points, projection, inputs) + noise * jnp.eye(len(inputs))
     return mean, sampling_factor(covariance, jnp.mean(prior_variance(kernel, inputs)) + noise)
 
@@ -443,6 +459,7 @@ def _fit(
 ) -> tuple[Model, Projection, TrainingRecord]:
     policy, objective, optimiser = gp.policy or BlockActions(), gp.objective or EvidenceBound(), gp.optimiser or LBFGS()
     X, outputs = jax.device_put((training.X, training.outputs))
+    # More actions than rows would be dependent; as many are the exact process.
     num_actions = min(gp.num_actions, len(outputs))
     chooser = policy.start(ActionTask(X, outputs, num_actions, key))
     model = Model(kernel, jnp.asarray(gp.noise), None)
@@ -470,10 +487,12 @@ def _train_in_rounds(
 ) -> tuple[Model, TrainingRecord]:
     """Alternate between finding the actions at the current hyper-parameters and training these with actions held."""
     model, records = start, []
+    # The gradient with actions held ignores how they follow the hyper-parameters: hence rounds.
     for _ in range(ROUNDS if hyper else 0):
         held = model._replace(actions=find(model))
         model, record = train(held, X, outputs, objective, share(optimiser, ROUNDS), hyper=True, actions=False)
         records.append(record)
+    # Actions at the final hyper-parameters, and the loss there; nothing is free in this round.
     model, last = train(
         model._replace(actions=find(model)), X, outputs, objective, optimiser, hyper=False, actions=False
     )
@@ -484,4 +503,6 @@ def _conjugate(
     model: Model, X: Float[Array, "n d"], outputs: Float[Array, " n"], chooser: AbstractChooser, num_actions: int
 ) -> AbstractActions:
     """Return conjugate directions that span the actions of the iteration."""
+    # Directions span what the actions span, and are conjugate already: `normalised` meets no near
+    # dependence.
     return DenseActions(take_actions(model.kernel, model.noise, X, outputs, chooser, num_actions).directions)

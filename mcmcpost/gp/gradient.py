@@ -110,6 +110,8 @@ class FittedGradientGP:
             raise InputError("GradientGP.predict", "a kernel whose process has a Hessian", "Matern32", cure)
         new = (jnp.asarray(inputs) - self.origin[None]) * self.root[None]
         mean = posterior_mean(self.profile, self._points, jnp.asarray(self.solution.value), new)
+        # Out of white coordinates (section 4): g = Λ^{1/2} times the white gradient, variances by
+        # its square.
         value, gradient = mean[:, 0] + self.constant, mean[:, 1:] * self.root[None]
         if self.mean is not None:
             value = value + jax.vmap(self.mean)(jnp.asarray(inputs))
@@ -144,6 +146,7 @@ class FittedGradientGP:
         check_key("GradientGP.sample", key)
         inputs = check_inputs("GradientGP.sample", X_new, self.X.shape[1])
         points = len(inputs) + len(self.X)
+        # Joint draws factorise old and new points together, in the span of both.
         check_memory(
             "GradientGP.sample", points * (1 + projected_dimension(self.profile.stationary, points, self.X.shape[1]))
         )
@@ -160,6 +163,8 @@ class FittedGradientGP:
         points = (self.X - self.origin[None]) * self.root[None]
 
         def evaluate(x: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, " d"]]:
+            # In the dtype of x: this function runs inside samplers, in whichever precision they
+            # have.
             u, weights, origin, root = (
                 jnp.asarray(part, x.dtype) for part in (points, self.solution.value, self.origin, self.root)
             )
@@ -184,6 +189,8 @@ class FittedGradientGP:
         root = jnp.asarray(self.root)[None]
         d = self.X.shape[1]
         data = jnp.asarray(self.observations)
+        # Observations are kept white; the likelihood whitens by itself, for its derivative in the
+        # lengthscales.
         data = jnp.concatenate([data[:, : data.shape[1] - d], data[:, data.shape[1] - d :] * root], axis=1)
         return float(_log_likelihood(self.kernel, jnp.asarray(self.noise), jnp.asarray(self.X), data))
 
@@ -199,6 +206,7 @@ class FittedGradientGP:
     @functools.cached_property
     def _factor(self) -> ProjectedFactor:
         self._check_factor()
+        # As NumPy arrays: the factor in double precision outlives the 64-bit scope of this call.
         return jax.tree.map(np.asarray, compiled_factor(self._gram))
 
     def _check_factor(self) -> None:
@@ -212,6 +220,7 @@ class FittedGradientGP:
         if self.mean is None:
             return inside
         m, d = inputs.shape
+        # The prior mean's Hessian may have full rank: it joins as the factor I with itself as core.
         curvature = jax.vmap(jax.hessian(self.mean))(jnp.asarray(inputs))
         k = inside.core.shape[-1]
         core = jnp.zeros((m, k + d, k + d), curvature.dtype).at[:, :k, :k].set(inside.core).at[:, k:, k:].set(curvature)
@@ -282,12 +291,16 @@ class GradientGP(eqx.Module):
         observations = self._observations(inputs, gradients, values)
         kernel = _default_kernel(inputs, observations) if self.kernel is None else self.kernel
         noise = 0.0 if self.noise is None else float(self.noise)
+        # Tuning has no constant: the mean stands for the one that `_condition` finds by least
+        # squares.
         centred = observations.copy()
         if values is not None:
             centred[:, 0] -= centred[:, 0].mean()
         evaluations = 0
         if self.tune:
             white = np.asarray(white_data(kernel, jnp.asarray(inputs), jnp.asarray(observations))[1])
+            # Relative to the white gradients, so that the start does not depend on the units of the
+            # data.
             scale = float(np.mean(white[:, -inputs.shape[1] :] ** 2)) or 1.0
             free = self.noise is None
             start = START_NOISE * scale if free else noise
@@ -333,13 +346,17 @@ def _condition(
     points, white = white_data(kernel, jnp.asarray(X), jnp.asarray(observations))
     with_values = observations.shape[1] > X.shape[1]
     n, d = X.shape
+    # Before the Gram's N² entries exist.
     solver.check(profile, n, d, with_values)
     gram = compiled_gram(profile, points, jnp.asarray(noise), with_values)
     constant = 0.0
     if with_values:
+        # 1ᵀK⁻¹f/1ᵀK⁻¹1 by one solve for the vector of ones, as in section 5, One right-hand side;
+        # gradients do not see a constant.
         ones = jnp.zeros_like(white).at[:, 0].set(1.0)
         weights = solve_system(solver, profile, gram, ones).value
         constant = float(jnp.sum(weights * white) / jnp.sum(weights * ones))
+        # The same system with the constant taken out: the weights are linear in the data.
         white = white - constant * ones
     solution = solve_system(solver, profile, gram, white)
     parts = (profile, profile.origin(jnp.asarray(X)), profile.root(X), white)
@@ -350,6 +367,7 @@ def _condition(
 def _default_kernel(X: Float[np.ndarray, "n d"], observations: Float[np.ndarray, "n w"]) -> AbstractKernel:
     """Return Matérn-5/2 with the spread of each coordinate times √(2d), the distance of two points, to start with."""
     spread = X.std(axis=0)
+    # A coordinate that is constant but for rounding gives no lengthscale.
     tiny = np.finfo(float).eps * np.abs(X).max(axis=0)
     lengthscale = np.where(spread > tiny, spread, 1.0) * np.sqrt(2 * X.shape[1])
     white = observations[:, -X.shape[1] :] * lengthscale

@@ -62,6 +62,7 @@ class DiagonalPlusLowRank(NamedTuple):
         factor, core = np.asarray(self.factor), np.asarray(self.core)
         level = np.asarray(self.diagonal)
         thin = factor / level[:, None]
+        # Woodbury without the inverse of the core, which may be singular.
         inside = np.eye(core.shape[0]) + core @ (factor.T @ thin)
         return v / level - thin @ np.linalg.solve(inside, core @ (thin.T @ v))
 
@@ -130,6 +131,7 @@ def floored_cholesky(matrix: Float[Array, "i i"]) -> Factor:
 def factor_solve(factor: ProjectedFactor, right: Float[Array, "n w"], d: int) -> Float[Array, "n w"]:
     """Return (K + σ²I)⁻¹ right for observations (n, w) of points in d dimensions."""
     values, gradients = right[:, : right.shape[1] - d], right[:, right.shape[1] - d :]
+    # The span and its complement do not see each other: two solves, and their sum.
     within = factor.into(gradients)
     stacked = jnp.concatenate([values, within], axis=1)
     solved = cho_solve((factor.inside, True), stacked.reshape(-1)).reshape(stacked.shape)
@@ -154,22 +156,30 @@ def conditional(
     else:
         within = factor.basis.T @ x
         rest = x - factor.basis @ within
+        # Once more: near the span the first projection leaves rounding of the size of what is left.
         rest = rest - factor.basis @ (factor.basis.T @ rest)
         length = jnp.linalg.norm(rest)
+        # A point in the span has no direction of its own; normalised rounding would be an arbitrary
+        # one.
         apart = length > 8 * jnp.finfo(x.dtype).eps * jnp.linalg.norm(x)
         direction = jnp.where(apart, rest / jnp.where(apart, length, 1), 0)
         basis = jnp.concatenate([factor.basis, direction[:, None]], axis=1)
         here = jnp.append(within, jnp.where(apart, length, 0))
+        # Data lie in the span, so that their coordinate along the new direction is zero.
         points = jnp.pad(gram.points @ factor.basis, ((0, 0), (0, 1)))
     q = basis.shape[1] - (factor.basis is not None)
     terms, own = profile.terms(x[None], gram.points), profile.terms(x[None], x[None], same=True)
     prior = cross_blocks(profile.stationary, own, here[None], here[None])[0, :, 0]
     cross = cross_blocks(profile.stationary, terms, here[None], points)[0]
+    # Gradients of the data in the q directions, and their values if observed, are in the dense
+    # part.
     seen = cross[:, :, 1 - gram.with_values : 1 + q].reshape(prior.shape[0], -1)
     half = solve_triangular(factor.inside, seen.T, lower=True)
     inside = prior - half.T @ half
+    # Along each of the remaining directions the data see A₁ alone.
     aside = solve_triangular(factor.outside, terms.first[0], lower=True)
     if factor.basis is not None:
+        # Along e the rank-one terms of x act too, but the data's system is that of A₁ + σ²I.
         across = solve_triangular(factor.outside, cross[:, :, -1].T, lower=True)
         inside = inside - across.T @ across
     return Conditional(inside, own.first[0, 0] - aside @ aside, basis)
@@ -190,6 +200,7 @@ def joint_samples(
     """
     d = gram.points.shape[1]
     m = new.shape[0]
+    # The span of old and new points: outside it all of them see A₁ alone.
     basis = span_basis(jnp.concatenate([gram.points, new]), stationary=profile.stationary)
     whole = jnp.eye(d, dtype=new.dtype) if basis is None else basis
     data, here = gram.project(whole), new @ whole
@@ -205,6 +216,7 @@ def joint_samples(
     mean = half.T @ solve_triangular(inner, observed.reshape(-1), lower=True)
     within_key, across_key = jax.random.split(key)
     white = jax.random.normal(within_key, (num_samples, m * e), new.dtype)
+    # What is certain has a covariance of rounding: its jitter is relative to the prior.
     drawn = mean[None] + white @ sampling_factor(prior - half.T @ half, jnp.max(jnp.diagonal(prior))).T
     drawn = drawn.reshape(num_samples, m, e)
     values, gradient = drawn[..., :1], drawn[..., 1:] @ whole.T
@@ -212,8 +224,10 @@ def joint_samples(
         outer = floored_cholesky(outside_matrix(gram)).lower
         half = solve_triangular(outer, terms.first.T, lower=True)
         rows = sampling_factor(own.first - half.T @ half, jnp.max(jnp.diagonal(own.first)))
+        # Matrix normal: rows (m, m) correlate points, the d directions are independent.
         noise = jnp.einsum("ij,sjd->sid", rows, jax.random.normal(across_key, (num_samples, m, d), new.dtype))
         noise = noise + (half.T @ solve_triangular(outer, gradients, lower=True))[None]
+        # The complement only: what lies in the span was drawn above.
         gradient = gradient + noise - (noise @ whole) @ whole.T
     return jnp.concatenate([values, gradient], axis=-1)
 
@@ -259,6 +273,7 @@ def posterior_hessian(
         sign = -1.0 if profile.stationary else 1.0
         outer = outer + sign * terms.second * alpha[None, :]
         trace = trace - terms.first * alpha[None, :] if profile.stationary else trace
+    # (m, n, d) is the factor that is returned, not a temporary.
     ends = jnp.broadcast_to(points[None], (m, n, d))
     ends = new[:, None] - ends if profile.stationary else ends
     factor = jnp.swapaxes(jnp.concatenate([ends, jnp.broadcast_to(Z[None], (m, n, d))], axis=1), 1, 2)
@@ -275,6 +290,7 @@ def posterior_spread(
 
     def one(x: Float[Array, " d"]) -> Spread:
         inside, outside, basis = conditional(profile, gram, factor, x)
+        # diag of v(I − BBᵀ) + BSBᵀ without a d×d matrix.
         gradient = outside * (1 - jnp.sum(basis**2, 1)) + jnp.sum((basis @ inside[1:, 1:]) * basis, 1)
         return Spread(jnp.maximum(inside[0, 0], 0), jnp.maximum(gradient, 0))
 
@@ -339,10 +355,13 @@ def gradient_log_likelihood(
     n, d = X.shape
     points, white = white_data(kernel, X, observations)
     gram = gradient_gram(profile, points, noise, with_values=observations.shape[1] > d)
+    # See above: the factor is held still, and the derivatives enter through z and the log
+    # determinants.
     factor = projected_factor(jax.lax.stop_gradient(gram))
     z = factor_solve(factor, jax.lax.stop_gradient(white), d)
     quadratic = 2 * jnp.sum(z * white) - jnp.sum(z * gram.matmul(z))
     small = gram if factor.basis is None else gram.project(factor.basis)
+    # N log det Λ, Λ = root² (section 4, Projection in place of Woodbury).
     logdet = _logdet(factor.inside, small.dense()) + 2 * n * jnp.sum(jnp.log(profile.root(X)))
     if factor.basis is not None:
         logdet = logdet + (d - factor.basis.shape[1]) * _logdet(factor.outside, outside_matrix(gram))
@@ -352,6 +371,7 @@ def gradient_log_likelihood(
 def _logdet(lower: Float[Array, "i i"], matrix: Float[Array, "i i"]) -> Float[Array, ""]:
     """Return the log determinant with its derivative tr(M⁻¹∂M), given the factor of the matrix."""
     still = jax.lax.stop_gradient(matrix)
+    # tr(M⁻¹∂M) through the matrix itself; reverse mode through the Cholesky factor is not needed.
     inverse = cho_solve((lower, True), jnp.eye(len(lower), dtype=lower.dtype))
     return 2 * jnp.sum(jnp.log(jnp.diagonal(lower))) + jnp.sum(inverse * (matrix - still))
 
@@ -383,6 +403,7 @@ def tune_gradient_kernel(
     initial = packing.pack(start)
     bounds = packing.box(initial, GRADIENT_RANGE)
     level = packing.where(Hyperparameters(False, True))
+    # Relative to the start, which is in units of the data.
     bounds[level] = initial[level, None] + GRADIENT_NOISE_BOUNDS[None]
     loss = functools.partial(_loss_and_slope, packing, *data)
     best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from([TrainingProblem(loss, initial, bounds)])
@@ -396,6 +417,7 @@ def tune_gradient_kernel(
 
 
 def _tuning_points(stationary: bool, n: int, d: int, *, with_values: bool) -> int:
+    # q depends on n below d, so that the largest n has no closed form.
     while n > 2 and n * (projected_dimension(stationary, n, d) + with_values) > TUNING_ORDER:
         n -= 1
     check_memory("GradientGP", n * (projected_dimension(stationary, n, d) + with_values))

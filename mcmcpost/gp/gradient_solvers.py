@@ -68,6 +68,7 @@ def direct(
     raised: Bool[Array, ""],
 ) -> GradientSolution:
     residual = relative_residual(gram, right, value)
+    # One product, for the residual: a direct solve makes none by itself.
     one = jnp.ones((), int)
     return GradientSolution(value, residual, is_accurate(residual), one, order, nugget, raised)
 
@@ -96,6 +97,7 @@ class ProjectedCholesky(AbstractGradientSolver):
         check_memory("ProjectedCholesky", n * (projected_dimension(profile.stationary, n, d) + with_values))
 
     def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
+        # No complement: the projected system would be the dense one in rotated coordinates.
         if span_basis(gram.points, stationary=gram.stationary) is None:
             return DenseCholesky().solve(gram, right)
         factor = projected_factor(gram)
@@ -126,8 +128,10 @@ class QuadraticClosedForm(AbstractGradientSolver):
         inner = points @ points.T
         lower, nugget, raised = floored_cholesky(inner)
         factor = (lower, True)
+        # κ″ = 2a is one number for all pairs, so that any entry gives it.
         scaled = right / gram.terms.second[0, 0]
         mixed = points @ scaled.T
+        # M is symmetric for a quadratic; half the sum with its transpose takes out the rounding.
         value = cho_solve(factor, scaled - 0.25 * (mixed + mixed.T) @ cho_solve(factor, points))
         return direct(gram, right, value, points.shape[0], nugget, raised)
 
@@ -163,12 +167,14 @@ class GradientCG(AbstractGradientSolver):
 
     def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
         del profile
+        # n² entries each: three terms and two factors; the rest are vectors of the iteration.
         check_bytes("GradientCG", 8.0 * (5 * n * n + 8 * n * (d + with_values)))
 
     def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
         n, d = gram.points.shape
         basis = span_basis(gram.points, stationary=gram.stationary) if self.project else None
         small, inside = gram, right
+        # A₁ + σ²I is the exact system outside the span and the preconditioner inside it.
         outer = (floored_cholesky(outside_matrix(gram)).lower, True)
         middle = (floored_cholesky(gram.terms.value + gram.noise * jnp.eye(n, dtype=right.dtype)).lower, True)
         if basis is not None:
@@ -184,6 +190,8 @@ class GradientCG(AbstractGradientSolver):
         close = _clustered(gram)
 
         def precondition(residual: Float[Array, "nw k"]) -> Float[Array, "nw k"]:
+            # On spread points it does not pay: 8.8 s for 717 products against 3.3 s for 520, of
+            # 1,000 gradients in 100 dimensions (docs/results/gradient_gp.md, matrix_free).
             if self.precondition is None:
                 return jax.lax.cond(close, scaled, lambda same: same, residual)
             return scaled(residual) if self.precondition else residual
@@ -197,12 +205,15 @@ class GradientCG(AbstractGradientSolver):
         )
         value = solution.value.reshape(inside.shape)
         if basis is not None:
+            # Outside the span no iteration: one solve with the factor at hand.
             across = right[:, -d:] - inside[:, gram.with_values :] @ basis.T
             gradients = value[:, gram.with_values :] @ basis.T + cho_solve(outer, across)
             value = jnp.concatenate([value[:, : gram.with_values], gradients], axis=1)
         residual = relative_residual(gram, right, value)
         zero = jnp.zeros((), right.dtype)
+        # One more for the residual below.
         steps = jnp.asarray(solution.num_steps, int) + 1
+        # Twice the tolerance: the recursive residual drifts from the true one by rounding.
         used = self.precondition is not False or basis is not None
         return GradientSolution(value, residual, residual <= 2 * self.rtol, steps, n if used else 0, zero, zero > 0)
 
@@ -230,8 +241,10 @@ class Automatic(AbstractGradientSolver):
 
     def choose(self, stationary: bool, n: int, d: int, *, with_values: bool) -> AbstractGradientSolver:
         """Return the solver for n points in d dimensions."""
+        # q counts the value of a point as one more direction.
         q = projected_dimension(stationary, n, d) + with_values
         if n * q <= self.dense_order * (8 if n > 2 * d else 1):
+            # nq²/30 products take about the time of the factorisation that would replace them.
             return ProjectedCholesky()
         return GradientCG(self.rtol, min(self.max_steps, max(n * q * q // 30, 1)) if fits(n * q) else self.max_steps)
 
@@ -244,6 +257,7 @@ class Automatic(AbstractGradientSolver):
 
 def _clustered(gram: GradientGram) -> Bool[Array, ""]:
     n = gram.shape[0]
+    # Scale-free: correlations, not covariances, so that one threshold serves every kernel.
     diagonal = jnp.diagonal(gram.terms.first)
     size = jnp.sqrt(jnp.abs(diagonal[:, None] * diagonal[None, :]))
     others = jnp.where(jnp.eye(n, dtype=bool), 0, jnp.abs(gram.terms.first) / jnp.where(size > 0, size, 1))
@@ -263,6 +277,7 @@ def solve_system(
     solver.check(profile, n, d, gram.with_values)
     solution = _solve_gradients(solver, gram, right)
     order = n * (projected_dimension(profile.stationary, n, d) + gram.with_values)
+    # The true residual decides, not the rule: an ill-conditioned system is known only by trying.
     if isinstance(solver, Automatic) and not bool(solution.converged) and fits(order):
         return _solve_gradients(ProjectedCholesky(), gram, right)
     return solution

@@ -78,6 +78,7 @@ def start_on_subsets(
     start = Hyperparameters(kernel, noise)
     packing = Packing(start, scale, relative=True)
     size = min(choice.size, len(X))
+    # Distinct centres: two equal subsets would count one fit twice.
     centres = jax.random.choice(key, len(X), (min(choice.num_subsets, len(X)),), replace=False)
     optimiser = LBFGS(choice.num_steps, memory=KERNEL_MEMORY)
     ends = []
@@ -85,6 +86,7 @@ def start_on_subsets(
         distance = np.sum((X - X[centre]) ** 2, axis=1)
         rows = np.argpartition(distance, size - 1)[:size]
         fit = maximise_exact_likelihood(kernel, noise, X[rows], y[rows], scale=scale, optimiser=optimiser)
+        # Averaged as unconstrained parameters, where a mean of positive numbers stays positive.
         ends.append(packing.pack(Hyperparameters(fit.kernel, fit.noise)))
     mean = jax.tree.map(np.asarray, packing.unpack(jnp.asarray(np.mean(ends, axis=0))))
     return mean.kernel, float(mean.noise)
@@ -156,6 +158,8 @@ class FittedIterativeGP(eqx.Module):
 
     def _samples(self, points: np.ndarray) -> Array:
         assert self.sample_weights is not None
+        # k(x, X)H⁻¹(y − f_j − ε_j): one product with the difference of the weights serves all
+        # samples.
         weights = jnp.asarray(self.mean_weights[:, None] - self.sample_weights)
         train, new = jnp.asarray(self.training.X), jnp.asarray(points)
         return _posterior_samples(self.kernel, self.sampler, self._key, train, weights, new)
@@ -184,6 +188,8 @@ class FittedIterativeGP(eqx.Module):
                 wanted = f"exact variances, solved to {tight.rtol:g}"
                 cure = "They are too large. Give the solver more budget or rank, or use sampled variances."
                 warn(fault("FittedIterativeGP.predict", wanted, how, cure))
+            # vᵀc + vᵀr with r = c − Hv, which is the 2vᵀc − vᵀHv of the docstring without another
+            # product.
             explained = jnp.sum(solution.value * (cross + solution.residual), axis=0)
         return np.maximum(np.asarray(prior) - np.asarray(explained), 0)
 
@@ -193,6 +199,7 @@ def _cross(
     kernel: AbstractKernel, train: Float[Array, "m d"], points: Float[Array, "n d"], weights: Float[Array, "m k"]
 ) -> Float[Array, "n k"]:
     """Return k(points, train) times weights, tile by tile."""
+    # The diagonal is not used: rows and columns of this product are different points.
     operator = TileOperator(KernelTile(kernel), train, jnp.ones(len(train), train.dtype))
     return operator.cross_matmul(points, weights)
 
@@ -207,6 +214,7 @@ def _posterior_samples(
     points: Float[Array, "n d"],
 ) -> Float[Array, "n s"]:
     prior_key, _ = jax.random.split(key)  # as Pathwise.targets splits it
+    # The features of the search again, from the same key: `sample_weights` solve for these f_j.
     number = weights.shape[1]
     prior = sample_prior(kernel, prior_key, num_features=sampler.num_features, num_samples=number, like=points)
     return prior(points) + _cross(kernel, train, points, weights)
@@ -317,6 +325,8 @@ class IterativeGP(eqx.Module):
         kernel, noise = default_kernel(X) if self.kernel is None else self.kernel, self.noise
         info: dict[str, Any] = {}
         solver = choose_solver(len(X)) if self.solver is None else self.solver
+        # The subsets have a key of their own, so that the probes are the same with and without
+        # them.
         subset_key, fit_key = jax.random.split(key)
         found: LikelihoodFit | None = None
         if self.optimise:
@@ -326,10 +336,14 @@ class IterativeGP(eqx.Module):
             kernel, noise = jax.tree.map(lambda leaf: np.asarray(leaf, float), found.kernel), found.noise
             info["history"] = {name: values.tolist() for name, values in found.history.items()}
         fitted = self._condition(training, kernel, noise, solver, fit_key, found, info)
+        # Only a solver that was chosen here is replaced; one that the user named is kept and warned
+        # of.
         if self.solver is not None or "residual" not in fitted.info or fitted.info["outcome"] == "converged":
             return fitted
         if len(X) > FACTOR_LIMIT:
             return fitted
+        # What the iteration reached is kept in `info`: Cholesky's result alone would not say that
+        # it failed.
         reached = {name: fitted.info[name] for name in ("solver", "outcome", "residual", "probe_residual", "epochs")}
         return self._condition(training, kernel, noise, Cholesky(), fit_key, None, info | {"fallback": reached})
 
@@ -377,6 +391,8 @@ class IterativeGP(eqx.Module):
             targets = _targets(sampler, kernel, jnp.asarray(noise), X, sample_key)
             right, probes = jnp.concatenate([right, targets], axis=1), targets.shape[1]
         factor = None
+        # The nugget that factorisation needed is noise of the model from here on, also in
+        # predictions.
         if isinstance(solver, Cholesky):
             found_factor = factorise(gram(kernel, X), jnp.ones(len(y)), jnp.asarray(noise))
             factor, noise = found_factor.lower, float(found_factor.nugget)
@@ -388,7 +404,10 @@ class IterativeGP(eqx.Module):
         else:
             initial = None
             if found is not None and found.solved is not None:
+                # A guess for y whatever the probes; solutions of other probes say nothing of these.
                 initial = jnp.zeros_like(right).at[:, 0].set(found.solved[:, 0])
+                # A search in single precision drew its probes in that precision: they are not these
+                # samples.
                 if sampler == self._estimator(kernel) and self.precision == "float64":
                     initial = jnp.asarray(found.solved)  # of these very samples
             system = Regularised(kernel_operator(kernel, X), jnp.asarray(noise))

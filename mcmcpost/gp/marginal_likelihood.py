@@ -78,6 +78,7 @@ class PriorSample(NamedTuple):
         for spectrum, weight in zip(self.spectra, self.weights, strict=True):
             angles = x @ spectrum.frequencies
             waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)])
+            # r frequencies of weight a/r each: sin² + cos² sum to the variance a.
             total = total + jnp.sqrt(spectrum.amplitude / angles.shape[0]) * (waves @ weight)
         return total
 
@@ -102,6 +103,7 @@ def sample_prior(
     ValueError : a kernel that is not stationary; use the standard estimator for it.
     """
     frequency_key, weight_key = jax.random.split(key)
+    # A sine and a cosine for each frequency; at least one, also for `num_features` 1.
     spectra = _spectra(kernel, frequency_key, max(1, num_features // 2), like)
     keys = jax.random.split(weight_key, len(spectra))
     weights = tuple(
@@ -120,6 +122,7 @@ def _spectra(kernel: AbstractKernel, key: jax.Array, r: int, like: Array) -> tup
         case Sum():
             return _spectra(kernel.first, first, r, like) + _spectra(kernel.second, second, r, like)
         case Product():
+            # Bochner: the spectrum of a product is that of the sum of two independent frequencies.
             left, right = _spectra(kernel.first, first, r, like), _spectra(kernel.second, second, r, like)
             return tuple(
                 Spectrum(a.frequencies + b.frequencies, a.amplitude * b.amplitude) for a in left for b in right
@@ -127,12 +130,15 @@ def _spectra(kernel: AbstractKernel, key: jax.Array, r: int, like: Array) -> tup
         case SquaredExponential():
             precision = jnp.ones(r, like.dtype)
         case Matern32() | Matern52():
+            # ν/Gamma(ν) times a normal square is a multivariate t with 2ν degrees of freedom.
             half = 1.5 if isinstance(kernel, Matern32) else 2.5
             precision = half / jax.random.gamma(second, half, (r,), like.dtype)
         case RationalQuadratic():
+            # (1 + r/2α)^{−α} is the mean of e^{−rg/2} over g ~ Gamma(α)/α.
             alpha = jnp.asarray(kernel.alpha, like.dtype)
             precision = jax.random.gamma(second, alpha, (r,), like.dtype) / alpha
         case InverseMultiquadric():
+            # (1 + r)^{−e} is the mean of e^{−rg/2} over g ~ 2 Gamma(e).
             exponent = jnp.asarray(0.5 if kernel.exponent is None else kernel.exponent, like.dtype)
             precision = 2 * jax.random.gamma(second, exponent, (r,), like.dtype)
         case _:
@@ -197,6 +203,8 @@ class Standard(AbstractEstimator):
         return jax.random.normal(key, (X.shape[0], self.num_probes), X.dtype)
 
     def sides(self, solved: Float[Array, "n k"], targets: Float[Array, "n s"]) -> Sides:
+        # ½ v_yᵀ(∂H)v_y − ½ mean_j (H⁻¹z_j)ᵀ(∂H)z_j; the factor ½ is applied where the sides are
+        # used.
         mean = -1.0 / self.num_probes
         return Sides(
             jnp.concatenate([solved[:, :1], mean * solved[:, 1:]], 1), jnp.concatenate([solved[:, :1], targets], 1)
@@ -261,6 +269,7 @@ class LikelihoodFit(NamedTuple):
 
 def _exact_loss(packing: Packing, X: Array, y: Array, x: Array) -> tuple[Array, Array]:
     """Return −L and its gradient ½(H⁻¹ − vvᵀ)·∂H, by one factorisation and one inverse."""
+    # H⁻¹ serves the quadratic form, the determinant and the gradient: n³ operations in all.
     inverse = invert(_covariance(packing, X, x))
     precision = jnp.asarray(inverse.matrix)
     v = precision @ y
@@ -276,6 +285,7 @@ def _covariance(packing: Packing, X: Array, x: Array) -> Array:
 
 @eqx.filter_jit
 def _pull_back(packing: Packing, X: Array, x: Array, precision: Array, v: Array) -> Array:
+    # ∂H through the kernel only: no derivative of the factorisation is taken.
     pull_back = jax.vjp(lambda x: _covariance(packing, X, x), x)[1]
     return pull_back(0.5 * (precision - v[:, None] * v[None, :]))[0]
 
@@ -304,6 +314,8 @@ def maximise_exact_likelihood(
     trail: list[np.ndarray] = []
 
     def loss(x: Any) -> tuple[Any, Any]:
+        # The trail has every evaluation, those of line searches included, as the record's history
+        # has.
         trail.append(np.asarray(packing.values(jnp.asarray(x))))
         return _exact_loss(packing, *data, jnp.asarray(x))
 
@@ -351,6 +363,7 @@ def estimate_gradient(
     """
     X, y = data
     x = jnp.asarray(x)
+    # Two steps: ∂L in kernel and noise from tiles, then through the packing to x, which is cheap.
     built, pull_back = jax.vjp(lambda x: eqx.filter(packing.unpack(x), eqx.is_inexact_array), x)
     kernel, noise = eqx.combine(built, packing.unpack(x))
     targets = estimator.targets(kernel, noise, X, keys[0])
@@ -363,6 +376,7 @@ def estimate_gradient(
         key=keys[1],
     )
     left, right = estimator.sides(solution.value, targets)
+    # H depends on the noise through the identity: its derivative is Σ_s left_s·right_s.
     slope = Hyperparameters(
         bilinear_gradient(kernel, X, 0.5 * left, right, mesh=device_mesh()), 0.5 * jnp.sum(left * right)
     )
@@ -411,6 +425,8 @@ def maximise_likelihood_by_solves(
         def slope(x: np.ndarray) -> Array:
             nonlocal last
             step = len(reports)
+            # A warm start needs the targets of the last step, hence one key; without it fresh
+            # probes average out.
             fixed = probe_key if warm_start else jax.random.fold_in(probe_key, step)
             keys = fixed, jax.random.fold_in(solver_key, step)
             report = estimate_gradient(packing, estimator, solver, data, jnp.asarray(x), last, keys)
@@ -421,6 +437,7 @@ def maximise_likelihood_by_solves(
             return -report.gradient
 
         initial = packing.pack(Hyperparameters(kernel, noise)).astype(X.dtype)
+        # `final=1.0`: a constant rate, as in Lin et al. (2024).
         best = Adam(rate=learning_rate, max_steps=num_steps, final=1.0).follow(slope, initial)
     history = {name: np.array([report[name] for report in reports]) for name in (*STEP_HISTORY, "parameters")}
     return _likelihood_fit(packing, best, history, None if last is None else np.asarray(last))

@@ -55,6 +55,7 @@ def empty_memory(pairs: int, x: Float[Array, " d"]) -> Memory:
 
 def remember(memory: Memory, x: Float[Array, " d"], gradient: Float[Array, " d"]) -> Memory:
     """Return the memory with one more evaluation, the oldest forgotten."""
+    # Fixed shapes, newest last: the compiled step is the same while the memory fills.
     points = jnp.concatenate([memory.points[1:], x[None]])
     gradients = jnp.concatenate([memory.gradients[1:], gradient[None]])
     return Memory(points, gradients, jnp.minimum(memory.filled + 1, len(points)))
@@ -77,10 +78,13 @@ def secants(memory: Memory) -> Secants:
     S = jnp.where(both[:, None], jnp.diff(memory.points, axis=0), 0)
     Y = jnp.where(both[:, None], jnp.diff(memory.gradients, axis=0), 0)
     along = jnp.sum(S * Y, 1)
+    # Strong Wolfe steps have positive curvature; what fails here is rounding or a step that was
+    # cut.
     usable = along > CURVATURE * jnp.linalg.norm(S, axis=1) * jnp.linalg.norm(Y, axis=1)
     S, Y = jnp.where(usable[:, None], S, 0), jnp.where(usable[:, None], Y, 0)
     newest = len(S) - 1 - jnp.argmax(usable[::-1])
     found = usable[newest]
+    # γ = sᵀy/yᵀy, the usual scale of L-BFGS; one before the first pair.
     scale = jnp.where(found, along[newest] / jnp.where(found, jnp.sum(Y[newest] ** 2), 1), 1)
     return Secants(S, Y, usable, scale)
 
@@ -91,6 +95,8 @@ def inverse_hessian(pairs: Secants) -> DiagonalPlusLowRank:
     Source: Byrd, Nocedal and Schnabel, Representations of quasi-Newton matrices (Math. Program. 1994), Theorem 2.2.
     """
     gamma, free = pairs.scale, jnp.where(pairs.usable, 0.0, 1.0)
+    # A pair that is not usable is a row of zeros: one on its diagonal keeps the triangle
+    # invertible.
     along = pairs.S @ pairs.Y.T + jnp.diag(free)
     inverse = jnp.linalg.inv(jnp.triu(along))
     corner = inverse.T @ (jnp.diag(jnp.diagonal(along)) + gamma * pairs.Y @ pairs.Y.T) @ inverse
@@ -104,6 +110,7 @@ def hessian(pairs: Secants) -> DiagonalPlusLowRank:
     sigma, free = 1 / pairs.scale, jnp.diag(jnp.where(pairs.usable, 0.0, 1.0))
     along = pairs.S @ pairs.Y.T
     lower, diagonal = jnp.tril(along, -1), jnp.diag(jnp.diagonal(along))
+    # The same for Theorem 2.3: the sign of the lower block is that of −D.
     middle = jnp.block([[sigma * pairs.S @ pairs.S.T + free, lower], [lower.T, -diagonal - free]])
     factor = jnp.concatenate([sigma * pairs.S, pairs.Y]).T
     return DiagonalPlusLowRank(jnp.full(factor.shape[:1], sigma), factor, -jnp.linalg.inv(middle))
@@ -180,10 +187,14 @@ class GPH(AbstractMethod):
         pairs = secants(memory)
         d = memory.points.shape[1]
         prior = hessian(pairs) if self.quasi_newton else scaled_identity(1 / pairs.scale, d)
+        # Older pairs are in the prior mean already; the process learns what it misses near the last
+        # ones.
         memory = recent(memory, self.window)
         steps, changes = _differences(memory)
         unit = _last(steps)
         gram, white = _white_gram(self.profile(), memory, steps / unit)
+        # The process sees x/unit in white coordinates: gradients are times unit/white there,
+        # Hessians divided by its square.
         weights = _weights(gram, memory, (changes - apply(prior, steps)) * (unit / white))
         here = jnp.zeros((1, d), steps.dtype)
         learned = posterior_hessian(self.profile(), gram.points, weights, here)
@@ -193,6 +204,7 @@ class GPH(AbstractMethod):
         core = jnp.zeros((factor.shape[1],) * 2, factor.dtype).at[:k, :k].set(prior.core)
         core = core.at[k:, k:].set(change * learned.core[0])
         whole = DiagonalPlusLowRank(prior.diagonal + change * learned.diagonal[0], factor, core)
+        # The floor is relative to σ = 1/γ: a curvature near zero would send the step to infinity.
         return -_absolute_solve(whole, memory.gradients[-1], FLOOR / pairs.scale)
 
 
@@ -213,10 +225,12 @@ class GPX(AbstractMethod):
         unit = _last(changes)
         gram, white = _white_gram(self.profile(), memory, changes / unit)
         weights = _weights(gram, memory, steps - apply(prior, changes))
+        # Inputs are gradients less the newest one, so that −g stands for a gradient of zero.
         goal = -g[None] / unit * white
         learned = posterior_mean(self.profile(), gram.points, weights, goal)[0, 1:]
         safe = -apply(prior, g[None])[0]
         d = safe + learned
+        # A cosine, so that the test has no units; at saddle points the prediction may point uphill.
         downhill = jnp.sum(d * g) < -FLOOR * jnp.linalg.norm(d) * jnp.linalg.norm(g)
         return jnp.where(downhill & jnp.all(jnp.isfinite(d)), d, safe)
 
@@ -240,6 +254,8 @@ def _white_gram(
     white = profile.root(inputs)[0]
     gram = gradient_gram(profile, inputs * white, jnp.zeros((), inputs.dtype))
     both = held(memory)[:, None] & held(memory)[None, :]
+    # Rows that hold nothing get a block of their own on the diagonal: with a right-hand side of
+    # zeros they have zero weights.
     slope = gram.terms.first[-1, -1]
     terms = gram.terms._replace(
         first=jnp.where(both, gram.terms.first, slope * jnp.eye(len(inputs), dtype=inputs.dtype)),
@@ -254,6 +270,7 @@ def _weights(gram: GradientGram, memory: Memory, right: Float[Array, "m d"]) -> 
 
 def _absolute_solve(matrix: DiagonalPlusLowRank, g: Float[Array, " d"], floor: Float[Array, ""]) -> Float[Array, " d"]:
     """Return |H|⁻¹g for H of a constant diagonal, eigenvalues at least `floor` in size."""
+    # H is level·I outside the span of its factor: QR leaves an eigenproblem of the factor's width.
     basis, triangle = jnp.linalg.qr(matrix.factor)
     level = matrix.diagonal[0]
     values, vectors = jnp.linalg.eigh(triangle @ matrix.core @ triangle.T)
@@ -325,8 +342,10 @@ def minimize(
         if np.abs(gradient).max() <= gtol:
             return _result(x, value, gradient, iteration, 0, evaluate)
         memory, direction = _advance(solver, memory, x, gradient)
+        # The line search needs a descent direction; steepest descent always is one.
         if not np.isfinite(direction).all() or direction @ gradient >= 0:
             direction = -gradient
+        # One line search revisits its points, the next one only its start.
         evaluate.forget(x)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of failing, which the status reports
@@ -438,6 +457,8 @@ def scale_by_gp(method: AbstractMethod) -> optax.GradientTransformationExtraArgs
         g, unravel = ravel_pytree(updates)
         state = remember(state, ravel_pytree(params)[0], g)
         direction = method.direction(state)
+        # Inside `jit` nothing can be raised: a direction that is not finite becomes the steepest
+        # one.
         return unravel(jnp.where(jnp.all(jnp.isfinite(direction)), direction, -g)), state
 
     return optax.GradientTransformationExtraArgs(init, update)

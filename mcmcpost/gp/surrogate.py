@@ -71,6 +71,7 @@ def pooled(history: History) -> Rows:
     points, gradients = history.points.reshape(-1, d), history.gradients.reshape(-1, d)
     energies = history.energies.reshape(-1)
     sound = jnp.isfinite(energies) & jnp.isfinite(points).all(1) & jnp.isfinite(gradients).all(1)
+    # Far from the rest, as in the first transient of warm-up, energies would bend the quadratic.
     lower, upper = jnp.nanquantile(jnp.where(sound, energies, jnp.nan), jnp.array([0.25, 0.75]))
     sound = sound & (energies <= upper + ENERGY_RANGE * (upper - lower))
     held = jnp.broadcast_to((jnp.arange(s) % HELD_OUT == HELD_OUT - 1)[None, :, None], (c, s, l)).reshape(-1)
@@ -111,6 +112,7 @@ class FittedSurrogate(NamedTuple):
     def evaluate(self, x: Float[Array, " d"]) -> EnergyAndGradient:
         """Return Ê and ∇Ê: the gradient field is that of an energy, so its leapfrog keeps volume and is reversible."""
         w = (x - self.centre) / self.scale
+        # S w serves the energy and the gradient.
         pull = self.precision @ w
         mean = posterior_mean(self.profile, self.points, self.weights, (self.projection @ w - self.offset)[None])[0]
         energy = 0.5 * (w @ pull) + self.slope @ w + self.height * mean[0]
@@ -129,6 +131,7 @@ def relative_error(
     found = jax.lax.map(lambda x: surrogate.evaluate(x).gradient, points, batch_size=256)
     square = jnp.sum(((found - gradients) * surrogate.scale[None]) ** 2, axis=1) @ kept
     size = jnp.sum((gradients * surrogate.scale[None]) ** 2, axis=1) @ kept
+    # 0/0 without held-out points is NaN, and as infinity declines the surrogate.
     error = jnp.sqrt(square / size)
     return jnp.where(jnp.isfinite(error), error, jnp.inf)
 
@@ -173,8 +176,10 @@ def fit_quadratic(w: Float[Array, "n d"], gradients: Float[Array, "n d"], kept: 
     """
     d = w.shape[1]
     design = jnp.concatenate([w, jnp.ones_like(w[:, :1])], axis=1) * kept[:, None]
+    # Relative to the number of points: it decides only where these do not span the coordinates.
     ridge = jnp.sqrt(jnp.finfo(w.dtype).eps) * jnp.sum(kept) * jnp.eye(d + 1, dtype=w.dtype)
     solved = jnp.linalg.solve(design.T @ design + ridge, design.T @ gradients)
+    # A least-squares slope is not symmetric; the symmetric part is the one that an energy has.
     values, vectors = jnp.linalg.eigh((solved[:d] + solved[:d].T) / 2)
     return Quadratic((vectors * jnp.maximum(values, 0.5 / d)[None]) @ vectors.T, solved[d])
 
@@ -192,6 +197,7 @@ def farthest_points(points: Float[Array, "n q"], kept: Float[Array, " n"], numbe
         row = jnp.argmax(nearest)
         return jnp.minimum(nearest, distance(row)), row
 
+    # Points that are not kept are at −∞, and `minimum` leaves them there: they are never chosen.
     start = jnp.where(kept > 0, distance(first), -jnp.inf)
     rest = jax.lax.scan(choose, start, None, length=number - 1)[1]
     return jnp.concatenate([first[None], rest])
@@ -202,6 +208,7 @@ def tune(start: AbstractKernel, points: Float[Array, "m q"], gradients: Float[Ar
     packing = Packing(start)
     white = jnp.mean((gradients / scalar_profile("SurrogateHMC", start).root(points)[None]) ** 2)
     initial = jnp.append(jnp.asarray(packing.pack(start), points.dtype), jnp.log(NOISE * white))
+    # The noise may fall to √eps of its start, and rise to the mean square of the gradients.
     below = jnp.append(jnp.full(len(initial) - 1, TUNING_RANGE), 0.5 * math.log(1 / float(jnp.finfo(points.dtype).eps)))
     above = jnp.append(jnp.full(len(initial) - 1, TUNING_RANGE), -math.log(NOISE))
 
@@ -216,6 +223,7 @@ def tune(start: AbstractKernel, points: Float[Array, "m q"], gradients: Float[Ar
         value, slope = jax.value_and_grad(loss)(x)
         better = value < least
         best, least = jnp.where(better, x, best), jnp.where(better, value, least)
+        # A slope that is not finite counts as zero: NaN would stay in Adam's moments for good.
         update, state = optimiser.update(jnp.where(jnp.isfinite(slope), slope, 0), state)
         return (jnp.clip(x + update, initial - below, initial + above), state, best, least), None
 
@@ -296,7 +304,9 @@ class SubspaceSurrogate(AbstractSurrogate):
         slopes = gradients * scale[None]
         bowl = fit_quadratic(w, slopes, kept)
         residual = (slopes - w @ bowl.precision - bowl.slope[None]) * kept[:, None]
+        # Ascending eigenvalues: the last q, of the second moments of the residual gradients.
         directions = jnp.linalg.eigh(residual.T @ residual)[1][:, ::-1][:, :q].T
+        # Active coordinates of unit variance: the kernel's start and its bounds are in these units.
         directions = directions / jnp.sqrt(jnp.sum((w @ directions.T) ** 2, 0) / number)[:, None]
         active = w @ directions.T
         most = len(points) - len(points) // HELD_OUT  # the rest is held out: it must not be chosen, nor a point twice
@@ -304,9 +314,11 @@ class SubspaceSurrogate(AbstractSurrogate):
         # Gradients in active coordinates: those of h, E(x) = h(Dw), are D⁺ᵀ∇_w E, and rows of D are orthogonal.
         lengths = jnp.sum(directions**2, 1)
         wanted = residual[chosen] @ directions.T / lengths[None]
+        # A residual of zero, as of a normal target, must not give a height of zero to divide by.
         size = jnp.mean(jnp.sum(slopes**2, 1)) * jnp.finfo(points.dtype).eps
         height = jnp.sqrt(jnp.mean(wanted**2) + size)
         start = _default_kernel(q) if self.kernel is None else self.kernel
+        # A leading part of a farthest-point sequence is spread over the whole set too.
         few = chosen[: self.num_tuning]
         tuned = tune(start, active[few], wanted[: self.num_tuning] / height, self.tuning_steps)
         process = condition(tuned, active[chosen], wanted / height)
@@ -315,6 +327,7 @@ class SubspaceSurrogate(AbstractSurrogate):
             scale,
             bowl.precision,
             bowl.slope,
+            # Into the white coordinates of the process, (Dw − origin)·root, in one matrix.
             process.root[:, None] * directions,
             process.root * process.origin,
             process.points,

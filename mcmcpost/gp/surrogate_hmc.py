@@ -164,11 +164,13 @@ class SurrogateHMC:
 
         kwargs = model_kwargs or {}
         single = _is_one_key(rng_key)
+        # A single chain is a batch of one throughout, so that there is one program to write.
         keys = jax.vmap(jax.random.split)(rng_key[None] if single else rng_key)
         start = self._start(keys[0, 0] if single else keys[:, 0], init_params, model_args, kwargs)
         z = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], start) if single else start
         x = jax.vmap(lambda one: ravel_pytree(one)[0])(z)
         c, d = x.shape
+        # NUTS on flat draws, whatever the pytree: the same layout as the surrogate's.
         init_nuts, sample_nuts = hmc(potential_fn_gen=lambda *a, **k: self._target(z, a, k).energy, algo="NUTS")
 
         @jax.jit  # one program: eagerly NumPyro compiles dozens of small ones
@@ -180,12 +182,17 @@ class SurrogateHMC:
             return jax.vmap(one)(x, keys)
 
         first = initialise(x, keys[:, 1])
+        # The first third of warm-up may not be at the target yet: no room is kept for it.
         slots = max(1, min(self.settings.history_size // self.settings.num_steps, num_warmup - num_warmup // 3))
         fits = self._enough(num_warmup, c, slots, d)
+        # `warmup_adapter` takes no step size: the start is in the first state.
         adapter = warmup_adapter(num_warmup, **{k: v for k, v in self._adaptation.items() if k != "step_size"})
         self._sample_fn = Bound(sample_nuts, adapter[1], num_warmup, fits)
         history = empty_history(c, slots, self.settings.num_steps, d)
+        # The first state has cost one energy and one gradient, counted as warm-up.
         zeros, ones = jnp.zeros(c, int), jnp.ones(c, int)
+        # Zeros of the shapes of a fit: the state has one structure before and after warm-up, as
+        # `scan` needs.
         shapes = jax.eval_shape(lambda h: fit_history(self.settings.surrogate, h).surrogate, history)
         state = SurrogateState(
             i=jnp.zeros((), int),
@@ -211,8 +218,10 @@ class SurrogateHMC:
 
     def sample(self, state: SurrogateState, model_args: tuple, model_kwargs: Any) -> SurrogateState:
         """Return the next state."""
+        # NumPyro hands over one key for one chain and a batch for vectorised ones.
         single = _is_one_key(state.rng_key)
         batch = with_chains(state) if single else state
+        # Built anew at each call, as data may differ between runs; under `jit` this costs nothing.
         new = advance(self._program(batch.z, model_args, model_kwargs or {}), batch)
         return without_chains(new) if single else new
 
@@ -239,6 +248,8 @@ class SurrogateHMC:
         batch = with_chains(state) if single else state
         target = self._target(batch.z, model_args, model_kwargs or {})
         found = jax.vmap(lambda z: target.evaluate(ravel_pytree(z)[0]))(batch.z)
+        # The surrogate and its test are of the warm-up and stay; only what belongs to z is computed
+        # again.
         new = batch._replace(
             potential_energy=found.energy,
             true_gradient=found.gradient,
@@ -249,6 +260,7 @@ class SurrogateHMC:
     def _enough(self, num_warmup: int, c: int, slots: int, d: int) -> bool:
         """Return whether warm-up leaves enough to fit and to test a surrogate; warn if not."""
         needed = self.settings.surrogate.min_gradients(d)
+        # Lengths are uniform from 1 to `num_steps`, half of it and a half on average.
         training = c * (slots - slots // HELD_OUT) * (1 + self.settings.num_steps) // 2  # as long as on average
         if num_warmup > 0 and slots >= HELD_OUT and training >= needed:
             return True

@@ -43,6 +43,7 @@ class Target(NamedTuple):
 
 def flat_target(potential: Callable[[Any], Any], z: Any) -> Target:
     """Return the potential on flat draws; z : a batch of draws, a pytree of which the structure counts."""
+    # Of one chain: the batch's leading axis is dropped for the shapes.
     unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), z))[1]
 
     def energy(x: Float[Array, " d"]) -> Float[Array, ""]:
@@ -123,6 +124,8 @@ def leapfrog(
 
     def step(i: Any, carry: tuple) -> tuple:
         x, p, gradient, path = carry
+        # Half a kick, drift, half a kick: reversible and volume preserving for any gradient field
+        # of an energy.
         p = p - 0.5 * step_size * gradient
         x = x + step_size * metric.velocity(p)
         energy, gradient = evaluate(x)
@@ -130,6 +133,7 @@ def leapfrog(
         new = Leapfrog(x, gradient, energy, metric.kinetic(p))
         return x, p, gradient, jax.tree.map(lambda all, one: all.at[i].set(one), path, new)
 
+    # Infinite beyond the end: `pooled` drops such points, and their acceptance probability is zero.
     none, far = jnp.zeros((most, len(x)), x.dtype), jnp.full(most, jnp.inf, x.dtype)
     return jax.lax.fori_loop(0, num_steps, step, (x, p, gradient, Leapfrog(none, none, far, far)))[3]
 
@@ -148,9 +152,11 @@ def hamiltonian_move(
     step_size = _jittered(key_step, metric.step_size)
     path = leapfrog(target.evaluate, metric, point.x, p, point.gradient, step_size, num_steps, most)
     errors = path.errors(point, metric.kinetic(p))
+    # The number of steps is traced: the last point is at an index, not at the end of the array.
     last = num_steps - 1
     moved = Point(path.points[last], path.energies[last], path.gradients[last])
     new, outcome = _finish(key_accept, point, moved, errors[last], (num_steps, 1, 0))
+    # Points beyond the end add exp(−∞) = 0, so that the mean is over the steps taken.
     return new, outcome._replace(path_accept_prob=jnp.sum(_accept_prob(errors)) / num_steps), path
 
 
@@ -170,6 +176,7 @@ def surrogate_move(
     accepts with exp(E(x) − Ê(x) − E(y) + Ê(y)) (Christen and Fox, 2005).
     """
     key_moves, key_accept = jax.random.split(key)
+    # No true gradient; one true energy; a surrogate gradient at the start and at each step.
     cost = (0, 1, 1 + num_moves * num_steps)
     if num_moves == 1:
         key_p, key_step = jax.random.split(key_moves)
@@ -179,6 +186,7 @@ def surrogate_move(
         path = leapfrog(surrogate.evaluate, metric, point.x, p, start.gradient, step_size, num_steps, num_steps)
         end = path.points[-1]
         energy = target.energy(end)
+        # The potential of the surrogate does not enter: acceptance is with the true Hamiltonian.
         error = energy + path.kinetic[-1] - point.energy - metric.kinetic(p)
     else:
         start = surrogate.evaluate(point.x)
@@ -189,7 +197,9 @@ def surrogate_move(
 
         stop = jax.lax.scan(inner, Point(point.x, *start), jax.random.split(key_moves, num_moves))[0]
         energy, end = target.energy(stop.x), stop.x
+        # E(y) − Ê(y) − E(x) + Ê(x): kinetic energies were settled in the inner moves.
         error = energy - stop.energy - point.energy + start.energy
+    # The true gradient at the new point was not evaluated, and NaN says so to `_with_gradient`.
     return _finish(key_accept, point, Point(end, energy, jnp.full_like(end, jnp.nan)), error, cost)
 
 
@@ -204,10 +214,12 @@ def _finish(
     new = jax.tree.map(lambda to, stay: jnp.where(taken, to, stay), moved, point)
     counts = (jnp.asarray(count, int) for count in cost)
     chance = _accept_prob(error)
+    # Not `error > DIVERGENCE`: an error of NaN is divergent too.
     return new, Outcome(chance, chance, ~(error <= DIVERGENCE), *counts)
 
 
 def _accept_prob(error: Float[Array, "..."]) -> Float[Array, "..."]:
+    # NaN as an infinite error: a probability of NaN would spoil the adaptation of the step size.
     return jnp.minimum(1, jnp.exp(-jnp.where(jnp.isnan(error), jnp.inf, error)))
 
 
@@ -344,8 +356,10 @@ def advance(program: Program, state: SurrogateState) -> SurrogateState:
     if program.fits:
         last = state.i == program.num_warmup - 1
         fit = jax.lax.cond(last, lambda: fit_history(program.settings.surrogate, history), lambda: fit)
+        # A callback, because inside `scan` the host cannot branch on the error.
         jax.debug.callback(_report, last, fit.error, most)
     error = jnp.broadcast_to(fit.error, state.gradient_error.shape)
+    # The running mean starts again with the draws.
     count = state.i + 1 - jnp.where(warm, 0, program.num_warmup)
     unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], state.z))[1]
     return SurrogateState(
@@ -384,13 +398,17 @@ def _transition(
     settings, target, adapted = program.settings, program.target, state.adapt_state
     point = Point(jax.vmap(lambda z: ravel_pytree(z)[0])(state.z), state.potential_energy, state.true_gradient)
     metric = Metric(adapted.step_size, adapted.inverse_mass_matrix, adapted.mass_matrix_sqrt)
+    # Smaller steps on the surrogate cost no true gradient and leave less of its own Hamiltonian
+    # error.
     finer = metric._replace(step_size=metric.step_size / settings.refinement)
     steps = settings.num_steps * settings.refinement
+    # The first chain's key decides for all: mixed kinds would all be computed under `vmap`.
     key_coin, key_length = jax.random.split(keys[0, 2])
     nothing = Trajectory(*(jnp.zeros_like(leaf[:, 0]) for leaf in state.history))
     type Moved = tuple[Point, Outcome, Trajectory]
 
     coin = jax.random.uniform(key_coin) < settings.true_gradient_probability
+    # 0: true gradients. 1: NUTS, of a surrogate that was declined. 2: surrogate.
     kind = jnp.where(warm, 0, jnp.where(state.surrogate_used[0], jnp.where(coin, 0, 2), 1))
     # Before the choice, and not in each of the two that need it: its program is compiled once.
     known, extra = _with_gradient(target, point, kind != 2)
@@ -417,6 +435,8 @@ def _transition(
 
 def _with_gradient(target: Target, point: Point, wanted: Bool[Array, ""]) -> tuple[Point, Int[Array, " c"]]:
     """Return the points with their true gradients where `wanted`, and how many each chain had to evaluate."""
+    # After a surrogate move the true gradient is NaN: it is evaluated only where a true one
+    # follows.
     unknown = wanted & ~jnp.isfinite(point.gradient).all(1)
     gradient = jax.lax.cond(unknown.any(), lambda: jax.vmap(target.evaluate)(point.x).gradient, lambda: point.gradient)
     return point._replace(gradient=gradient), unknown.astype(int)
@@ -432,6 +452,7 @@ def _nuts_move(program: Program, point: Point, adapted: Any, key: Array) -> tupl
     none, zero = jnp.zeros((), int), jnp.zeros_like(point.energy)
     if program.num_warmup > 0:  # its steps do not vary: it takes the mean of those that were adapted
         adapted = adapted._replace(step_size=adapted.step_size * sum(STEP_FACTORS) / 2)
+    # At the end of warm-up, so that NumPyro's kernel adapts nothing.
     start = HMCState(
         i=none + program.num_warmup,
         z=point.x,
@@ -457,6 +478,7 @@ def _adapted(program: Program, state: SurrogateState, point: Point, outcome: Out
 
     at = IntegratorState(z=point.x, r=None, potential_energy=point.energy, z_grad=point.gradient)
     adapt = jax.vmap(program.adapt, in_axes=(None, 0, 0, 0))
+    # All chains are at one iteration; step size and mass are adapted for each by itself.
     return adapt(state.i, outcome.path_accept_prob, at, state.adapt_state)
 
 

@@ -93,13 +93,16 @@ def diagnose(
             mistakes[cause].append(j)
         elif cause == "boundary":
             bounded.append(j)
+    # What single coordinates do not explain may be common to all: another order, or one factor.
     if sum(map(len, mistakes.values())) < len(suspects):
         common = _order(trace, failing, threshold) or _scale(trace, failing & (np.abs(z_mean) <= threshold), threshold)
         if common is not None:
             return common
     if mistakes:
         return _mistake(trace.names, mistakes)
+    # Draws that are all the same have constant scores too, and another message.
     stuck = np.ptp(trace.draws, axis=(0, 1)) == 0
+    # To rounding: scores that a program computed are seldom equal to the last digit.
     constant = ~stuck & (np.ptp(trace.scores, axis=(0, 1)) <= 1e-12 * np.abs(trace.scores).max((0, 1)))
     if (constant & failing).any():
         return _no_gain(trace.names, constant & failing, "constant", "are constant: the density has no slope to use")
@@ -115,6 +118,7 @@ def diagnose(
 def _best_repair(
     draws: Float[np.ndarray, "c n"], scores: Float[np.ndarray, "c n"], own: float, threshold: float
 ) -> Repair | str | None:
+    # Every repair is tried and the best one named: several may pass in a short trace.
     z = [z_repaired(draws, scores, repair) for repair in REPAIRS]
     best = int(np.argmin(z))
     bounded = z_bounded(draws, scores)
@@ -140,6 +144,8 @@ def _order(trace: Trace, failing: Bool[np.ndarray, " d"], threshold: float) -> F
     columns = np.flatnonzero(failing)
     if not 2 <= len(columns) <= _MOST_DIAGNOSED:
         return None
+    # Under right scores E[(x_i − x̄_i)s_j] = −δ_ij: −1 off the diagonal is the mark of column i's
+    # score.
     x = trace.draws[..., columns] - trace.draws[..., columns].mean((0, 1))
     source = []
     for j in columns:
@@ -149,6 +155,7 @@ def _order(trace: Trace, failing: Bool[np.ndarray, " d"], threshold: float) -> F
         if len(fits) != 1:
             return None
         source.append(int(fits[0]))
+    # An order is a permutation: one source for two columns is chance.
     if len(set(source)) != len(source):
         return None
     pairs = ", ".join(
@@ -188,7 +195,9 @@ def _scale(trace: Trace, candidates: Bool[np.ndarray, " d"], threshold: float) -
     """
     x = trace.draws - trace.draws.mean((0, 1))
     factors = -(x * trace.scores).mean((0, 1))
+    # The median over coordinates: single ones may be off by their own Monte Carlo error.
     factor = float(np.median(factors))
+    # A factor common to all coordinates needs all of them to fail, and two at least.
     if not candidates.all() or len(candidates) < 2 or factor <= 0:
         return None
     z = z_zero_mean(x * trace.scores / factor + 1, threshold)
@@ -294,10 +303,12 @@ def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = No
     if (text := _rounded(Trace(sampled(trace.draws), sampled(trace.scores), trace.names))) is not None:
         return _untested(trace.draws.shape[-1])._replace(verdict="error", pattern="rounded", message=text)
     draws, scores = trace.draws, trace.scores
+    # Tests of means know no weights: rows that are nearly equally weighted stand for the trace.
     if trace.weights is not None:
         rows, d = trace.weights.representative(), draws.shape[-1]
         draws, scores = (array.reshape(1, -1, d)[:, rows] for array in (trace.draws, trace.scores))
         log_density = None if log_density is None else log_density.reshape(1, -1)[:, rows]
+    # The recorded density takes the same step through the draws as `sampled` does.
     log_density = None if log_density is None else log_density[:, :: sampling_step(draws.shape)]
     return _check(Trace(sampled(draws), sampled(scores), trace.names), log_density)
 
@@ -315,6 +326,7 @@ def _rounded(trace: Trace) -> str | None:
     """
     for j in np.flatnonzero(np.ptp(trace.draws, axis=(0, 1)) > 0):
         x = trace.draws[..., j].reshape(-1)
+        # A thousand draws tell a few values from many: most coordinates leave the loop here.
         levels = np.unique(x[:1000])
         if FEW * len(levels) > len(x[:1000]) or np.diff(levels).min(initial=np.inf) < COARSE * x.std():
             continue
@@ -330,6 +342,7 @@ def _rounded(trace: Trace) -> str | None:
 
 
 def _untested(d: int) -> ScoreCheck:
+    # Bonferroni over d means and the tested pairs, two-sided.
     threshold = float(-ndtri(LEVEL / (2 * (d + tested_pairs(d).sum()))))
     return ScoreCheck("pass", None, "", np.full(d, np.nan), np.full((d, d), np.nan), threshold)
 
@@ -339,6 +352,7 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
     d, empty = trace.draws.shape[-1], _untested(trace.draws.shape[-1])
     threshold = empty.threshold
     moves = moving(trace.draws)
+    # Fixed coordinates have scores that need not average to zero: the others are tested alone.
     if not moves.all():
         part = _check(without_fixed(trace), log_density)
         empty.z_mean[moves] = part.z_mean
@@ -350,6 +364,8 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
             " so nothing is known about them."
         )
         return empty._replace(verdict="warn", pattern="too_few_draws", message=text)
+    # With `threshold` as a screen an ESS is computed only where independent draws would already
+    # fail.
     z_mean = z_zero_mean(trace.scores, threshold)
     z_product = z_products(trace.draws, trace.scores, threshold)
     check = empty._replace(z_mean=z_mean, z_product=z_product)
@@ -357,10 +373,12 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
     if _failing(z_mean, z_product, threshold).any():
         finding = diagnose(trace, z_mean, z_product, threshold, apart)
         return check._replace(**finding._asdict())
+    # After the identities: only scores that pass them need the sharper, costlier comparison.
     found = None
     if log_density is not None:
         found = misfit(trace.draws.reshape(-1, d), trace.scores.reshape(-1, d), log_density.reshape(-1))
     check = check._replace(verified=found is not None and found.known)
+    # Both must agree: in many dimensions a skewed density can look like wrong scores.
     if found is not None and found.wrong and not _denied(trace, found, threshold):
         return check._replace(**_contradicted(trace.names, found)._asdict())
     if apart.any():

@@ -50,6 +50,7 @@ def _z(series: Float[np.ndarray, "c n k"], screen: float) -> Float[np.ndarray, "
         sd = centred.std((0, 1))
         unit = centred / np.where(sd > 0, sd, 1.0)
         skew = (unit**3).mean((0, 1))
+        # With the size of independent draws first: it bounds |z|, and most series need no ESS.
         z = normal_score(mean, sd, skew, np.full(mean.shape, float(size)))
         slow = np.flatnonzero(~(np.abs(z) <= screen) & np.isfinite(z))
         if slow.size:
@@ -62,6 +63,7 @@ def effective_size(series: Float[np.ndarray, "c n k"], sd: Float[np.ndarray, " k
     """Return the effective sample size for the mean of each series of standard deviation `sd`, at most c·n."""
     size = float(series.shape[0] * series.shape[1])
     error = mcse_mean(series)
+    # An estimate above c·n, of antithetic draws, would enlarge z and could raise a false alarm.
     return np.minimum(np.where(error > 0, sd / np.where(error > 0, error, 1.0), np.sqrt(size)) ** 2, size)
 
 
@@ -79,12 +81,14 @@ def normal_score(
     failures. Then Student's t with max(ess − 1, 1) degrees of freedom is mapped to a normal by Wallace's (1959) formula
     (8ν + 1)/(8ν + 3)·√(ν log(1 + t²/ν)), which does not underflow in the far tail.
     """
+    # Centring a constant leaves rounding of this size: divided by it, t would be any number.
     rounding = 1e-13 * np.abs(mean)
     constant = sd <= rounding
     t = mean * np.sqrt(ess) / np.where(constant, 1.0, sd)
     a = skew / np.sqrt(ess)
     hall = t + a * t**2 / 3 + a**2 * t**3 / 27 + a / 6
     least = np.maximum(0.5, 1 - 10 / np.sqrt(ess))
+    # NaN and overflow of the cubic fall back on t itself, the larger of the two.
     size = np.where(np.isfinite(hall), np.clip(np.abs(hall), least * np.abs(t), np.abs(t)), np.abs(t))
     nu = np.maximum(ess - 1.0, 1.0)
     z = (8 * nu + 1) / (8 * nu + 3) * np.sqrt(nu * np.log1p(size**2 / nu)) * np.sign(t)
@@ -122,6 +126,7 @@ def z_products(
     if draws.shape[1] < 4:
         return z
     centre = draws.mean((0, 1))
+    # In units of each column: cubes of products then neither overflow nor vanish.
     x_flat, s_flat = draws.reshape(size, d), scores.reshape(size, d)
     x_scale, s_scale = _root_mean_square(x_flat, centre), _root_mean_square(s_flat, np.zeros(d))
     one = np.broadcast_to(np.arange(d)[:, None], (d, lags))
@@ -129,11 +134,14 @@ def z_products(
     moments = np.zeros((3, d, lags))
     for some in in_blocks(size, d):
         x, s = (x_flat[some] - centre) / x_scale, s_flat[some] / s_scale
+        # (x_i s_j)^k = x_i^k s_j^k: no series of products is formed.
         for power, moment in enumerate(moments, 1):
             moment += _by_lag(x**power, s**power, lags)
     first, second, third = moments / size
     sd = np.sqrt(np.maximum(second - first**2, 0.0))
+    # The third central moment from raw ones; columns of unit size keep its cancellation harmless.
     skew = (third - 3 * first * second + 2 * first**3) / np.where(sd > 0, sd, 1.0) ** 3
+    # −δ_ij in the units of the scaled columns.
     expected = (one == two) / (x_scale[one] * s_scale[two])
     z[one, two] = normal_score(first + expected, sd, skew, np.full(first.shape, float(size)))
     rows, columns = np.nonzero(np.abs(z) > screen)
@@ -146,6 +154,7 @@ def z_products(
 def _by_lag(x: Float[np.ndarray, "n d"], s: Float[np.ndarray, "n d"], lags: int) -> Float[np.ndarray, "d l"]:
     """Return the sums over rows of x_i s_j with j = i + lag, cyclic, for the first lags."""
     d = x.shape[1]
+    # With all pairs wanted one GEMM has them; the band is read off it.
     if lags == d:
         return np.take_along_axis(x.T @ s, (np.arange(d)[:, None] + np.arange(d)) % d, axis=1)
     return np.stack([np.einsum("ni,ni->i", x, np.roll(s, -lag, axis=1)) for lag in range(lags)], axis=1)
@@ -203,22 +212,27 @@ def _disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.nda
     if half < (1 if drift else 4):
         return stuck
     ranks = np.apply_along_axis(rankdata, 0, draws.reshape(-1, d))
+    # Blom's normal scores: (rank − 3/8)/(N + 1/4) avoids infinities at the ends.
     normal = ndtri((ranks - 0.375) / (c * n + 0.25)).reshape(c, n, d)
     if drift:
         moments = np.stack([normal, normal**2])
+        # An odd draw in the middle belongs to neither half.
         change = moments[:, :, n - half :].mean(2) - moments[:, :, :half].mean(2)
         error = change.std(1, ddof=1) / np.sqrt(c)
+        # level/4: two sides and two moments.
         return stuck | (np.abs(change.mean(1)) > student_t.isf(level / 4, c - 1) * error).any(0)
     halves = np.concatenate([normal[:, :half], normal[:, n - half :]])
     means, sds = halves.mean(1), halves.std(1)
     tiny = np.finfo(float).tiny
     between = means.var(0, ddof=1)
+    # R-hat is cheap: an ESS per half-chain is computed for those alone that it suspects.
     apart = np.flatnonzero(np.sqrt(1 + between / np.maximum((sds**2).mean(0), tiny)) > _RHAT)
     if not apart.size:
         return stuck
     few = np.linspace(0, len(halves) - 1, min(len(halves), _HALVES)).astype(int)
     sizes = np.stack([effective_size(halves[i][None][..., apart], sds[i, apart]) for i in few])
     within = np.maximum((sds[few][:, apart] ** 2 / sizes).mean(0), tiny)
+    # Each half-chain's variance is known to its effective size less one: degrees of freedom of F.
     degrees = np.maximum((sizes - 1).sum(0), 1)
     stuck[apart] |= between[apart] / within > f_distribution.isf(level, len(halves) - 1, degrees)
     return stuck
@@ -338,6 +352,7 @@ def z_repaired(draws: Column, scores: Column, repair: Repair) -> float:
     """
     if not repair.applies(draws):
         return np.inf
+    # exp overflows where a repair is the wrong one; `_worst` then says infinity.
     with np.errstate(over="ignore", invalid="ignore"):
         x, s = repair.undo(draws, scores)
         tests = (s, (x - x.mean()) * s + 1, *_local(x, s))
@@ -354,6 +369,7 @@ def z_local(draws: Column, scores: Column) -> float:
 
 def _local(x: Column, s: Column) -> tuple[Column, Column]:
     median = np.median(x)
+    # 1.4826 MAD is the standard deviation of a normal, and exists under heavy tails.
     scale = 1.4826 * np.median(np.abs(x - median))
     scale = scale if scale > 0 else 1.0
     y = (x - median) / scale
@@ -373,9 +389,11 @@ def z_bounded(draws: Column, scores: Column) -> float:
     candidates = []
     for h, slope, crowd in ((low, 1.0, crowded[0]), (high, -1.0, crowded[1])):
         if crowd:
+            # h exp(−h/h̄) has the slope exp(−h/h̄)(1 − h/h̄) h′.
             ratio = h / h.mean()
             candidates.append((h * scores + slope, np.exp(-ratio) * (h * scores + slope * (1 - ratio))))
     if any(crowded):
+        # h = (x − a)(b − x), h′ = (b − x) − (x − a), and x − (a + b)/2 = −h′/2.
         h, slope = low * high, high - low
         candidates.append((h * scores + slope, -slope / 2 * (h * scores + slope) + h))
     return min((_worst(pair) for pair in candidates), default=np.inf)

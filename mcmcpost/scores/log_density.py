@@ -152,6 +152,7 @@ def misfit(
     if not rows.size:
         return None
     kept = rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_DRAWS)).astype(int)]
+    # Repeated states are pairs of zero distance, in which nothing is compared.
     x, first = np.unique(draws[kept], axis=0, return_index=True)
     s, values = scores[kept][first], log_density[kept][first]
     m, d = x.shape
@@ -159,6 +160,8 @@ def misfit(
         sd, levels = x.std(axis=0), np.unique(values)
     if m < 10 * (d + 1) or len(levels) < 2 or not np.isfinite(sd).all():
         return None
+    # White coordinates, so that "near" and the shifts have no units: scores turn by the transposed
+    # map.
     unit = (x - x.mean(axis=0)) / sd
     spread = np.linalg.cholesky(unit.T @ unit / m + 1e-12 * np.eye(d))
     z, t = np.linalg.solve(spread, unit.T).T, (s * sd) @ spread
@@ -170,6 +173,7 @@ def misfit(
     other = np.argpartition(distances, ranks, axis=1)[:, ranks].ravel()
     one, two = np.unique(np.sort(np.c_[np.repeat(np.arange(m), len(ranks)), other], axis=1), axis=0).T
     step = z[two] - z[one]
+    # The error of the trapezoid is of third order; the floor keeps its inverse square finite.
     cubic = np.maximum(np.linalg.norm(step, axis=1), 1e-12) ** 3
     predicted = 0.5 * ((t[one] + t[two]) * step).sum(axis=1)
     found = values[two] - values[one]
@@ -180,14 +184,17 @@ def misfit(
     rounding = np.diff(levels).min() + 1e-13 * np.abs(levels).max()
     regressors = np.c_[predicted, step]
     weight = 1 / np.hypot(np.median(np.abs(error) / cubic) * cubic, rounding)
+    # Reweighted least squares: the size of third order and the fit depend on each other.
     for _ in range(5):
         weighted = regressors * weight[:, None]
         bread = np.linalg.pinv(weighted.T @ weighted, hermitian=True)
         coefficients = bread @ (weighted.T @ (error * weight))
         rest = error - regressors @ coefficients
         third = (rest**2 - rounding**2 / 6) / cubic**2  # the difference of two rounded numbers
+        # Winsorised: a few pairs across a ridge must not decide what is usual.
         size = np.minimum(np.maximum(third, 0.0), 20 * np.median(np.abs(third))) @ cubic / cubic.sum()
         weight = 1 / np.hypot(np.sqrt(size) * cubic, rounding)
+    # Pairs that share a draw are correlated: the sandwich sums over the pairs of each first draw.
     influence = np.zeros((m, d + 1))
     np.add.at(influence, one, regressors * (rest * weight**2)[:, None])
     bread = np.linalg.pinv((regressors * weight[:, None]).T @ (regressors * weight[:, None]), hermitian=True)

@@ -19,6 +19,7 @@ from threadpoolctl import ThreadpoolController
 
 from mcmcpost.solve.iterative import Outcome, Solution, column_norms
 
+# Eight rungs take the default η, 1e-8, to 1: noise as large as the mean of diag K₀.
 LADDER_STEP = 10.0
 
 LADDER_LENGTH = 8
@@ -51,9 +52,12 @@ def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Floa
     index = jnp.arange(gram.shape[0])
 
     def failed(state: tuple) -> Bool[Array, ""]:
+        # XLA's factor is NaN as a whole where a pivot is not positive: its last entry tells, and
+        # costs no reduction over m².
         lower, _, step = state
         return jnp.isnan(lower[-1, -1]) & (step <= LADDER_LENGTH)
 
+    # The first attempt (step 0) has the nugget as given: only a breakdown changes the question.
     def climb(state: tuple) -> tuple:
         _, level, step = state
         level = jnp.where(step > 0, level * LADDER_STEP, level)
@@ -103,6 +107,8 @@ def invert(matrix: Float[Array, "n n"]) -> Inverse:
 
 def _invert_by_lapack(dense: Float[np.ndarray, "n n"]) -> Inverse:
     potrf, potri = scipy.linalg.get_lapack_funcs(("potrf", "potri"), (dense,))
+    # Zeros above the diagonal let the sum with the transpose, below, fill the upper triangle of the
+    # inverse.
     lower, fault = potrf(dense.T, lower=1, clean=1)  # zeros above; dense is symmetric, its transpose in LAPACK's order
     if fault:
         return Inverse(np.full_like(dense, np.nan), dense.dtype.type(np.nan))
@@ -145,14 +151,19 @@ def solve_dense(matrix: Float[Array, "n n"], right: Float[Array, "n k"]) -> Solu
     could be factored, and is too badly conditioned for a small residual.
     """
     n = matrix.shape[0]
+    # Of the size of the rounding of the diagonal: a smaller multiple of I would not change the
+    # matrix.
     floor = 10 * jnp.finfo(matrix.dtype).eps * jnp.mean(jnp.diagonal(matrix))
     plain = jnp.linalg.cholesky(matrix)
     sound = ~jnp.isnan(plain[-1, -1])
+    # `cond`, so that the ladder, up to nine more factorisations, is climbed only after a breakdown.
     lower = jax.lax.cond(sound, lambda: plain, lambda: factorise(matrix, jnp.ones(n, matrix.dtype), floor).lower)
     value = cho_solve((lower, True), right)
+    # The residual is of the matrix as given, so that it shows what the jitter has changed.
     residual = right - matrix @ value
     norms = column_norms(right)
     finite = jnp.all(jnp.isfinite(value))
+    # A right-hand side of zeros has a residual of zeros: its norm of one avoids 0/0.
     relative = column_norms(residual) / jnp.where(norms > 0, norms, 1)
     solved = jnp.where(is_accurate(relative), Outcome.CONVERGED, Outcome.STAGNATED)
     outcome = jnp.where(sound, solved, Outcome.JITTERED)
@@ -201,6 +212,8 @@ def _raise_nugget[Found](
     nugget: float,
 ) -> tuple[Found | None, float]:
     """Return what `attempt` finds, and the nugget, which is raised tenfold until it finds it, at most eight times."""
+    # `dpotrf` factorises a copy of its own: one copy here serves all rungs, of which the diagonal
+    # alone differs.
     diagonal, raised = np.diagonal(matrix), matrix.copy()
     for level in nugget * LADDER_STEP ** np.arange(LADDER_LENGTH + 1):
         np.fill_diagonal(raised, diagonal + level * noise)
@@ -237,6 +250,8 @@ def generalised_least_squares(
     lower: Float[np.ndarray, "m m"], basis: Float[np.ndarray, "m q"], values: Float[np.ndarray, "m p"]
 ) -> LeastSquaresSolution:
     """Solve the generalised least squares of kriging for A = LLᵀ by a QR of L⁻¹H."""
+    # White in L⁻¹ coordinates: generalised least squares becomes ordinary (section 2, Semi-exact),
+    # and the QR keeps the condition of L⁻¹H, where HᵀA⁻¹H has its square.
     white = solve_lower(lower, np.concatenate([basis, values], axis=1))
     coefficients, residual, covariance = _white_least_squares(white, basis.shape[1])
     return LeastSquaresSolution(coefficients, solve_lower(lower, residual, transposed=True), covariance)
@@ -301,6 +316,7 @@ def leave_blocks_out(
             return [_solve(path, rank, len(basis))]
         middle, start = len(blocks) // 2, edges[blocks[0]]
         solutions = []
+        # Each half is eliminated once, for all blocks of the other half: log₂ k levels.
         for kept, dropped in ((blocks[:middle], blocks[middle:]), (blocks[middle:], blocks[:middle])):
             rows = [slice(edges[b[0]], edges[b[-1] + 1]) for b in (dropped, kept)]
             drop, keep = (slice(part.start - start, part.stop - start) for part in rows)
@@ -308,6 +324,8 @@ def leave_blocks_out(
             if lower is None:
                 return None
             across, white = solve_lower(lower, matrix[drop, keep]), solve_lower(lower, columns[drop])
+            # A_RR − A_RE A_EE⁻¹ A_ER (section 2, Hyper-parameters), and H and f given the rows E
+            # alike.
             inner = matrix[keep, keep] - across.T @ across
             step = _Eliminated(lower, across, white, *rows)
             found = visit(kept, inner, columns[keep] - across.T @ white, (*path, step))
@@ -328,6 +346,8 @@ def _solve(path: tuple[_Eliminated, ...], rank: int, num_rows: int) -> LeastSqua
     coefficients, residual, covariance = _white_least_squares(white, rank)
     dual = np.zeros((num_rows, residual.shape[1]))
     stop = len(white)
+    # Back substitution, last eliminated rows first, needs `dual` on the rows kept after them. The
+    # block left out is in no step and keeps its zeros.
     for step in reversed(path):
         start = stop - len(step.white)
         right = residual[start:stop] - step.across @ dual[step.kept]
@@ -343,5 +363,6 @@ def _white_least_squares(
     values = white[:, rank:]
     q, r = np.linalg.qr(white[:, :rank])
     along = q.T @ values
+    # R⁻ᵀ: HᵀA⁻¹H = RᵀR, so that (HᵀA⁻¹H)⁻¹ = R⁻¹R⁻ᵀ.
     half = solve_lower(r.T, np.eye(rank))
     return solve_lower(r.T, along, transposed=True), values - q @ along, half.T @ half

@@ -58,9 +58,11 @@ def negative_restricted_likelihood(
     size, rank = basis.shape
     lower = jnp.linalg.cholesky(covariance)
     losses, white, q, energy = _losses(lower, basis, values)
+    # P = L⁻ᵀ(1 − QQᵀ)L⁻¹ and Pf = L⁻ᵀw with the white residuals w (section 2, Hyper-parameters).
     along = solve_triangular(lower, q, lower=True, trans=1)
     image = solve_triangular(lower, white, lower=True, trans=1)
     projected = cho_solve((lower, True), jnp.eye(size, dtype=covariance.dtype)) - along @ along.T
+    # Columns of zeros pad the integrands to few compiled shapes; each real one counts P once.
     real = jnp.sum(jnp.any(values != 0, axis=0))
     slope = 0.5 * (real * projected - (size - rank) * (image / energy[None, :]) @ image.T)
     return RestrictedLikelihood(losses, slope)
@@ -74,7 +76,10 @@ def _losses(
     q, r = jnp.linalg.qr(solve_triangular(lower, basis, lower=True))
     white = solve_triangular(lower, values, lower=True)
     white = white - q @ (q.T @ white)
+    # An integrand in the span of H has fᵀPf = 0; its logarithm of −∞ would decide the sum over
+    # integrands. Unit scale makes ‖f‖² = m, of which this is the rounding.
     energy = jnp.maximum(jnp.sum(white**2, axis=0), size * jnp.finfo(lower.dtype).eps)
+    # ½ log det A is the sum of log diag L, and ½ log det HᵀA⁻¹H that of log |diag R|.
     half_logdet = jnp.sum(jnp.log(jnp.diagonal(lower))) + jnp.sum(jnp.log(jnp.abs(jnp.diagonal(r))))
     real = jnp.any(values != 0, axis=0)
     return jnp.where(real, 0.5 * (size - rank) * jnp.log(energy) + half_logdet, 0.0), white, q, energy
@@ -141,6 +146,7 @@ def maximise_restricted_likelihood(
         If the likelihood is finite at none of the starts under any nugget.
     """
     data = jax.device_put((draws, scores, basis, pad_columns(values)))
+    # All starts share one prior, centred at the first, so that their losses can be compared.
     centre = jnp.asarray(Packing(starts[0]).pack(starts[0]))
     packings, problems = [], []
     for start in starts:
@@ -148,7 +154,10 @@ def maximise_restricted_likelihood(
         packing = Packing(tree, free=Hyperparameters(is_positive, free_nugget))
         initial = packing.pack(tree)
         bounds = packing.box(initial, RESTRICTED_RANGE)
+        # Long lengthscales are the flat limit of smooth integrands and stay free; short ones follow
+        # noise and steps between draws, hence a lower bound of its own.
         bounds[:, 0] = initial + np.log(shortest)
+        # The nugget's box holds its start whatever was asked for: L-BFGS-B must not begin outside.
         lowest, highest = NUGGET_BOUNDS
         bounds[packing.where(Hyperparameters(False, True))] = np.log((min(lowest, nugget), max(highest, nugget)))
         packings.append(packing)
@@ -158,6 +167,7 @@ def maximise_restricted_likelihood(
     if best is not None:
         kernel, level = jax.tree.map(np.asarray, packings[best.start].unpack(jnp.asarray(best.x)))
         return Tuned(kernel, float(level), best.value, best.gain, best.num_evaluations)
+    # No start was positive definite: the question is changed as in the ladder of `factorise`.
     if nugget >= NUGGET_BOUNDS[1]:
         raise InputError(
             "maximise_restricted_likelihood: expected a positive definite Stein kernel matrix at one start, got none "
@@ -188,8 +198,11 @@ def _restricted_loss(
         kernel, nugget = packing.unpack(x)
         return stein_covariance(kernel, draws, scores, noise, nugget)
 
+    # The likelihood's derivative in A is closed: reverse mode passes through the kernel matrix
+    # only, not through Cholesky and QR.
     matrix, pull_back = jax.vjp(covariance, x)
     likelihood = negative_restricted_likelihood(matrix, basis, values)
+    # Kernel parameters come first in x, the nugget, if free, after them; it has no prior.
     offset = x[: len(centre)] - centre
     loss = jnp.sum(likelihood.losses) + 0.5 * jnp.sum((offset / PRIOR_SD) ** 2)
     slope = pull_back(likelihood.slope)[0]
@@ -237,6 +250,7 @@ def _grid_losses(
         gram = stein_gram(SquaredExponential(lengthscale), draws, scores)
         gram = gram / jnp.mean(jnp.diagonal(gram))
         eye = jnp.eye(gram.shape[0], dtype=gram.dtype)
+        # `map`, not `vmap`: one (m, m) matrix in memory at a time.
         return jax.lax.map(lambda nugget: _losses(jnp.linalg.cholesky(gram + nugget * eye), basis, values)[0], nuggets)
 
     return jax.lax.map(of_lengthscale, lengthscales)
@@ -267,6 +281,7 @@ def search_grid(
     with blas_threads(len(values)):
         losses = np.asarray(_grid_losses(draws, scores, basis, pad_columns(values), lengthscales, np.asarray(nuggets)))
     losses = losses[..., : values.shape[1]]
+    # NaN would win argmin; a huge number loses to every point that is positive definite.
     flat = np.where(np.isfinite(losses), losses, 1e300).reshape(-1, values.shape[1])
     best = np.full(values.shape[1], np.argmin(flat.sum(axis=1))) if shared else np.argmin(flat, axis=0)
     groups = []

@@ -59,6 +59,8 @@ class AlternatingProjections(AbstractIterativeSolver):
         rows, real = jnp.asarray(np.minimum(index, n - 1)), jnp.asarray(index < n)
 
         def factor(block: tuple[Array, Array]) -> Array:
+            # Padding gets rows of the identity: the block stays positive definite, and padded rows
+            # decouple.
             some, own = block
             both = own[:, None] & own[None, :]
             return jnp.linalg.cholesky(jnp.where(both, system.block(some), jnp.eye(size, dtype=system.dtype)))
@@ -73,10 +75,12 @@ class AlternatingProjections(AbstractIterativeSolver):
     def step(
         self, system: Regularised, prepared: _Blocks, right: Array, state: _ProjectionState, key: jax.Array
     ) -> _ProjectionState:
+        # Squared norms, not the norm of a sum as printed: residuals of opposite signs would cancel.
         squares = jnp.sum(state.residual**2, axis=1)
         worst = jnp.argmax(jnp.sum(jnp.where(prepared.real, squares[prepared.rows], 0), axis=1))
         rows, real = prepared.rows[worst], prepared.real[worst][:, None]
         change = cho_solve((prepared.factors[worst], True), jnp.where(real, state.residual[rows], 0))
+        # Padding repeats row n − 1, and `add` below would count its change once for each copy.
         change = jnp.where(real, change, 0)
         return _ProjectionState(
             state.value.at[rows].add(change), state.residual - system.columns_matmul(rows, change), state.working
@@ -95,6 +99,7 @@ class AlternatingProjections(AbstractIterativeSolver):
         return self._layout(n)[1] / n
 
     def _layout(self, n: int) -> tuple[int, int]:
+        # Equal blocks: one short block at the end would be padded to full length and cost as much.
         count = -(-n // min(self.block_size, n))
         return count, -(-n // count)
 
@@ -149,6 +154,8 @@ class StochasticGradientDescent(AbstractIterativeSolver):
             return jnp.asarray(self.step_size, system.dtype)
         n = system.shape[0]
         rows = jnp.asarray(np.linspace(0, n - 1, self._batch(n)).astype(int))
+        # Above 2/λ gradient descent diverges. λ of evenly spaced rows is a lower bound of that of
+        # all, hence the halving.
         return 1 / jnp.linalg.eigvalsh(system.block(rows))[-1]
 
     @override
@@ -168,6 +175,8 @@ class StochasticGradientDescent(AbstractIterativeSolver):
         downhill = right[rows] - system.rows_matmul(rows, value)
         momentum = (self.momentum * state.momentum).at[rows].add(state.step_size * downhill)
         residual = state.residual.at[rows].set(downhill)
+        # Rows that were not visited are stale: this norm is an estimate, cheap enough for every
+        # step.
         norm = jnp.linalg.norm(residual)
         better = norm <= state.best_norm
         moved = _DescentState(
@@ -180,6 +189,7 @@ class StochasticGradientDescent(AbstractIterativeSolver):
             jnp.where(better, norm, state.best_norm),
             state.working,
         )
+        # After divergence momentum is what led there: it starts again from zero at half the step.
         back = state._replace(
             value=state.best_value,
             residual=state.best_residual,
@@ -191,6 +201,8 @@ class StochasticGradientDescent(AbstractIterativeSolver):
 
     @override
     def restart(self, prepared: Array, state: _DescentState, residual: Array) -> _DescentState:
+        # The residual is exact again, so the smallest norm is counted from here; the step size
+        # stays as found.
         return self.init(state.step_size, state.value, residual)
 
     @override
@@ -199,6 +211,7 @@ class StochasticGradientDescent(AbstractIterativeSolver):
 
     @override
     def prepare_epochs(self, n: int) -> float:
+        # The block for λ holds b² of the n² entries of a product.
         return 0.0 if self.step_size is not None else (self._batch(n) / n) ** 2
 
     def _batch(self, n: int) -> int:

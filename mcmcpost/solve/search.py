@@ -59,6 +59,7 @@ class Softplus(AbstractScale):
         return jax.nn.softplus(x)
 
     def unconstrained(self, positive: Float[np.ndarray, " h"]) -> Float[np.ndarray, " h"]:
+        # log(eˣ − 1) as x + log(1 − e⁻ˣ): eˣ itself overflows for large x and cancels for small.
         return positive + np.log(-np.expm1(-positive))
 
     def interval(self, x: Float[np.ndarray, " h"], factor: float) -> tuple[np.ndarray, np.ndarray]:
@@ -119,6 +120,7 @@ class Packing(eqx.Module):
         relative: bool = False,
     ) -> None:
         chosen, fixed = eqx.partition(tree, free)
+        # A centre of positive coordinates looks like a size to `is_positive`: its name tells.
         places = jax.tree_util.tree_map_with_path(lambda path, _: _field(path) not in LOCATIONS, chosen)
         chosen, held = eqx.partition(chosen, places)
         self.fixed = eqx.combine(fixed, held)
@@ -135,6 +137,8 @@ class Packing(eqx.Module):
 
     def pack(self, tree: Any) -> Float[np.ndarray, " h"]:
         """Return the unconstrained parameters of a tree of the same structure."""
+        # What `fixed` lacks is what is free: the same leaves as at construction, whatever this tree
+        # holds.
         chosen = eqx.filter(tree, jax.tree.map(_is_none, self.fixed, is_leaf=_is_none))
         leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(chosen)]
         pairs = zip(leaves, self.squared, strict=True)
@@ -142,12 +146,16 @@ class Packing(eqx.Module):
         if self.units is not None:
             values = values / self.units
         if self.mixed:
+            # `where` evaluates both sides: one in place of unscaled numbers keeps log of a negative
+            # away.
             return np.where(self.is_scaled, self.scale.unconstrained(np.where(self.is_scaled, values, 1.0)), values)
         return self.scale.unconstrained(values)
 
     def values(self, x: Float[Array, " h"]) -> Float[Array, " h"]:
         """Return the parameters themselves; with `relative`, variances as standard deviations."""
         if self.mixed:
+            # Zero in place of unscaled numbers: an overflow of exp in the branch not taken would
+            # make the gradient NaN.
             values = jnp.where(self.is_scaled, self.scale.positive(jnp.where(self.is_scaled, x, 0)), x)
         else:
             values = self.scale.positive(x)
@@ -155,6 +163,7 @@ class Packing(eqx.Module):
 
     def unpack(self, x: Float[Array, " h"]) -> Any:
         """Return the tree of unconstrained parameters."""
+        # Shapes are static: the ends are known at compilation.
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes], dtype=int)
         parts = jnp.split(self.values(x), ends)[:-1]
         leaves = [
@@ -171,6 +180,7 @@ class Packing(eqx.Module):
     def box(self, x: Float[np.ndarray, " h"], factor: float) -> Float[np.ndarray, "h 2"]:
         """Return bounds that keep positive parameters within a factor of their values at x."""
         box = np.stack(self.scale.interval(x, factor), axis=1)
+        # Numbers of either sign have no factor to stay within.
         return np.where(self.is_scaled[:, None], box, np.array([[-np.inf, np.inf]]))
 
 
@@ -321,6 +331,7 @@ class LBFGS(AbstractOptimiser):
 
     def minimise_from(self, problems: Sequence[TrainingProblem]) -> Minimum | None:
         """Return the best of the minima from several starts, or None if the loss is finite at none of them."""
+        # `_Watch` and not `_watch`: of several starts some may be infinite, which is no error.
         watches = [_Watch(problem) for problem in problems]
         found = [
             (index, *self._minimise(watch, problem))
@@ -339,9 +350,12 @@ class LBFGS(AbstractOptimiser):
         units = np.ones(problem.start.size) if problem.units is None else problem.units
         steps = 0
 
+        # Coordinates z = x/units make the first, steepest-descent, step of one size in all
+        # parameters.
         def at(z: np.ndarray) -> tuple[float, np.ndarray]:
             x = z * units
             value, slope = watch(x)
+            # A wall, 1e25 before, has no slope: the bowl's leads the line search back.
             if np.isfinite(value):
                 return value, slope * units
             away, height = x - watch.best, 1 + abs(watch.lowest)  # a bowl about the best point sends the search back
@@ -356,8 +370,10 @@ class LBFGS(AbstractOptimiser):
         options = {"maxiter": self.max_steps, "maxfun": 2 * self.max_steps, "maxcor": self.memory}
         start, bounds = problem.start / units, problem.bounds / units[:, None]
         result = minimize(at, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=stop)
+        # SciPy calls a stop by the callback a failure (status 2): the clock is asked first.
         stopped = {0: TrainingStatus.CONVERGED, 1: TrainingStatus.OUT_OF_STEPS, 2: TrainingStatus.STALLED}
         status = TrainingStatus.OUT_OF_TIME if watch.seconds > self.max_seconds else stopped[result.status]
+        # The loss at the x returned; the watch may have seen a lower one on the way.
         return result.x * units, watch.record(status, steps, 0)._replace(objective=float(result.fun))
 
 
@@ -388,16 +404,20 @@ class Adam(AbstractOptimiser):
             if watch.seconds > self.max_seconds:
                 status = TrainingStatus.OUT_OF_TIME
                 break
+            # Steps that only climb a little are noise of Adam and stay.
             if not np.isfinite(value) or value > watch.lowest + EXPLOSION * problem.size:
                 exploded += int(np.isfinite(value))
                 shrink /= 2
                 if shrink < 0.5**MOST_HALVINGS:
                     status = TrainingStatus.STALLED
                     break
+                # The moments led into the explosion: from the best point they start again.
                 x, slope, moments = watch.best, watch.slope, None
             change, moments = self._change(slope, moments, step)
             x = np.clip(x - shrink * change, *problem.bounds.T)
             value, slope = watch(x)
+        # The history holds the start, steps that were not finite and steps that exploded beside
+        # those taken.
         steps = len(watch.history) - 1 - watch.broken - exploded
         return watch.best, watch.record(status, steps, exploded)
 
@@ -442,6 +462,8 @@ class _Watch:
         return time.perf_counter() - self.began
 
     def __call__(self, x: Float[np.ndarray, " h"]) -> tuple[float, Float[np.ndarray, " h"]]:
+        # L-BFGS begins at the start, which the watch has evaluated, and Adam returns to the best
+        # point.
         if self.history and np.array_equal(x, self.best):
             return self.lowest, self.slope
         raw, gradient = self.loss(x)

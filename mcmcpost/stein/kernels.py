@@ -61,6 +61,7 @@ def product(left: Float[Array, "n k"], right: Float[Array, "m k"]) -> Float[Arra
 
 def inner(a: Field, b: Field) -> Float[Array, "..."]:
     """Return (a_left_i + a_right_j)·(b_left_i + b_right_j), shape (n, m), (n, 1) or (1, m), by one matrix product."""
+    # Both mixed products share one GEMM of inner dimension 2d.
     pairs = [(p, q) for p, q in ((a.left, b.right), (b.left, a.right)) if p is not None and q is not None]
     total = None
     if pairs:
@@ -92,6 +93,8 @@ def multiply(a: Jet, b: Jet) -> Jet:
 
     ∇ₓ·∇ᵧ(k₁k₂) = k₁∇ₓ·∇ᵧk₂ + k₂∇ₓ·∇ᵧk₁ + ∇ₓk₁·∇ᵧk₂ + ∇ᵧk₁·∇ₓk₂.
     """
+    # Cross terms pair ∇ₓ of one factor with ∇ᵧ of the other; each is a contraction, never (n, m,
+    # d).
     pairs = [(t, b.gradient_y) for t in a.gradient_x] + [(t, b.gradient_x) for t in a.gradient_y]
     cross = sum((t.coefficient * contract(others, t.field) for t, others in pairs), jnp.zeros_like(a.value))
     return Jet(
@@ -152,10 +155,13 @@ def check_parameter(
     shape = "a scalar" if scalar else "a scalar or one value per coordinate (d,)"
     if rank > (0 if scalar else 1):
         raise InputError(where, f"`{name}` to be {shape}", f"shape {np.shape(value)}", "Pass fewer axes.")
+    # Under tracing there is no number to compare: rank is all that is known.
     if isinstance(value, jax.core.Tracer):
         return
     number = np.asarray(value, np.float64)
     inside = number > lower if positive else number >= lower
+    # Second-order Stein kernels hold fourth powers of inverse lengthscales; beyond this they
+    # overflow.
     size = np.abs(number)
     if not (number.size and (inside & (size < HUGE) & ((size > 1 / HUGE) | (size == 0))).all()):
         bound = f"greater than {lower:g}" if positive else f"at least {lower:g}"
@@ -299,12 +305,15 @@ class Weighted(AbstractKernel):
         (wx, gx), (wy, gy) = self.weight(x), self.weight(y)
         w = wx[:, None] * wy[None, :]
         left, right = Field(gx, None), Field(None, gy)
+        # Product rule: ∇ₓ(wₓwᵧk) = w(∇ₓk + k∇log wₓ), and the same in y.
         value = w * inside.value
         across = contract(inside.gradient_x, right) + contract(inside.gradient_y, left)
         return Jet(
             value,
             (Term(value, left), *scale(w, inside.gradient_x)),
             (Term(value, right), *scale(w, inside.gradient_y)),
+            # w(∇ₓ·∇ᵧk + ∇ₓk·∇log wᵧ + ∇ᵧk·∇log wₓ + k ∇log wₓ·∇log wᵧ), section 1, A weight is a
+            # change of score.
             w * (inside.divergence + across + inside.value * product(gx, gy)),
         )
 
@@ -333,6 +342,7 @@ def gram(kernel: AbstractKernel, X: object, Y: object = None) -> Float[Array, "n
             got = f"{points.shape} and {others.shape}"
             raise InputError("gram", "`X` and `Y` of one dimension", got, "Give both the same coordinates.")
         return kernel.jet(points, others).value
+    # ‖x‖² − 2x·y + ‖y‖² rounds on the diagonal; single pairs have δ = 0 exactly.
     full = kernel.jet(points, points).value
     diagonal = jax.vmap(lambda x: kernel.jet(x[None], x[None]).value[0, 0])(points)
     return jnp.where(jnp.eye(points.shape[0], dtype=bool), diagonal[:, None], full)
@@ -356,6 +366,7 @@ def bessel(p: int, t: Float[Array, "..."]) -> Float[Array, "..."]:
     if p >= 0:
         return _reverse_bessel(p, s) * jnp.exp(-s)
     n = -p - 1
+    # One in place of s = 0 in the branch not taken: 1/0 there would make gradients NaN.
     away = jnp.where(t > 0, s, 1)
     return jnp.where(t > 0, _reverse_bessel(n, away) * jnp.exp(-away) / away ** (2 * n + 1), 0)
 
@@ -363,6 +374,7 @@ def bessel(p: int, t: Float[Array, "..."]) -> Float[Array, "..."]:
 @bessel.defjvp
 def _bessel_jvp(p: int, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (t,), (tangent,) = primals, tangents
+    # dG_μ/dt = −G_{μ−1}/2 (section 1, Coincident points); autodiff through √t is infinite at t = 0.
     return bessel(p, t), -0.5 * bessel(p - 1, t) * tangent
 
 
@@ -390,11 +402,13 @@ def stationary_jet(where: str, lengthscale: Parameter, derivatives: Profile, x: 
     extent of the data are one point, in single precision those closer than a thousandth of it.
     """
     precision = 1 / spread(where, "lengthscale", lengthscale, x) ** 2
+    # About the mean of one set: far from the origin ‖x‖² − 2x·y + ‖y‖² would lose all digits of r.
     centre = jnp.mean(y, 0, keepdims=True)
     left, right = x - centre, y - centre
     left_scaled, right_scaled = left * precision[None], right * precision[None]
     norms = jnp.sum(left * left_scaled, 1)[:, None] + jnp.sum(right * right_scaled, 1)[None, :]
     distance = norms - 2 * product(left_scaled, right)
+    # 8 eps of ‖x‖² + ‖y‖² bounds the rounding of the difference, see the docstring.
     r = jnp.where(distance <= 8 * jnp.finfo(x.dtype).eps * norms, 0, distance)  # NaN stays NaN
     k, k1, k2 = derivatives(r, 2)
     difference = Field(left_scaled, -right_scaled)
@@ -446,6 +460,7 @@ class Matern32(AbstractKernel):
 
     def derivatives(self, r: Float[Array, "..."], order: int) -> tuple[Float[Array, "..."], ...]:
         """Return κ, κ′, …, κ^(order) at r ≥ 0, elementwise; 0 where infinite."""
+        # t = 3r and dG/dt = −G/2 give a factor −3/2 for each derivative.
         return tuple((-1.5) ** j * bessel(1 - j, 3 * r) for j in range(order + 1))
 
     def evaluate(self, x: Point, y: Point) -> Float[Array, ""]:
@@ -470,6 +485,7 @@ class Matern52(AbstractKernel):
 
     def derivatives(self, r: Float[Array, "..."], order: int) -> tuple[Float[Array, "..."], ...]:
         """Return κ, κ′, …, κ^(order) at r ≥ 0, elementwise; 0 where infinite."""
+        # θ₂(s) = 3 + 3s + s² is κ e^s times three; t = 5r gives −5/2 for each derivative.
         return tuple((-2.5) ** j / 3 * bessel(2 - j, 5 * r) for j in range(order + 1))
 
     def evaluate(self, x: Point, y: Point) -> Float[Array, ""]:
@@ -509,6 +525,7 @@ class RationalQuadratic(AbstractKernel):
     def derivatives(self, r: Float[Array, "..."], order: int) -> tuple[Float[Array, "..."], ...]:
         """Return κ, κ′, …, κ^(order) at r ≥ 0, elementwise."""
         alpha = jnp.asarray(self.alpha, r.dtype)
+        # log1p keeps the digits of r/(2α) for large α, where 1 + r/(2α) rounds to one.
         value = jnp.exp(-alpha * jnp.log1p(r / (2 * alpha)))
         return power_derivatives(value, 1 / (2 * alpha + r), alpha, order)
 
@@ -576,6 +593,7 @@ def dot_product_jet(
     left, right = (x - middle) * weight[None], (y - middle) * weight[None]
     r = product(left, y - middle)
     k, k1, k2 = derivatives(r, 2)
+    # Isotropic: x̃ᵀΛ²ỹ = scale² r, one matrix product less.
     square = weight[0] * r if scale.ndim == 0 else product(left, right)
     return Jet(
         k,
@@ -610,6 +628,7 @@ class Polynomial(AbstractKernel):
         base = r + jnp.asarray(self.offset, r.dtype)
         values, factor = [], 1
         for j in range(order + 1):
+            # A negative power of a base of zero is infinite, and times the factor, then zero, NaN.
             values.append(factor * base ** (self.degree - j) if j <= self.degree else jnp.zeros_like(base))
             factor *= self.degree - j
         return tuple(values)

@@ -53,6 +53,7 @@ def stein_block(kernel: AbstractKernel, X: Array, SX: Array, Y: Array, SY: Array
     Kernels for which the operator passes inside, or the matrix products merge, have their own rule.
     """
     jet = kernel.jet(X, Y)
+    # The score is constant in the other point: one-sided fields make s·∇k one contraction each.
     across = contract(jet.gradient_x, Field(None, SY)) + contract(jet.gradient_y, Field(SX, None))
     return jet.divergence + across + jet.value * product(SX, SY)
 
@@ -79,17 +80,23 @@ def _(kernel: SquaredExponential, X: Array, SX: Array, Y: Array, SY: Array) -> A
     """Two matrix products: k₀ = κ [trΛ + (s_x − Λδ)·(s_y + Λδ)], the bracket bilinear in (s − Λx, Λx) of each point."""
     precision = spread("SquaredExponential", "lengthscale", kernel.lengthscale, X) ** -2
     centre = jnp.mean(Y, 0, keepdims=True)
+    # About the mean of Y: both products below are differences of squares, which cancel far from the
+    # origin.
     left, right = (X - centre) * precision[None], (Y - centre) * precision[None]
     a, b = SX - left, SY - right
     ones_left, ones_right = jnp.ones_like(X[:, :1]), jnp.ones_like(Y[:, :1])
+    # log κ = −½r as one product: [Λx, −½xᵀΛx, 1]·[y, 1, −½yᵀΛy].
     log_kernel = product(
         jnp.concatenate([left, -0.5 * _rowsum(left, X - centre), ones_left], 1),
         jnp.concatenate([Y - centre, ones_right, -0.5 * _rowsum(right, Y - centre)], 1),
     )
+    # (s_x − Λx + Λy)·(s_y − Λy + Λx) + trΛ, likewise: its diagonal parts ride in two more columns.
     bracket = product(
         jnp.concatenate([a, left, _rowsum(a, left) + jnp.sum(precision), ones_left], 1),
         jnp.concatenate([b, right, ones_right, _rowsum(b, right)], 1),
     )
+    # Rounding may leave r below zero: the clip keeps κ ≤ 1, and exp of what is flushed from
+    # underflow in gradients.
     value = jnp.where(log_kernel < FLUSH, 0, jnp.exp(jnp.clip(log_kernel, FLUSH, 0)))
     return value * bracket
 
@@ -234,11 +241,14 @@ def _(
     norms = jnp.sum(left * u_left, 1)[:, None] + jnp.sum(right * u_right, 1)[None, :]
     distance = norms - 2 * product(u_left, right)
     # The second bound keeps r^{5/2}, the divisor in the slope of κ⁗ of Matérn-5/2, from underflow.
+    # As in `stationary_jet`, a coincidence is r = 0, so that κ‴ and κ⁗ meet zeros of q and p.
     r = jnp.where(distance > jnp.maximum(8 * jnp.finfo(X.dtype).eps * norms, _smallest(X)), distance, 0)
     profile = kernel.derivatives(r, 4)
+    # All derivatives are flushed where κ is: they carry the same exponential.
     _, k1, k2, k3, k4 = (jnp.where(profile[0] < math.exp(FLUSH), 0, k) for k in profile)
 
     from_x, from_y = inner(u, Field(SX, None)), inner(u, Field(None, SY))
+    # Isotropic, with λ = 1/ℓ²: q = λr, p = λ²r and Λu = λu: three matrix products less.
     if kernel.lengthscale.ndim == 0:
         q, p, curved = precision[0] * r, precision[0] ** 2 * r, precision[0] * (from_x - from_y)
     else:
@@ -266,6 +276,7 @@ def _(kernel: Polynomial | ExponentialDotProduct, X: Array, SX: Array, Y: Array,
     r = product(a, Y - middle)
     _, k1, k2, k3, k4 = kernel.derivatives(r, 4)
 
+    # Isotropic: aᵀΛb = scale⁴ r, one matrix product less.
     cubic = weight[0, 0] ** 2 * r if kernel.scale.ndim == 0 else product(a * weight, b)
     from_x, from_y = product(SX, b), product(a, SY)
     norm_a, norm_b = jnp.sum(a**2, 1)[:, None], jnp.sum(b**2, 1)[None, :]
@@ -276,6 +287,7 @@ def _(kernel: Polynomial | ExponentialDotProduct, X: Array, SX: Array, Y: Array,
 
 
 def _smallest(like: Array) -> float:
+    # The power 2/5 of the smallest normal number, so that r^{5/2} is one.
     return float(jnp.finfo(like.dtype).tiny) ** 0.4
 
 
@@ -393,6 +405,8 @@ class MatrixSteinTile(eqx.Module):
     order: int = eqx.field(static=True)
 
     def __call__(self, rows: TaskRows, columns: OtherTaskRows) -> Float[Array, "n m"]:
+        # Tasks are one-hot rows: T_x B T_yᵀ picks B_{tt'} for each pair of rows, by a matrix
+        # product and without a gather.
         (*left, task_left), (*right, task_right) = rows, columns
         total = jnp.zeros((left[0].shape[0], right[0].shape[0]), left[0].dtype)
         for kernel, covariance in zip(self.kernels, self.covariances, strict=True):
@@ -415,6 +429,7 @@ def check_covariance(where: str, covariance: object) -> None:
     if matrix.shape[0] != matrix.shape[1] or not matrix.size or not np.isfinite(matrix).all():
         raise InputError(where, expected, f"shape {matrix.shape}, finite {np.isfinite(matrix).all()}", cure)
     size = np.abs(matrix).max()
+    # Relative to the largest entry: products such as LLᵀ are symmetric to rounding only.
     if np.abs(matrix - matrix.T).max() > SYMMETRY * size:
         raise InputError(where, expected, "a matrix that is not symmetric", cure)
     lowest = float(np.linalg.eigvalsh(matrix)[0])
@@ -460,6 +475,7 @@ def polynomial_exponents(d: int, degree: int, *, max_interaction: int | None = N
         got = f"degree {degree} in {d} variables, {number:.3g} monomials" if number < 10**300 else f"degree {degree}"
         cure = "Use a lower `degree`, or max_interaction=1."
         raise InputError(where, f"at most {MAX_ENTRIES / d:.3g} monomials of {d} variables", got, cure)
+    # Sorted variables with repeats, length first, are the documented order of the columns.
     monomials = sorted(
         (m for k in range(1, limit + 1) for own in itertools.combinations(range(d), k) for m in _spread(own, degree)),
         key=lambda m: (len(m), m),
@@ -510,6 +526,8 @@ def polynomial_features(Z: Points, T: Points, exponents: Int[np.ndarray, "q _"])
             f"shape {powers.shape} with minimum {powers.min(initial=0)}",
             "Build them with polynomial_exponents.",
         )
+    # A stable sort puts the variables of each monomial first: v slots hold them all. Slots that are
+    # left over have power zero, hence φ = 1 and Lφ = 0, and change nothing.
     slots = max(int((powers > 0).sum(1).max()), 1)
     variables = np.argsort(powers == 0, axis=1, kind="stable")[:, :slots]
     powers = np.take_along_axis(powers, variables, 1)
@@ -523,9 +541,12 @@ def _features(
     """Fill the (n, q) result by blocks of rows, in place; the last block overlaps the one before it."""
     n, q = Z.shape[0], powers.shape[1]
     block = max(1, min(n, _BLOCK_ENTRIES // q))
+    # Tables are stacked by power: row a·d + i holds z_i^a.
     index = powers * Z.shape[1] + variables
 
     def fill(i: Array, out: Array) -> Array:
+        # The last block starts early and rewrites rows of the one before: all blocks have one
+        # shape.
         start = jnp.minimum(i * block, n - block)
         z, t = jax.lax.dynamic_slice_in_dim(Z, start, block), jax.lax.dynamic_slice_in_dim(T, start, block)
         return jax.lax.dynamic_update_slice_in_dim(out, _block_features(z, t, index, degree), start, 0)
@@ -541,6 +562,7 @@ def _block_features(
     table = [jnp.ones_like(z), z]
     for _ in range(degree - 1):
         table.append(table[-1] * z)
+    # L z^k = k(k−1)z^{k−2} + k z^{k−1}t = k z^{k−2}(k − 1 + zt).
     steined = [jnp.zeros_like(z), t] + [k * table[k - 2] * ((k - 1) + z * t) for k in range(2, degree + 1)]
     value, image = jnp.concatenate(table[: degree + 1]), jnp.concatenate(steined[: degree + 1])
     phi, lphi = value[index[0]], image[index[0]]

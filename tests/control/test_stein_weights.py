@@ -43,6 +43,16 @@ def test_variance_falls_with_the_budget_to_the_exact_one(trace):
 
 
 @pytest.mark.slow
+def test_unfinished_weights_with_features_integrate_constants_and_features_exactly(trace):
+    few = mp.ConjugateGradients(1e-8, 4, rank=5)
+    features = mp.SemiExact(1, kernel=KERNEL, nugget=NUGGET, solver=few)
+    weights = solve_stein_weights(trace, trace.draws, features, moments=(0.0, 1.0))
+    assert weights.status == "not_converged"
+    assert weights.values.sum() == pytest.approx(1, abs=1e-12)
+    np.testing.assert_allclose(weights.mean(trace.scores), 0.0, atol=1e-12)
+
+
+@pytest.mark.slow
 def test_a_stop_on_the_variance_is_early_and_nearly_exact(trace):
     exact = solve_stein_weights(trace, trace.draws, method())
     early = solve_stein_weights(trace, trace.draws, method(solver=UNTIL_ENOUGH))

@@ -63,6 +63,7 @@ def structure_of(names: Sequence[str]) -> dict[str, Labels]:
     for (name, depth), members in variables.items():
         if len(members) <= (FEW_OF_FACTOR if "cholesky-" in name else FEW):
             continue
+        # A short dimension, as intercept and slope, is no sum: its entries are blocks of their own.
         short = [axis for axis in range(depth) if len({index[axis] for _, index in members}) <= FEW]
         parts: dict[str, dict[tuple[str, ...], str]] = {}
         for label, index in members:
@@ -206,6 +207,7 @@ class _OnBlocks(AbstractFamily):
         """Return raw coordinates and scores of every block, of grids row after row."""
         last, x = self.last.found
         flat = [block.ravel() for block in self.blocks]
+        # By identity: families of one structure are asked in turn for the same block of draws.
         if last is not draws:
             x = [self.shift[block] + self.scale[block] * draws[:, block] for block in flat]
             self.last.found = (draws, x)
@@ -235,12 +237,15 @@ class Sums(_OnBlocks):
     ) -> Float[np.ndarray, "b q"]:
         u, t = draws[:, self.globals], scores[:, self.globals]
         one, two = np.triu_indices(len(self.globals))
+        # u_k t_l + u_l t_k + 2·1[k = l] (section 2, Many coordinates, table, sums).
         parts = [u[:, one] * t[:, two] + u[:, two] * t[:, one] + divergence * 2.0 * (one == two)]
         x, s = self._raw(draws, scores)
         total, of_scores = [part.sum(axis=1) for part in x], [part.sum(axis=1) for part in s]
         for (a, b), sums in zip(self.pairs, self._along(x, s, divergence), strict=True):
+            # (Σz_a)(Σs_b)/m: the divergence of ones·onesᵀ/m is one.
             shared = total[a] * of_scores[b] / x[a].shape[1] + divergence * (a == b)
             parts.append(np.stack([sums, shared], axis=1))
+        # (Σz_a)/√m has the size of one coordinate, as the other controls have.
         parts += [own[:, None] / np.sqrt(part.shape[1]) * t for own, part in zip(total, x, strict=True)]
         return np.concatenate(parts, axis=1)
 
@@ -259,9 +264,11 @@ class SumsByGlobals(_OnBlocks):
         u, t = draws[:, self.globals], scores[:, self.globals]
         x, s = self._raw(draws, scores)
         parts = [sums[:, None] * u for sums in self._along(x, s, divergence)]
+        # For `along`, where a gradient has no part in the globals: the second half is zeros.
         if not t.any():  # as of the direction of one group's effect
             return np.concatenate([*parts, np.zeros((len(u), self.size - len(parts) * u.shape[1]))], axis=1)
         for a, b in self.pairs:
+            # z_a·z_b is symmetric, and (a, b) and (b, a) would be one control twice.
             if a <= b:
                 parts.append((np.einsum("bm,bm->b", x[a], x[b])[:, None] / x[a].shape[1] - 1.0) * t)
         return np.concatenate(parts, axis=1)
@@ -319,6 +326,8 @@ class Margins(_OnBlocks):
         )
         for k, axis in self.margins:
             root = np.sqrt(self.blocks[k].shape[1 - axis])
+            # Divided by the root: margins are coordinates along orthonormal directions, scores
+            # likewise.
             x, s = [*x, table_x[k].sum(axis=2 - axis) / root], [*s, table_s[k].sum(axis=2 - axis) / root]
         of, parts = self._grid_of(), []
         for a, b in self.pairs:
@@ -330,6 +339,7 @@ class Margins(_OnBlocks):
             if not within:  # products of two totals of one grid are in `Sums`
                 parts.append((x[a].sum(axis=1) * s[b].sum(axis=1) / m)[:, None])
             if a <= b:
+                # Less one keeps it apart from t_k, one of the scores: its mean is zero either way.
                 parts.append((np.einsum("bm,bm->b", x[a], x[b])[:, None] / m - 1.0) * t)
         for k, axis, e in self.beside:
             other = self.blocks[k].shape[1 - axis]
@@ -365,10 +375,12 @@ class Neighbours(_OnBlocks):
         parts = []
         for block, *raw in zip(self.blocks, *self._raw(draws, scores), strict=True):
             lines = [part.reshape(len(part), -1, block.shape[-1]) for part in raw]
+            # Sums of a grid's columns are one more sequence, for levels that all lines share.
             series = [lines, [part.sum(axis=1, keepdims=True) / np.sqrt(len(block)) for part in lines]][: block.ndim]
             for (x, s), lag in itertools.product(series, self._lags_of(block)):
                 ahead = np.einsum("blm,blm->b", x[..., :-lag], s[..., lag:])[:, None]
                 back = np.einsum("blm,blm->b", x[..., lag:], s[..., :-lag])[:, None]
+                # A mean over the entries of x, of the size of a squared coordinate.
                 product = np.einsum("blm,blm->b", x[..., :-lag], x[..., lag:])[:, None] / x[0].size
                 parts += [ahead, back, ahead * u, back * u, product * t]
         return np.concatenate(parts, axis=1)
@@ -394,6 +406,7 @@ class Pairs(AbstractFamily):
     def along(
         self, draws: Float[np.ndarray, "b d"], direction: Float[np.ndarray, " d"]
     ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "b n"]]:
+        # Of a constant direction only pairs that hold one of its coordinates are not zero.
         moving = np.flatnonzero((direction[self.first] != 0) | (direction[self.second] != 0))
         some = Pairs(self.first[moving], self.second[moving])
         return moving, some.controls(draws, np.broadcast_to(direction, draws.shape))  # which have no divergence
@@ -427,6 +440,7 @@ def structure_families(problem: Problem, room: int, structure: Structure | None 
     found = Blocks.of(problem.names, structure)
     if not found.blocks:
         return []
+    # Raw coordinates, shift + scale·z: the exchangeable prior is in these.
     units = (problem.shift, np.linalg.norm(problem.lower, axis=1))
     given = (found.globals, found.blocks, *units, Last())
     sums: list[AbstractFamily] = [Sums(*given), SumsByGlobals(*given)]
@@ -439,6 +453,7 @@ def structure_families(problem: Problem, room: int, structure: Structure | None 
     families = [family for family in sums if family.size]
     families.append(Diagonal(len(problem.names)))
     room -= len(problem.names)
+    # By need, while there is room: a large group that does not fit does not stop smaller ones.
     for pairs in _by_interaction(problem, found):
         if pairs.size <= room:
             families.append(pairs)
@@ -488,12 +503,15 @@ def _sequences(problem: Problem, blocks: tuple[Int[np.ndarray, "..."], ...]) -> 
         length = columns.shape[1]
         with np.errstate(invalid="ignore", divide="ignore"):  # of a coordinate that stands still at these states
             correlation = np.nan_to_num(np.corrcoef(columns, rowvar=False))
+        # Distances of a third to two thirds: exchangeable blocks have some correlation at every
+        # distance.
         far = np.mean([np.diagonal(correlation, lag).mean() for lag in range(length // 3, 2 * length // 3)])
         return float(np.diagonal(correlation, 1).mean() - far)
 
     def is_sequence(block: Int[np.ndarray, "..."]) -> bool:
         lines = np.atleast_2d(block)
         num_pairs = len(lines) * (lines.shape[1] - 1)
+        # Increments show their order in the scores alone: the clearer of both decides.
         found = max(abs(np.mean([excess(states[:, line]) for line in lines])) for states in (draws, scores))
         return bool(found > max(CORRELATED, BY_CHANCE / np.sqrt(len(rows) * num_pairs)))
 
@@ -518,6 +536,7 @@ def _by_interaction(problem: Problem, found: Blocks) -> list[Pairs]:
     blocks = [block.ravel() for block in found.blocks]
     every = np.concatenate(blocks)
     residual = np.zeros_like(draws)
+    # What a linear control takes off anyway is no reason for a product.
     residual[:, every] = draws[:, every] - scores @ np.linalg.lstsq(scores, draws[:, every], rcond=None)[0]
     groups = [Pairs(np.full(len(block), k), block) for k in found.globals for block in blocks]
     groups += [Pairs(a, b) for a, b in itertools.combinations(blocks, 2) if len(a) == len(b)]

@@ -106,6 +106,7 @@ class Setting(NamedTuple):
 
     def num_resolved(self, d: int) -> float:
         """Return in how many of d coordinates the kernel varies: Σ (ℓ_min/ℓ_j)², or all of them."""
+        # Sums, products and weights have no one lengthscale a coordinate: they count as all.
         if not isinstance(self.kernel, SquaredExponential):
             return float(d)
         lengthscale = np.broadcast_to(np.asarray(self.kernel.lengthscale), (d,))
@@ -139,10 +140,12 @@ def tune(
     if tuning is None:
         assert kernel is not None
         return (Setting(kernel, DEFAULT_NUGGET if nugget is None else nugget, everyone),)
+    # A nugget that was given is the user's; one that is tuned must let the solver converge.
     floor = MIN_ITERATIVE_NUGGET if isinstance(solver, ConjugateGradients) and nugget is None else 0.0
     ones = np.ones(problem.draws.shape[1])
     arrays = _some_rows(problem, basis, tuning.max_draws)
     if isinstance(tuning, REML):
+        # One lengthscale for each coordinate: L-BFGS moves them apart.
         starts = tuple(SquaredExponential(np.sqrt(start) * ones) for start in tuning.squared_lengthscales)
         tuned = maximise_restricted_likelihood(
             starts if kernel is None else (kernel,),
@@ -152,9 +155,11 @@ def tune(
             max_steps=tuning.max_steps,
         )
         return (Setting(tuned.kernel, max(tuned.nugget, floor) if nugget is None else nugget, everyone),)
+    # A nugget that is given leaves the lengthscale alone to the grid.
     nuggets = tuple(level for level in GRID_NUGGETS if level >= floor) if nugget is None else (nugget,)
     groups = search_grid(*arrays, shared=tuning.shared, nuggets=nuggets)
     settings = [Setting(SquaredExponential(g.lengthscale * ones), g.nugget, g.members) for g in groups]
+    # Every polished integrand has factorisations of its own: on many states that is the whole cost.
     few = problem.folds.num_everyone <= POLISH_STATES
     if len(ones) == 1 or not (few if tuning.polish is None else tuning.polish):
         return tuple(settings)
@@ -177,8 +182,10 @@ def _polish(
     size, shortest = (tuning.max_draws, 1 / RESTRICTED_RANGE) if tuning.shared else (POLISH_DRAWS, SHORTEST)
     draws, scores, design, values = _some_rows(problem, basis, size)
     own = isinstance(tuning, OwnGridREML)
+    # A nat for each lengthscale: what as many parameters gain from noise.
     least = tuning.least if isinstance(tuning, OwnGridREML) else problem.draws.shape[1]
     left = setting.members
+    # One by one, so that an integrand's kernel does not depend on what else is asked for.
     for members in [left] if tuning.shared else [(member,) for member in left]:
         tuned = maximise_restricted_likelihood(
             (setting.kernel,),
@@ -192,6 +199,8 @@ def _polish(
             max_steps=tuning.max_steps,
         )
         if tuning.shared or tuned.gain > least:
+            # L-BFGS may end below the grid's least nugget: conjugate gradients would not converge
+            # there.
             yield Setting(rounded(tuned.kernel), max(tuned.nugget, nuggets[0]) if free else setting.nugget, members)
             left = tuple(member for member in left if member not in members)
     if left and not own:
@@ -213,6 +222,7 @@ def _some_rows(
     """Return draws, scores, basis and values of unit scale at evenly spaced states, at least three for each feature."""
     rows = _subset(problem, max(size, 3 * basis.shape[1]))
     values = problem.values[rows]
+    # Of unit scale on these rows, which the likelihood's floor and start assume.
     spread = values.std(axis=0)
     return problem.draws[rows], problem.scores[rows], basis[rows], values / np.where(spread > 0, spread, 1.0)
 
@@ -223,5 +233,6 @@ def _subset(problem: Problem, size: int) -> np.ndarray:
     if problem.weighted:
         rows = problem.folds.everyone
     size = min(size, len(rows))
+    # A multiple of 32: few shapes, few compilations.
     size = size // 32 * 32 if size >= 64 else size
     return rows[np.linspace(0, len(rows) - 1, size).astype(int)]

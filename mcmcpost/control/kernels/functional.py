@@ -99,6 +99,7 @@ class ControlFunctional(AbstractControlVariate):
         return "ControlFunctional()"
 
     def crossfit(self, problem: Problem) -> FoldFit:
+        # The other fit of the comparison has the highest degree that the draws allow.
         degree = max((b for b in (1, 2) if has_enough(b, problem.draws.shape[1], problem.folds.num_train)), default=0)
         if degree and is_compared(problem, self):
             return crossfit_both(problem, SemiExact(degree, **self.__dict__))[1]
@@ -145,6 +146,7 @@ def is_compared(problem: Problem, choice: ControlFunctional | SemiExact) -> bool
     """Return whether `crossfit_both` compares a fit of a tuned kernel: to few states, or in few coordinates."""
     states = problem.num_states
     fitted = states if choice.max_states is None else min(choice.max_states, states)
+    # In few coordinates a fit on some of many states is compared too; in more only one on all.
     if problem.draws.shape[1] <= COMPARED_COORDINATES:
         compared = fitted <= DENSE_LIMIT
     else:
@@ -181,6 +183,7 @@ def _beyond(
     problem: Problem, fit: FoldFit, mean: Float[np.ndarray, " p"], errors: float = 1.0
 ) -> Float[np.ndarray, " p"]:
     """Return how far another estimate is from that of a fit beyond some of its errors, its doubt not counted."""
+    # With the other's doubt a fit that is far away would excuse itself, see `crossfit_both`.
     sure = fit._replace(doubt=np.zeros_like(fit.doubt))
     error = np.sqrt(judged_variance(problem, sure) / problem.counts.sum())
     return np.fmax(np.abs(fit.mean - mean) - errors * error, 0.0)
@@ -207,12 +210,15 @@ def crossfit_kernel(problem: Problem, choice: ControlFunctional | SemiExact, deg
     """Return the fit with polynomials of a degree, 0 for the kernel alone, compared with no other."""
     tuning = choice.tuning or (GridREML() if choice.kernel is None else None)
     whole = problem
+    # Weighted draws are always thinned by weight, since a kernel system knows no weights.
     problem = problem.thin(DENSE_LIMIT if problem.weighted and choice.max_states is None else choice.max_states)
     if problem.folds.num_train < (MIN_TRAIN if tuning or degree else MIN_GIVEN):
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label)
     fitted = problem.folds.num_everyone
+    # Zero states select Cholesky: the fit is on few of them, whatever their number.
     solver = choose_solver(choice, 0 if problem.by_residuals else fitted, ConjugateGradients())
     some = problem.by_residuals and isinstance(solver, Cholesky)
+    # A fit on some states is made on a problem of its own and evaluated at all.
     part = problem.seen() if some else problem
     basis, features = basis_with_features(part, exponents_of_degree(problem.draws.shape[1], degree))
     size = basis.shape[1]
@@ -230,9 +236,11 @@ def crossfit_kernel(problem: Problem, choice: ControlFunctional | SemiExact, deg
         return _fit(problem, basis, settings, solver, choice)
 
     fit = fit_with(settings)
+    # A nugget that was asked for is kept, gain or not.
     if isinstance(tuning, GridREML) and choice.nugget is None:
         fit = _or_with_ridge(problem, settings, fit, fit_with)
     comparable = degree and isinstance(tuning, GridREML) and isinstance(solver, Cholesky) and not problem.weighted
+    # Below these limits `crossfit` has compared already; beyond, only sharp fits in few directions.
     if comparable and not is_compared(whole, choice) and (few := _of_few(problem, settings, fit)):
         alone = fit_with(few, *basis_with_features(part, exponents_of_degree(problem.draws.shape[1], 0)))
         with np.errstate(invalid="ignore"):  # the other integrands have no such fit, and no doubt
@@ -270,6 +278,7 @@ def _fit(
     refits = Refits.none(problem.folds.num_folds, p)
     status = [Status.CONTROLLED] * p
     facts = []
+    # A tuned kernel on all states gives the constant itself, which longer lengthscales test.
     tuned = choice.kernel is None and isinstance(solver, Cholesky) and not problem.by_residuals
     for setting in settings:
         columns = np.array(setting.members)
@@ -281,6 +290,7 @@ def _fit(
         control[:, columns] = own.folds.scatter(np.asarray(fit.control), len(control))
         mean[columns] = np.asarray(fit.mean)[0]
         again = Refits(*(np.asarray(means)[:, 0] for means in fit.refits))
+        # A fit on some states estimates by residuals of all draws, not by its constant.
         if problem.by_residuals:
             mean[columns], again = mean_of_residuals(own, control[:, columns])
         for means, found in zip(refits, again, strict=True):
@@ -306,6 +316,7 @@ def _with_longer_scales(data: KernelData, setting: Setting) -> Float[np.ndarray,
 def _status(choice: ControlFunctional | SemiExact, nugget: float, converged: bool = True) -> Status:
     if not converged:
         return Status.NOT_CONVERGED
+    # The nugget goes through the device's precision: a thousandth is no raise.
     raised = choice.nugget is not None and nugget > choice.nugget * 1.001
     return Status.NUGGET_RAISED if raised else Status.CONTROLLED
 
@@ -335,6 +346,7 @@ def _fit_some(
         for j in setting.members:
             status[j] = _status(choice, rules[-1].nugget)
         facts.append(setting.describe() | {"nugget_used": rules[-1].nugget, "num_products": 0})
+    # All settings in one pass over the states, which may be many and on disk.
     asked = np.concatenate([setting.members for setting in settings])
     d = problem.draws.shape[1]
     resolved = np.concatenate([np.full(len(each.members), each.num_resolved(d)) for each in settings])
@@ -361,6 +373,8 @@ def _unseen_error(
     """
     m, total = problem.num_states, problem.counts.sum()
     counts, chains = problem.counts[:m], problem.chains[:m]
+    # √n states a block, chains apart: long enough for an excursion, and enough blocks for a
+    # variance.
     length = max(int(np.sqrt(m / (chains.max() + 1))), 1)
     starts = np.union1d(np.arange(0, m, length), np.flatnonzero(np.diff(chains)) + 1)
     mean = (problem.counts @ problem.values - problem.counts @ control) / total
@@ -368,11 +382,13 @@ def _unseen_error(
     blocks = np.zeros((len(starts), control.shape[1]))
     for rows in in_blocks(*residual.shape):
         residual[rows] = problem.values[rows] - control[rows] - mean
+        # Blocks of rows and blocks of chains do not align: sums over the part inside are added up.
         first = np.searchsorted(starts, rows.start, side="right") - 1
         inside = np.maximum(starts[first : np.searchsorted(starts, rows.stop)] - rows.start, 0)
         blocks[first : first + len(inside)] += np.add.reduceat(counts[rows, None] * residual[rows], inside, axis=0)
     variance = np.maximum(residual_variance(problem, control) / total, (blocks**2).sum(axis=0) / total**2)
     power = np.minimum((COMPARED_COORDINATES / resolved) ** 2, 1.0)
+    # Section 2, Errors: √(m/3P)(1 + 3/P), to a power, less the one that is counted already.
     return np.sqrt((tail_inflation(participants(residual, counts), total) ** power - 1) * variance)
 
 
@@ -384,6 +400,7 @@ def _at_states(
     rules: Sequence[FoldRules],
 ) -> Float[np.ndarray, "m p"]:
     """Return the fits without each state's fold, the rules side by side, at some states; zero on padding."""
+    # (m, p) of all rules side by side: k folds one after the other, never k copies.
     found = np.zeros((len(labels), sum(rule.dual.shape[2] for rule in rules)))
     for fold, some in by_fold(labels, STATE_WIDTH):
         states, size = (draws[some], scores[some]), some.stop - some.start
@@ -402,6 +419,7 @@ def _or_with_ridge(
     draws are correlated, such a fit has gaps between them.
     """
     error = judged_variance(problem, fit)
+    # `not <`, so that NaN counts as lost.
     lost = ~(error < residual_variance(problem, np.zeros_like(fit.control)))
     ridged = []
     for setting in settings:
@@ -412,6 +430,7 @@ def _or_with_ridge(
         return fit
     other = fit_with(ridged)
     with np.errstate(invalid="ignore"):
+        # Integrands without a ridged fit are NaN there, and not better.
         better = judged_variance(problem, other) < error
     return merge_fits(fit, other, better)._replace(info={"fits": fit.info["fits"] + other.info["fits"]})
 

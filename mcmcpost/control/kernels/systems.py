@@ -68,6 +68,7 @@ def kernel_data(
 
     Weighted states count once each: their weights are those of the residuals alone.
     """
+    # The noise is 1/n_i: weights as counts would claim precision that a draw does not have.
     weighted = isinstance(problem, Problem) and problem.weighted
     return KernelData(
         rows=jax.tree.map(jax.device_put, rows),
@@ -95,11 +96,14 @@ class DenseSystem(NamedTuple):
     ) -> tuple[np.ndarray, np.ndarray, float, np.ndarray, np.ndarray]:
         """Return what `fit_rows` takes for a fit on some of the rows."""
         matrix = self.gram[np.ix_(index, index)]
+        # η·diag(1/n_i), section 2, Control functional: a state seen n times is known n times as
+        # well.
         return matrix, 1.0 / self.counts[index], nugget, self.basis[index], self.values[index]
 
 
 def dense_system(tile: Tile, data: KernelData) -> DenseSystem:
     """Return the system with its Gram matrix, which is computed on the device."""
+    # Padding is for compiled programs; LAPACK takes the rows as they are.
     m = len(data.folds.labels)
     gram, scale = scaled_gram(tile, data.rows, data.counts)
     basis, values, counts = (np.asarray(array)[:m] for array in (data.basis, data.values, data.counts))
@@ -124,16 +128,21 @@ def crossfit_dense(tile: Tile, nugget: float, data: KernelData, *, num_constants
                 found[part] = fit_rows(*system.of(index, nugget))[0].coefficients[:c]
         return found
 
+    # LAPACK on the host: compiling the fits took thirty times as long as solving them (d8baa01).
     with blas_threads(len(everyone)):
+        # All rows in any order; fits without a fold need them fold by fold.
         whole, used = fit_rows(*system.of(everyone, nugget))
         index, solutions, used_without = _without_folds(system, nugget, folds)
         held_out, real = folds.held_out()
         control = np.zeros((*held_out.shape, values.shape[1]))
         for k, (solution, out) in enumerate(zip(solutions, held_out, strict=True)):
+            # The dual is zero on the fold's own rows, so that K₀ may stand whole. The constant is
+            # no control.
             control[k] = gram[np.ix_(out, index)] @ solution.dual + basis[out, c:] @ solution.coefficients[c:]
         means = np.stack([solution.coefficients[:c] for solution in solutions])
         subsets = Subsets.of(folds.num_folds)
         refits = Refits(means, constants(subsets.halves), constants(subsets.quarters))
+    # Degrees of freedom m − q of the restricted likelihood.
     size = amplitude(values[everyone], whole.dual, len(everyone) - basis.shape[1])
     return KernelFit(
         mean=whole.coefficients[:c],
@@ -191,6 +200,7 @@ def fit_without_folds(tile: Tile, nugget: float, data: KernelData) -> FoldRules:
         index, solutions, used = _without_folds(system, nugget, folds)
     dual = np.zeros((folds.num_folds, len(data.counts), system.values.shape[1]))
     for part, solution in zip(dual, solutions, strict=True):
+        # gram was K₀/scale, and rules are evaluated with K₀ itself.
         part[index] = solution.dual / system.scale
     tile, rows = jax.tree.map(np.asarray, (tile, data.rows))  # a worker of dask unpickles JAX arrays in 32 bits
     return FoldRules(tile, rows, dual, np.stack([solution.coefficients for solution in solutions]), used)
@@ -205,6 +215,7 @@ def scaled_gram(tile: Tile, rows: PyTree, counts: Float[Array, " m"]) -> tuple[F
 
 def cross_product(tile: Tile, rows: PyTree, columns: PyTree, V: Float[Array, "t p"]) -> Float[Array, "b p"]:
     """Return K₀(rows, columns) V; a large K₀ is never formed."""
+    # A K₀ that is not large (`is_large`) is formed at once; others are made in tiles.
     if not is_large(jax.tree.leaves(rows)[0].shape[0] * len(V)):
         return tile(rows, columns) @ V
     return TileOperator(tile, columns, tile_diagonal(tile, columns)).cross_matmul(rows, V)
@@ -219,6 +230,7 @@ def amplitude(
     freedom: int | Float[Array, ""],
 ) -> Float[Array | np.ndarray, " p"]:
     """Return the restricted-likelihood amplitude fᵀPf/(m − q) of each integrand, with Pf the dual coefficients."""
+    # Rounding can take fᵀPf of an exact fit below zero.
     return (values * dual).sum(axis=0).clip(0.0) / freedom
 
 
@@ -234,6 +246,7 @@ def normalised_gram(
 ) -> tuple[Float[Array, "m m"], Float[Array, " m"]]:
     """Return K₀/scale with padding replaced by the identity, and the noise 1/n_i (zero on padding)."""
     real = (counts > 0).astype(counts.dtype)
+    # Identity on padding: the factor exists, and padded rows have zero weights.
     gram = tile_gram(tile, rows) / scale * real[:, None] * real[None, :] + jnp.diag(1.0 - real)
     return gram, jnp.where(counts > 0, 1.0 / jnp.maximum(counts, 1.0), 0.0)
 
@@ -262,15 +275,18 @@ class _MaskedSystem(eqx.Module):
 
     def spread(self, matrix: Float[Array, "m r"]) -> Float[Array, "m w"]:
         """Return one masked copy of `matrix` per block of columns."""
+        # (m, k·r): the columns of block k stand side by side for one kernel product.
         copies = matrix[:, None, :] * self.masks[:, :, None]
         return copies.reshape(len(matrix), -1)
 
     def product(self, matrix: Float[Array, "m w"]) -> Float[Array, "m w"]:
+        # Masked rows keep their noise alone: the system of a block is definite on all rows.
         return self.masked(self.operator.matmul(self.masked(matrix))) / self.scale + self.noise * matrix
 
     def precondition(self, matrix: Float[Array, "m w"]) -> Float[Array, "m w"]:
         scaled = matrix / self.noise
         rank, blocks = self.low_rank.shape[1], self.masks.shape[1]
+        # Woodbury for each block: its own (r, r) factor, one low-rank matrix for all.
         inside = jnp.moveaxis((self.low_rank.T @ scaled).reshape(rank, blocks, -1), 1, 0)
         solved = jax.vmap(lambda factor, rhs: cho_solve((factor, True), rhs))(self.factors, inside)
         back = self.low_rank @ jnp.moveaxis(solved, 0, 1).reshape(rank, -1)
@@ -299,6 +315,7 @@ class _MaskedSystem(eqx.Module):
             images, left = (
                 jnp.moveaxis(part.reshape(*self.masks.shape, -1), 1, 0)[:, :, :size] for part in (value, residual)
             )
+            # (q, q) for each block k: HᵀX + XᵀR over the m rows.
             precision = jnp.einsum("mq,kmr->kqr", basis, images) + jnp.einsum("kmq,kmr->kqr", images, left)
             return jnp.sum(jnp.diagonal(jnp.linalg.inv(precision), axis1=1, axis2=2)[:, :num_constants])
 
@@ -327,10 +344,12 @@ def _masked_system(
     real = (counts > 0).astype(counts.dtype)
     operator = TileOperator(tile, rows, tile_diagonal(tile, rows), mesh=device_mesh())
     scale = jnp.sum(operator.diagonal() * real) / jnp.sum(real)
+    # Noise on padding too, which divides by it.
     noise = (nugget / jnp.where(counts > 0, counts, 1.0))[:, None]
     low_rank = pivoted_cholesky(operator, min(rank, counts.shape[0])) / jnp.sqrt(scale)
 
     def inner(mask: Float[Array, " m"]) -> Float[Array, "r r"]:
+        # I + Lᵀ D L with the rows of the block: mask/noise on its diagonal.
         part = low_rank * (mask / noise[:, 0])[:, None]
         return cho_factor(part.T @ low_rank + jnp.eye(low_rank.shape[1], dtype=part.dtype), lower=True)[0]
 
@@ -373,6 +392,7 @@ def _crossfit_iterative(
     (m, size), folds = basis.shape, held_out.shape[0]
     outside = jnp.ones((folds, m), basis.dtype)
     inside = held_out_mask.astype(basis.dtype)
+    # Padded entries of `held_out` name row 0: their factor is one, so that it stays in.
     outside = outside.at[jnp.arange(folds)[:, None], held_out].multiply(1.0 - inside)
     masks = jnp.concatenate([jnp.ones((1, m), basis.dtype), outside]).T
     system = _masked_system(tile, nugget, rows, counts, masks, solver.rank)
@@ -380,12 +400,14 @@ def _crossfit_iterative(
 
     def least_squares(block: Float[Array, "m r"]) -> tuple[Array, Array, Array]:
         images, duals = block[:, :size], block[:, size:]
+        # (HᵀA⁻¹H)⁻¹ of section 2, Semi-exact, with A⁻¹H from the solve.
         inverse = jnp.linalg.inv(basis.T @ images)
         gamma = inverse @ (basis.T @ duals)
         return gamma, duals - images @ gamma, inverse
 
     gammas, duals, inverses = jax.vmap(least_squares)(solved)
     freedom = jnp.sum(masks[:, 0] * (counts > 0)) - size
+    # g = K₀c: the nugget is of the rows of a fit, and held-out rows are none of these.
     fitted = system.operator.matmul(jnp.moveaxis(duals[1:], 0, 1).reshape(m, -1)) / system.scale
     fitted = jnp.moveaxis(fitted.reshape(m, folds, -1), 1, 0)
 
@@ -395,6 +417,7 @@ def _crossfit_iterative(
     subsets = Subsets.of(folds)
     unknown = (jnp.full((len(parts), *gammas[0, :c].shape), jnp.nan) for parts in subsets)
     covariance = inverses[0, :c, :c]
+    # Of an unfinished solve the diagonal may be negative: no variance then.
     covariance = jnp.where(jnp.diagonal(covariance)[:, None] > 0, covariance, 0.0)
     return KernelFit(
         mean=gammas[0, :c],
@@ -427,9 +450,11 @@ def solve_iterative(
     start = None
     if initial is not None:
         rule = initial[:, None]
+        # α = 1ᵀw/(wᵀAw) minimises the quadratic along w: the best multiple to start from.
         start = rule * jnp.sum(basis * rule) / jnp.sum(rule * system.product(rule))
     solved, steps, converged = system.solve(basis, solver, basis, 1, start)
     images = solved[0]
     first = jnp.zeros(basis.shape[1], basis.dtype).at[0].set(1.0)
-    rule = images @ jnp.linalg.solve((basis.T @ images).T, first)
+    # Not the transpose: of an unfinished solve HᵀX is not symmetric, and Hᵀw = HᵀX(HᵀX)⁻¹e₁ = e₁.
+    rule = images @ jnp.linalg.solve(basis.T @ images, first)
     return rule, rule @ system.product(rule[:, None])[:, 0], steps, converged
