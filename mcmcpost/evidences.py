@@ -344,8 +344,9 @@ def _bridge(
     weights = read_weights("bridge_evidence", tree, posterior.draws.shape[:2])
     posterior = posterior._replace(weights=weights)
     trace = make_trace(posterior.draws, slopes, posterior.names)._replace(weights=weights)
+    points = posterior.draws.reshape(-1, posterior.draws.shape[-1])
     if not allow_bad_scores:
-        check_agreement("bridge_evidence", tree, Scored(trace, posterior.values, {}))
+        check_agreement("bridge_evidence", tree, Scored(trace, lambda some: posterior.values(points[some]), {}))
         if posterior.scores is not None:
             check_slopes("bridge_evidence", tree, trace)
     other = False

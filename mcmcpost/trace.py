@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost.core.arguments import as_float64, as_labels, check_size
 from mcmcpost.core.arrays import sampling_step
-from mcmcpost.core.errors import InputError
+from mcmcpost.core.errors import ADDED, InputError
 from mcmcpost.core.mcse import Weights
 
 
@@ -65,8 +65,7 @@ def _not_finite(bad: Bool[np.ndarray, "c n"]) -> InputError:
     got = f"{int(bad.sum())} of {bad.size} draws with NaN or infinity, the first at chain {chain}, draw {draw}"
     lengths, cure = (~bad).sum(axis=1), "Remove them."
     if lengths.min() and (bad == (np.arange(bad.shape[1]) >= lengths[:, None])).all():
-        least = int(lengths.min())
-        cure = f"Chains of different lengths are padded so: keep {least} draws of each, isel(draw=slice({least}))."
+        cure = f"Chains of different lengths, {lengths.tolist()} draws, are padded so: take the draws of each. {ADDED}"
     return InputError("Trace", "finite draws", got, cure)
 
 

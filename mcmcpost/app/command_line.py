@@ -300,16 +300,17 @@ def reduce(
     """Print the posterior expectations of a trace, or of a model file sampled first, with smaller errors."""
     with _program():
         import mcmcpost
-        from mcmcpost.app.commands import estimates_text, reduce_tree, tree_with
-        from mcmcpost.app.edge import phase
+        from mcmcpost.app.commands import estimates_text, reduce_tree, sum_traces, tree_with
+        from mcmcpost.app.edge import phase, say
         from mcmcpost.app.expressions import parse_expressions
         from mcmcpost.app.quantities import Asked, named_scalars
         from mcmcpost.app.source import keeping, open_source
         from mcmcpost.core.arguments import check_probabilities
+        from mcmcpost.core.errors import UnequalChains
         from mcmcpost.distributions import resolve_interval
         from mcmcpost.trees import posterior_variables
 
-        asked = Asked(parse_expressions(expect or []), var_names, filter_vars)
+        asked, chosen = Asked(parse_expressions(expect or []), var_names, filter_vars), method.value
         probabilities = check_probabilities(quantile) if quantile else None
         interval = resolve_interval("--ci", ci, ci_kind)
         check_output(output)
@@ -318,10 +319,21 @@ def reduce(
         def ask(example: "xarray.DataTree") -> None:
             named_scalars(example, posterior_variables(example), asked)
 
-        sources, option = [*sources, *(diagnostics or [])], _with_data(option, data)
-        tree = open_source(sources, model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
+        beside, option = diagnostics or [], _with_data(option, data)
+        try:
+            tree = open_source([*sources, *beside], model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
+        except UnequalChains:
+            if len(sources) == 1 or len(beside) not in (0, len(sources)):
+                raise
+            if probabilities is not None or interval is not None:
+                cure = "Means of chains of any lengths are added: leave these options out."
+                raise InputError("--quantile, --ci", "chains of one length", "several", cure) from None
+            say("note", "chains of different lengths: each trace is summed, and weighs as many draws as it has")
+            traces = [list(files) for files in (zip(sources, beside, strict=True) if beside else zip(sources))]
+            tree = sum_traces(traces, None, asked, chosen, model, option, allow_bad_scores).to_datatree()
+            asked, chosen = Asked({}, None, None), MethodName.AUTO.value
         with keeping(sources[0], lambda: tree):
-            reduced = reduce_tree(tree, asked, probabilities, interval, method.value, allow_bad_scores)
+            reduced = reduce_tree(tree, asked, probabilities, interval, chosen, allow_bad_scores)
             if as_json:
                 _print_json({"quantities": [q for e in reduced.estimates for q in e.to_json_dict()["quantities"]]})
             else:
@@ -365,7 +377,9 @@ def moments(
         check_output(output)
         check_distinct("moments", [str(source.resolve()) for source in sources], "traces")
         chosen = _with_data(option, data)
-        total = sum_traces(sources, append, asked, method.value, model, chosen, allow_bad_scores)
+        total = sum_traces(
+            [[source] for source in sources], append, asked, method.value, model, chosen, allow_bad_scores
+        )
         if as_json:
             _print_json(size_of(total))
         else:

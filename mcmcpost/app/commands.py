@@ -118,7 +118,7 @@ def _of_sums(sums: TraceMoments, asked: Asked, method: str, more: bool) -> Estim
 
 
 def sum_traces(
-    sources: Sequence[Path],
+    sources: Sequence[Sequence[Path]],
     before: Path | None,
     asked: Asked,
     method: str,
@@ -126,7 +126,7 @@ def sum_traces(
     option: list[str] | None,
     allow_bad_scores: bool,
 ) -> TraceMoments:
-    """Return the sums over the chains of traces, each read by itself, and those of a file of sums `before` them.
+    """Return the sums over traces, each read from files of its own, and those of a file of sums `before` them.
 
     Draws that are in the sums already, of chains that went on, are left out.
     """
@@ -134,15 +134,15 @@ def sum_traces(
     if before is not None and total is None:
         raise InputError("--append", "a file of sums, from mcmcpost moments", before, "Sum its trace first.")
     for source in sources:
-        refuse_model_file("moments", source)
-        tree = load_trace([source], model, option, allow_bad_scores=allow_bad_scores)
+        refuse_model_file("moments", source[0])
+        tree = load_trace(source, model, option, allow_bad_scores=allow_bad_scores)
         start, draws = (0, 1) if total is None else new_draws(tree, total)
         if start >= draws:
-            raise InputError("moments", f"draws in {source} that are not summed yet", "none", "Leave it out.")
+            raise InputError("moments", f"draws in {source[0]} that are not summed yet", "none", "Leave it out.")
         variables = posterior_variables(tree)
         say_left_out(variables)
         integrands = where_they_are(tree, variables, asked)
-        with phase(f"sums over {source}"):
+        with phase(f"sums over {source[0]}"):
             own = mcmcpost.moments(tree, integrands, method, like=total, start=start, allow_bad_scores=allow_bad_scores)
         total = own if total is None else total + own
     assert total is not None

@@ -357,8 +357,13 @@ def assemble(
     marked = sample.varying & (options.bad_scores and not sample.too_few)
     heavy = np.zeros(len(plain.mean), bool)
     fitted = sample.fitted_values
-    # Of weighted draws a few influences may carry the error though f itself has light tails.
-    heavy[columns] = heavy_tailed(fitted if weights is None else weights.influence(fitted))
+    if weights is None:
+        heavy[columns] = heavy_tailed(fitted)
+    else:
+        # An event is bounded. Its influence is as heavy as the weights are, and what these are is judged below.
+        bounded = ((fitted == 0) | (fitted == 1)).all(axis=(0, 1))
+        heavy[columns] = ~bounded
+        heavy[columns[~bounded]] = heavy_tailed(weights.influence(fitted[..., ~bounded]))
     doubtful: tuple[Status, ...] = TRUSTED
     if weights is not None:
         heavy |= sample.varying & (weights.khat > GOOD_KHAT)

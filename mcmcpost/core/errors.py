@@ -20,6 +20,10 @@ class InputError(ValueError):
         super().__init__(where if expected is None else fault(where, expected, got, cure))
 
 
+class UnequalChains(InputError):
+    """Chains differ in length, so that no one array holds them; sums of each, which add, do."""
+
+
 class InputTypeError(TypeError):
     """An argument of a user has a type that cannot be used; the arguments are those of `InputError`."""
 
@@ -32,6 +36,13 @@ class MissingPackageError(ImportError):
 
     def __init__(self, where: str, expected: str | None = None, got: object = None, cure: str = "") -> None:
         super().__init__(where if expected is None else fault(where, expected, got, cure))
+
+
+ADDED = (
+    "Chains of any lengths are added, each with its own weight: mp.expectation(mp.moments(one) + mp.moments(other)), on"
+    " the command line mcmcpost reduce ONE OTHER, a file for each length."
+)
+"""What to do with chains of different lengths."""
 
 
 def fault(where: str, expected: str, got: object, cure: str) -> str:

@@ -5,7 +5,7 @@ are compared with the differences of a recorded log density between near draws.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,10 @@ from mcmcpost.core.precision import NOT_TRACEABLE, in_either_precision
 
 
 def batch_scores(
-    logdensity_fn: Callable[[Array], Array],
+    logdensity_fn: Callable[..., Array],
     draws: object,
     *,
+    given: Any = None,
     batch_size: int = BATCH_SIZE,
 ) -> Float[np.ndarray, "c n d"]:
     """Return the gradient of a log density at every stored draw, in float64.
@@ -35,6 +36,8 @@ def batch_scores(
     ----------
     logdensity_fn : log density of one unconstrained draw, (d,) → scalar, written in JAX.
     draws : (c, n, d) unconstrained draws.
+    given : a pytree of arrays (c, n, ...), whose values at a draw are the second argument of `logdensity_fn` there, as
+        discrete parameters.
     batch_size : draws differentiated at a time on each device; memory grows with it.
 
     Returns
@@ -50,10 +53,15 @@ def batch_scores(
     check_count(where, "batch_size", batch_size, "Use 512.")
     if points.size == 0:
         raise InputError(where, "at least one chain, draw and parameter", points.shape, "Sample first.")
-    check_scalar(where, logdensity_fn, points.shape[-1])
+    rows = (points, *(() if given is None else (given,)))
+
+    def at_first(draw: Array) -> Array:
+        return logdensity_fn(draw, *jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), rows[1:]))
+
+    check_scalar(where, at_first, points.shape[-1])
     scores = map_rows(
-        lambda draw: value_and_score(logdensity_fn, draw).score,
-        points.reshape(-1, points.shape[-1]),
+        lambda row: value_and_score(lambda draw: logdensity_fn(draw, *row[1:]), row[0]).score,
+        jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows),
         batch_size=batch_size,
         progress="scores",
     )

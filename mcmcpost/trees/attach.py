@@ -152,7 +152,8 @@ def attach_scores(
 ) -> "xarray.DataTree":
     """Return a new tree with scores for the stored draws, after the score gate.
 
-    With a `model` its parameters are read from the posterior group and transformed to the unconstrained space. With
+    With a `model` its parameters are read from the posterior group and transformed to the unconstrained space. Discrete
+    parameters stay at the values of each draw: scores are those of the continuous ones given the discrete ones. With
     `logdensity_fn` the draws are ``sample_stats.unconstrained_draw`` where present, else the variables of the posterior
     group, taken as unconstrained and concatenated in the order of the tree, each in C order. Where the sampler recorded
     its log density, in ``sample_stats.lp`` or ``logp``, the given one must agree with it up to a constant. The
@@ -169,8 +170,8 @@ def attach_scores(
 
     Raises
     ------
-    ValueError : neither or both of `model` and `logdensity_fn` are given, a site is missing, of another shape or
-        discrete.
+    ValueError : neither or both of `model` and `logdensity_fn` are given, a site is missing or of another shape, or a
+        discrete one has no draws.
     ScoreError : the scores fail the gate, or the log density is not the recorded one.
     """
     check_tree_type(_WHERE, tree)
@@ -214,22 +215,26 @@ def _of_model(
 def _of_program(
     tree: "xarray.DataTree", model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch_size: int
 ) -> Scored:
-    probed = probe_model(_WHERE, model, args, kwargs)
-    draws, names = probed.unconstrain(posterior_sites(_WHERE, tree))
-    scored = _of_function(draws, names, probed.logdensity, batch_size)
+    sites = posterior_sites(_WHERE, tree)
+    probed = probe_model(_WHERE, model, args, kwargs, drawn=sites)
+    draws, names = probed.unconstrain(sites)
+    scored = _of_function(draws, names, probed.logdensity, batch_size, probed.discrete_of(sites) or None)
     return scored._replace(versions={"numpyro_version": version("numpyro")} | scored.versions)
 
 
 def _of_function(
     draws: np.ndarray,
     names: tuple[str, ...] | None,
-    logdensity_fn: Callable[[jax.Array], jax.Array],
+    logdensity_fn: Callable[..., jax.Array],
     batch_size: int,
+    discrete: dict[str, np.ndarray] | None = None,
 ) -> Scored:
-    def values(points: np.ndarray) -> np.ndarray:
-        return np.asarray(map_rows(logdensity_fn, points, batch_size=batch_size), np.float64)
+    def values(some: np.ndarray) -> np.ndarray:
+        rows = (draws, *(() if discrete is None else (discrete,)))
+        rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[some], rows)
+        return np.asarray(map_rows(lambda row: logdensity_fn(*row), rows, batch_size=batch_size), np.float64)
 
-    trace = make_trace(draws, batch_scores(logdensity_fn, draws, batch_size=batch_size), names)
+    trace = make_trace(draws, batch_scores(logdensity_fn, draws, given=discrete, batch_size=batch_size), names)
     return Scored(trace, values, {"jax_version": version("jax")})
 
 

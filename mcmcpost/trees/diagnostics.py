@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from mcmcpost.core.arguments import check_flags
 from mcmcpost.core.arrays import in_blocks
@@ -246,12 +246,12 @@ class Scored(NamedTuple):
     """Draws with the scores that one log density has there.
 
     trace : draws and scores (c, n, d).
-    logdensity : log density of unconstrained draws, (m, d) → (m,).
+    logdensity : log density at some of the draws, by their places where chain follows on chain, (m,) → (m,).
     versions : attrs that say what computed the scores.
     """
 
     trace: Trace
-    logdensity: Callable[[Float[np.ndarray, "m d"]], Float[np.ndarray, " m"]]
+    logdensity: Callable[[Int[np.ndarray, " m"]], Float[np.ndarray, " m"]]
     versions: dict[str, str]
 
 
@@ -260,6 +260,7 @@ class RowDensity(NamedTuple):
 
     names : d labels. logdensity : log-Jacobian included. gradient : (d,) of it, called only where it is finite.
     versions : attrs that say what computes them.
+    discrete : (c, n, e) values of discrete parameters, which follow the draw in a row (d + e,) where there are some.
     """
 
     draws: Float[np.ndarray, "c n d"]
@@ -267,14 +268,15 @@ class RowDensity(NamedTuple):
     logdensity: Callable[[Float[np.ndarray, " d"]], float]
     gradient: Callable[[Float[np.ndarray, " d"]], Float[np.ndarray, " d"]]
     versions: dict[str, str]
+    discrete: Float[np.ndarray, "c n e"] | None = None
 
     def values(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
         """Return the log density at any points."""
         return np.array([self.logdensity(point) for point in points], dtype=np.float64)
 
-    def slopes(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m d"]:
+    def slopes(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m _"]:
         """Return the gradients at any points; NaN where the log density is not finite."""
-        found = np.full(points.shape, np.nan)
+        found = np.full((len(points), self.draws.shape[-1]), np.nan)
         for i, point in enumerate(points):
             if np.isfinite(self.logdensity(point)):
                 found[i] = self.gradient(point)
@@ -282,8 +284,10 @@ class RowDensity(NamedTuple):
 
     def scored(self) -> Scored:
         """Return the draws with their scores."""
-        scores = self.slopes(self.draws.reshape(-1, self.draws.shape[-1])).reshape(self.draws.shape)
-        return Scored(Trace(self.draws, scores, self.names), self.values, self.versions)
+        rows = self.draws if self.discrete is None else np.concatenate([self.draws, self.discrete], axis=-1)
+        points = rows.reshape(-1, rows.shape[-1])
+        scores = self.slopes(points).reshape(self.draws.shape)
+        return Scored(Trace(self.draws, scores, self.names), lambda some: self.values(points[some]), self.versions)
 
 
 def check_agreement(where: str, tree: "xarray.DataTree", scored: Scored) -> None:
@@ -351,7 +355,8 @@ def gradient_difference(stored: Float[np.ndarray, "c n d"], model: Float[np.ndar
 def recorded_log_densities(tree: "xarray.DataTree", trace: Trace) -> Iterator[tuple[str, Float[np.ndarray, "c n"]]]:
     """Yield the name and the values of each log density that the sampler recorded at the draws of its trace.
 
-    Some values may be NaN or infinite: a density counts as recorded where at least half of them are finite.
+    Some values may be NaN or infinite: a density counts as recorded where at least half of them are finite, and differ:
+    PyMC writes zeros where the last of its compound steps, as those of discrete variables, has none.
     """
     stats = tree.children.get(GROUP)
     for name in RECORDED:
@@ -362,6 +367,7 @@ def recorded_log_densities(tree: "xarray.DataTree", trace: Trace) -> Iterator[tu
             recorded.shape == trace.draws.shape[:2]
             and recorded.dtype.kind == "f"
             and np.isfinite(recorded).mean() >= 0.5
+            and np.ptp(recorded[np.isfinite(recorded)]) > 0
         ):
             yield name, recorded.astype(np.float64) if recorded.dtype.itemsize > 8 else recorded  # LAPACK ends there
 
@@ -375,7 +381,7 @@ def _compare(where: str, name: str, recorded: np.ndarray, scored: Scored) -> Non
     known = np.flatnonzero(np.isfinite(recorded.reshape(-1)))
     flat = recorded.reshape(-1)[known]
     chosen = np.unique(np.linspace(0, len(flat) - 1, _COMPARED).astype(int))
-    values = scored.logdensity(scored.trace.draws.reshape(recorded.size, -1)[known[chosen]])
+    values = scored.logdensity(known[chosen])
     values, known_values = values[np.isfinite(values)], flat[chosen].astype(np.float64)[np.isfinite(values)]
     if not values.size:
         return

@@ -20,10 +20,10 @@ from mcmcpost.control import MOMENTS, stored_moments
 from mcmcpost.core.arguments import as_path, check_flags, check_no_pipe, check_tree_type, missing_file
 from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.devices import is_first_process
-from mcmcpost.core.errors import InputError, InputTypeError, MissingPackageError, fault, warn
+from mcmcpost.core.errors import ADDED, InputError, InputTypeError, MissingPackageError, UnequalChains, fault, warn
 from mcmcpost.core.runtime import rename_finished, written_beside
 from mcmcpost.evidence import BRIDGE_GROUP, EVIDENCE_GROUP, evidence_from_json
-from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES, starts_of
+from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES, TEMPERATURE, starts_of
 from mcmcpost.trees.ladder_trees import is_evidence_alone
 from mcmcpost.trees.stan import is_cmdstan, load_cmdstan
 from mcmcpost.trees.tables import read_csv
@@ -101,7 +101,7 @@ def _differing(parts: "Sequence[xarray.Dataset]") -> list[Hashable]:
 def _check_same_groups(
     one: str, first: "Mapping[str, xarray.Dataset]", name: str, other: "Mapping[str, xarray.Dataset]"
 ) -> None:
-    cure = "Chains of other lengths can be summed: mcmcpost moments, or moments(one) + moments(other)."
+    cure = "Give traces of one model, written by one sampler."
     if first.keys() != other.keys():
         listed, got = (", ".join(group for group in groups if group != "/") for groups in (first, other))
         raise InputError(WHERE, f"the groups of {one} ({listed}) in {name}", got, cure)
@@ -111,6 +111,9 @@ def _check_same_groups(
             names = sorted(map(str, set(ours.data_vars) ^ set(theirs.data_vars)))
             raise InputError(WHERE, f"the same variables of {group} in {one} and {name}", f"{names} in one only", cure)
         sizes = [{dim: size for dim, size in part.sizes.items() if dim != "chain"} for part in (ours, theirs)]
+        if sizes[0].get("draw") != sizes[1].get("draw") and TEMPERATURE not in sizes[0]:  # there are no sums of ladders
+            got = f"{sizes[0].get('draw')} draws in {one} and {sizes[1].get('draw')} in {name}"
+            raise UnequalChains(WHERE, f"chains of one length in {group}", got, ADDED)
         if sizes[0] != sizes[1]:
             raise InputError(WHERE, f"{group} of the sizes {sizes[0]}, as in {one}, in {name}", sizes[1], cure)
         for dim in sizes[0]:

@@ -3,7 +3,7 @@
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -36,6 +36,7 @@ class ProbedModel(NamedTuple):
     args, kwargs : its arguments.
     sites : constrained shapes of the continuous latent sites, in the order of the program.
     shapes : unconstrained shapes of the same.
+    discrete : shapes and dtypes of the discrete latent sites of which there are draws.
     """
 
     where: str
@@ -44,16 +45,26 @@ class ProbedModel(NamedTuple):
     kwargs: dict[str, Any]
     sites: dict[str, tuple[int, ...]]
     shapes: dict[str, tuple[int, ...]]
+    discrete: dict[str, jax.ShapeDtypeStruct]
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name for site, shape in self.shapes.items() for name in element_names(site, shape))
 
-    def logdensity(self, draw: Array) -> Array:
-        """Return the log density of one unconstrained draw (d,), log-Jacobian included."""
+    def logdensity(self, draw: Array, discrete: dict[str, Array] | None = None) -> Array:
+        """Return the log density of one unconstrained draw (d,), log-Jacobian included, at values of discrete sites.
+
+        E[g′(x) + g(x) ∂ₓ log p(x, k) | k] = 0 for every k, and so in the joint posterior of x and k too.
+        """
         from numpyro.infer.util import potential_energy
 
-        return -potential_energy(self.model, self.args, self.kwargs, self.unravel(draw))
+        return -potential_energy(self._given(discrete), self.args, self.kwargs, self.unravel(draw))
+
+    def _given(self, discrete: dict[str, Array] | None) -> Callable[..., Any]:
+        """Return the program with its discrete sites at these values."""
+        from numpyro import handlers
+
+        return handlers.condition(self.model, data=discrete) if discrete else self.model
 
     def unravel(self, draw: Array) -> dict[str, Array]:
         """Return the unconstrained sites of one flat draw (d,)."""
@@ -114,14 +125,30 @@ class ProbedModel(NamedTuple):
                 )
         first = samples[next(iter(self.sites))]
         flat = {site: samples[site].astype(np.float64).reshape(-1, *shape) for site, shape in self.sites.items()}
+        discrete = {site: values.reshape(-1, *values.shape[2:]) for site, values in self.discrete_of(samples).items()}
 
-        def one(row: dict[str, Array]) -> Array:
-            free = unconstrain_fn(self.model, self.args, self.kwargs, row)
+        def one(row: tuple[dict[str, Array], dict[str, Array]]) -> Array:
+            # A bound may depend on a discrete site: it takes its value from the same draw.
+            free = unconstrain_fn(self._given(row[1]), self.args, self.kwargs, row[0])
             return jnp.concatenate([jnp.ravel(free[site]) for site in self.sites])
 
-        draws = map_rows(one, flat).astype(np.float64).reshape(*first.shape[:2], -1)
+        draws = map_rows(one, (flat, discrete)).astype(np.float64).reshape(*first.shape[:2], -1)
         self._check_support(samples, draws)
         return draws, self.names
+
+    def discrete_of(self, samples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the draws (c, n, ...) of the discrete sites, in their dtypes."""
+        found = {}
+        for site, one in self.discrete.items():
+            values, cure = samples[site], "Pass the trace of this model."
+            if values.shape[2:] != one.shape:
+                expected = f"site `{site}` of shape (chain, draw{''.join(f', {size}' for size in one.shape)})"
+                raise InputError(self.where, expected, values.shape, cure)
+            if values.dtype.kind not in "iub" and not (values.dtype.kind == "f" and (values == np.rint(values)).all()):
+                got = f"{values.dtype}s that are not"
+                raise InputError(self.where, f"whole numbers as draws of the discrete site `{site}`", got, cure)
+            found[site] = values.astype(one.dtype)
+        return found
 
     def _check_support(self, samples: dict[str, np.ndarray], draws: Float[np.ndarray, "c n d"]) -> None:
         """Refuse finite values that have no unconstrained counterpart; NaN among them is left to the trace."""
@@ -195,6 +222,7 @@ def probe_model(
     kwargs: dict[str, Any],
     only: set[str] | None = None,
     dims: tuple[str, ...] = SAMPLE_DIMS,
+    drawn: Collection[str] | None = None,
 ) -> ProbedModel:
     """Return `model` with its latent sites, found by an abstract run.
 
@@ -205,9 +233,10 @@ def probe_model(
     ----------
     where : the public function that error messages name.
     model, args, kwargs : a NumPyro program and its arguments.
-    only : sites that were sampled by their gradient; others, as enumerated ones, are left out. None takes all and
-        refuses discrete ones.
+    only : sites that were sampled by their gradient; others, as enumerated ones, are left out. None takes all.
     dims : of every variable of the trace: no site may have their names, or one that cannot be saved.
+    drawn : the variables of a trace. Discrete sites are taken if they are among them, and not marked for enumeration;
+        others are refused, and None refuses all.
     """
     from numpyro import handlers
     from numpyro.distributions import Delta, Distribution, biject_to
@@ -227,13 +256,14 @@ def probe_model(
     seeded = handlers.seed(with_dotted_sites(where, model), rng_seed=0)
     sites: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    discrete: list[str] = []
+    discrete: dict[str, jax.ShapeDtypeStruct] = {}
+    refused: list[str] = []
     fixed: list[str] = []
     kept: dict[str, tuple[int, ...]] = {}
     observed: list[str] = []
 
     def run() -> Array:
-        for found in (sites, shapes, discrete, fixed, kept, observed):
+        for found in (sites, shapes, discrete, refused, fixed, kept, observed):
             found.clear()  # of an attempt in the other precision
         # Improper priors cannot be sampled; init_to_sample can start them.
         trace = handlers.trace(handlers.substitute(seeded, substitute_fn=init_to_sample)).get_trace(*args, **kwargs)
@@ -249,7 +279,10 @@ def probe_model(
                 fixed.append(name)
                 continue
             if site["fn"].support.is_discrete:
-                discrete.append(name)
+                if name in (drawn or ()) and site["infer"].get("enumerate") != "parallel":
+                    discrete[name] = jax.ShapeDtypeStruct(jnp.shape(site["value"]), jnp.result_type(site["value"]))
+                else:
+                    refused.append(name)
                 continue
             sites[name] = tuple(site["value"].shape)
             shapes[name] = tuple(biject_to(site["fn"].support).inverse_shape(sites[name]))
@@ -258,16 +291,21 @@ def probe_model(
     in_either_precision(lambda: jax.eval_shape(run))
     check_names(where, kept, dims)
     check_names(where, dict.fromkeys(observed, ()), dims)
-    if discrete:
-        raise InputError(
-            where,
-            "continuous latent sites",
-            f"discrete {', '.join(discrete)}",
-            "A score exists for continuous parameters only: sum the discrete ones out of the model.",
-        )
+    if refused:
+        expected, got = "continuous latent sites", f"discrete {', '.join(refused)}"
+        cure = "A score exists for continuous parameters only: sum the discrete ones out of the model."
+        if drawn is not None:
+            expected += ", or draws of the discrete ones"
+            got += " without draws, or marked for enumeration"
+            cure = (
+                "Keep the draws of DiscreteHMCGibbs or MixedHMC; where the sampler sums these sites out, keep its"
+                ' scores with extra_fields=("z_grad",).'
+            )
+        raise InputError(where, expected, got, cure)
     if fixed:
         cure = "Write numpyro.deterministic for what has one value."
         raise InputError(where, "latent sites that vary", f"Delta distributions of {', '.join(fixed)}", cure)
     if not sites:
-        raise InputError(where, "a model with latent sites", "none", "Pass the model that was sampled.")
-    return ProbedModel(where, seeded, args, kwargs, sites, shapes)
+        got = f"discrete {', '.join(discrete)} alone" if discrete else "none"
+        raise InputError(where, "a model with continuous latent sites", got, "Pass the model that was sampled.")
+    return ProbedModel(where, seeded, args, kwargs, sites, shapes, discrete)

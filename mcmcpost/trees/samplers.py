@@ -52,6 +52,10 @@ def from_numpyro(
     are labelled ``site[i]`` in the order of the program. With ``NUTS(potential_fn=...)`` the draws are taken as
     unconstrained, in the order of the flattened parameters.
 
+    After `DiscreteHMCGibbs`, `MixedHMC` or `HMCGibbs` the scores are recomputed as those of the continuous sites given
+    the discrete ones, at the values of each draw. They control the joint posterior; discrete sites are quantities as
+    all others. Sites that the sampler sums out are neither.
+
     Parameters
     ----------
     mcmc : a finished run.
@@ -65,8 +69,7 @@ def from_numpyro(
 
     Raises
     ------
-    ValueError : nothing was run, a latent site is discrete or was not collected, or the scores can neither be found nor
-        recomputed.
+    ValueError : nothing was run, a latent site was not collected, or the scores can neither be found nor recomputed.
     ScoreError : the scores fail the gate.
     """
     import arviz_base
@@ -138,12 +141,15 @@ def _versions() -> dict[str, str]:
 
 
 def _model_trace(mcmc: "numpyro.infer.MCMC", samples: dict[str, Any], z_grad: dict[str, Any] | None) -> Trace:
+    only = None if z_grad is None else set(z_grad)
     model: ProbedModel = probe_model(
-        "from_numpyro", mcmc.sampler.model, mcmc._args, mcmc._kwargs, only=None if z_grad is None else set(z_grad)
+        "from_numpyro", mcmc.sampler.model, mcmc._args, mcmc._kwargs, only=only, drawn=samples
     )
-    draws, names = model.unconstrain({name: np.asarray(value) for name, value in samples.items()})
+    sites = {name: np.asarray(value) for name, value in samples.items()}
+    draws, names = model.unconstrain(sites)
     if z_grad is None:
-        return make_trace(draws, batch_scores(model.logdensity, draws), names)
+        scores = batch_scores(model.logdensity, draws, given=model.discrete_of(sites) or None)
+        return make_trace(draws, scores, names)
     flat = [np.asarray(z_grad[name], dtype=np.float64).reshape(*draws.shape[:2], -1) for name in model.sites]
     return make_trace(draws, -np.concatenate(flat, axis=-1), names)
 
@@ -324,15 +330,21 @@ def pymc_density(where: str, tree: "xarray.DataTree", model: "pymc.Model", *, no
     bounds are parameters included. Coordinates are labelled ``sigma_log__`` or ``w_simplex__[0]``, in the order of
     ``model.value_vars``.
 
+    Discrete free variables, of compound steps, stay at the values of each draw.
+
     Raises
     ------
-    ValueError : a free variable is discrete, is not among the draws, or is of another shape there. Where a `normalised`
-        density is asked for, a prior is improper, or is not normalised by PyMC.
+    ValueError : a free variable is not among the draws, or is of another shape there. Where a `normalised` density is
+        asked for, a free variable is discrete, or a prior is improper or not normalised by PyMC.
     """
     if normalised:
         check_normalised(where, model)
+    continuous = model.continuous_value_vars
     discrete = [variable.name for variable in model.discrete_value_vars]
-    if discrete:
+    if not continuous:
+        got = f"discrete {', '.join(discrete)} alone" if discrete else "none"
+        raise InputError(where, "a model with continuous free variables", got, "Pass the model that was sampled.")
+    if discrete and normalised:
         raise InputError(
             where,
             "continuous free variables",
@@ -349,26 +361,27 @@ def pymc_density(where: str, tree: "xarray.DataTree", model: "pymc.Model", *, no
             outside[variable.name] = bad
     if outside:
         refuse_outside(where, sites, outside)
-    ordered = [values[variable.name] for variable in model.value_vars]
-    names = tuple(
-        name
-        for variable, value in zip(model.value_vars, ordered, strict=True)
-        for name in element_names(variable.name, value.shape[2:])
-    )
-    shapes = {variable.name: value.shape[2:] for variable, value in zip(model.value_vars, ordered, strict=True)}
-    draws = np.concatenate([value.reshape(*value.shape[:2], -1) for value in ordered], axis=-1)
-    cuts = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])[:-1]
+    # A row is the continuous values and after them the discrete ones, which no score is of.
+    ordered = [*continuous, *model.discrete_value_vars]
+    shapes = {variable.name: values[variable.name].shape[2:] for variable in ordered}
+    types = {variable.name: variable.type.dtype for variable in ordered}
+    names = tuple(name for variable in continuous for name in element_names(variable.name, shapes[variable.name]))
+    columns = [values[name].reshape(*values[name].shape[:2], -1) for name in shapes]
+    rows = np.concatenate(columns, axis=-1)
+    cuts = np.cumsum([column.shape[-1] for column in columns])[:-1]
     logp, dlogp = model.compile_logp(jacobian=True), model.compile_dlogp(jacobian=True)
 
     def point(row: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: part.reshape(shapes[name]) for name, part in zip(shapes, np.split(row, cuts), strict=True)}
+        parts = zip(shapes, np.split(row, cuts), strict=True)
+        return {name: part.reshape(shapes[name]).astype(types[name], copy=False) for name, part in parts}
 
     return RowDensity(
-        draws,
+        rows[..., : len(names)],
         names,
         lambda row: float(logp(point(row))),
         lambda row: np.asarray(dlogp(point(row)), dtype=np.float64),
         {"pymc_version": version("pymc")},
+        rows[..., len(names) :] if discrete else None,
     )
 
 
@@ -426,6 +439,11 @@ def _free_values(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> di
                 sites[variable.name].shape,
                 "Pass the model, with the data, that was sampled.",
             )
+    counts = model.discrete_value_vars
+    for name in (variable.name for variable in model.free_RVs if model.rvs_to_values[variable] in counts):
+        if not (sites[name] == np.rint(sites[name])).all():
+            got = f"{sites[name].dtype}s that are not"
+            raise InputError(where, f"whole numbers as draws of the discrete `{name}`", got, "Pass its own draws.")
     return {variable.name: sites[variable.name] for variable in model.free_RVs}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mcmcpost.core.errors import InputError, warn
+from mcmcpost.core.errors import ADDED, InputError, UnequalChains, warn
 from mcmcpost.core.mcse import mcse_mean
 from mcmcpost.trace import Trace, make_trace
 from mcmcpost.trees.convention import GROUP, LOG_WEIGHT, NUM_LIVE, sample_dataset, with_trace
@@ -89,9 +89,7 @@ def _from_one(columns: Iterable[str]) -> list[str]:
 def check_equal_lengths(where: str, lengths: Sequence[int]) -> None:
     """Refuse chains of different lengths."""
     if len(set(lengths)) > 1:
-        raise InputError(
-            where, "chains of one length", list(lengths), "Cut the longer ones, or sum them: mcmcpost moments."
-        )
+        raise UnequalChains(where, "chains of one length", list(lengths), ADDED)
 
 
 STATISTICS = {

@@ -128,6 +128,18 @@ def test_the_error_of_a_nested_sampling_run_includes_its_volumes(rng):
     assert ((z**2).mean(axis=0) > 0.6).all()
 
 
+def test_an_event_has_no_heavy_tail_and_what_is_unbounded_may(nested, rng):
+    """The weights of a run span many orders of magnitude, and so does the influence of a draw on any mean."""
+    x = nested["posterior"]["x[0]"].values
+    tail = 1 / rng.uniform(size=x.shape)
+    events = {f"P(x > {t})": x > t for t in (0.0, 1.0, 1.5, 2.0)}
+    found = mp.expectation(nested, events | {"tail": tail}, "plain")
+    assert dict(zip(found.names, map(str, found.status), strict=True)) == dict.fromkeys(events, "plain") | {
+        "tail": "heavy_tail"
+    }
+    assert set(mp.expectation(nested, events, "plain").status) == {"plain"}
+
+
 def test_independent_shares_alone_would_be_too_small_for_a_nested_run(rng):
     x, _, logs, live = nested_run(rng, live=50)
     squares = (x**2).sum(-1)[..., None]

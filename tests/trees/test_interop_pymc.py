@@ -10,6 +10,7 @@ import pytest
 import xarray
 from cli_cases import refused
 from html_cases import Reading
+from interop_cases import COUNTS, changepoint_scores, changepoint_truth
 from scipy.special import gammaln
 
 import mcmcpost as mp
@@ -300,3 +301,32 @@ def test_values_on_a_boundary_are_named_with_their_draw(rng):
     s[0, 3], r[1, 7] = 1.0, 1.0
     with pytest.raises(mp.InputError, match=r"1 of 100 draws of `R` on its boundary.* at chain 1, draw 7: \[\[1\.0"):
         mp.attach_scores(tree(), model)
+
+
+def test_compound_steps_give_scores_given_the_discrete_variables(tmp_path):
+    """PyMC writes zeros for the log density where the last of its steps has none."""
+    places = np.arange(len(COUNTS))
+    with pymc.Model() as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rate = pymc.Gamma("rate", 2.0, 0.5, shape=2)
+        tau = pymc.DiscreteUniform("tau", 1, len(COUNTS) - 1)
+        pymc.Bernoulli("coin", 0.3)
+        pymc.Poisson("counts", pymc.math.switch(places < tau, rate[0], rate[1]), observed=COUNTS)
+        tree = pymc.sample(1000, tune=500, chains=4, cores=1, random_seed=1, progressbar=False)
+    bare = mp.load_tree(mp.save_tree(tree, tmp_path / "bare.nc"))
+    scored = mp.attach_scores(bare, model)
+    trace, posterior = read_trace(scored), tree["posterior"]
+    assert trace.names == ("rate_log__[0]", "rate_log__[1]")
+    expected = changepoint_scores(posterior["rate"].values, posterior["tau"].values)
+    np.testing.assert_allclose(trace.scores, expected, rtol=1e-9, atol=1e-9)
+    estimate, true = mp.expectation(scored, ["rate", "tau", "coin"], method="zv2"), changepoint_truth()
+    assert (np.abs(estimate.mean - [*true["rate"], true["tau"], 0.3]) < 4.5 * estimate.mcse).all()
+    with pytest.raises(mp.InputError, match="continuous free variables, got discrete tau, coin"):
+        mp.bridge_evidence(scored, model, key=jax.random.key(0))
+    half = posterior.to_dataset().assign(tau=posterior["tau"] + 0.5)
+    with pytest.raises(mp.InputError, match="whole numbers as draws of the discrete `tau`, got float64s that are not"):
+        mp.attach_scores(xarray.DataTree.from_dict({"posterior": half}), model)
+    with pymc.Model() as counts:
+        pymc.Poisson("tau", 3.0)
+    with pytest.raises(mp.InputError, match="continuous free variables, got discrete tau alone"):
+        mp.attach_scores(tree, counts)

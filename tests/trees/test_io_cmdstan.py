@@ -144,7 +144,21 @@ def test_chains_of_unequal_lengths_are_summed(run, tmp_path):
         cut = lines if source.stem.endswith("1") else lines[: last - 19] + lines[last + 1 :]
         (tmp_path / source.name).write_text("".join(cut))
     names = [tmp_path / path.name for path in OUTPUTS]
-    assert refused(run("reduce", *names), "chains of one length", "mcmcpost moments")
+    line = (
+        r"mp\.expectation\(mp\.moments\(one\) \+ mp\.moments\(other\)\), on the command line mcmcpost reduce ONE OTHER"
+    )
+    with pytest.raises(mp.InputError, match=rf"chains of one length, got \[100, 80\].*{line}"):
+        mp.load_tree(*names)
+    one, other = map(mp.load_tree, names)
+    assert refused(run("reduce", *names, "--quantile", "0.5"), "--quantile, --ci: expected chains of one length")
+    expected = mp.expectation(mp.moments(one, ["m"], "zv2") + mp.moments(other, ["m"], "zv2"))
+    beside = [word for path in DIAGNOSTICS for word in ("--diagnostics", tmp_path / path.name)]
+    for more in ([], beside):
+        done = run("reduce", *names, *more, "--json", "--method", "zv2", "--var-names", "m", "-o", f"{len(more)}.nc")
+        assert "note: chains of different lengths: each trace is summed" in done.err
+        (found,) = json.loads(done.out)["quantities"]
+        assert (found["name"], found["mean_cv"]) == ("m", pytest.approx(expected.mean[0], rel=1e-9))
+        assert json.loads(run("info", f"{len(more)}.nc", "--json").out)
     done = run("moments", *names, "-o", "sums.nc", "--json", "--method", "zv2")
     assert (done.code, json.loads(done.out)["draws"]) == (0, 180)
     assert len(rows(run("reduce", "sums.nc", "--json"))) == 13

@@ -11,8 +11,10 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray
-from numpyro.infer import HMC, MCMC, NUTS
+from interop_cases import COUNTS, changepoint, changepoint_chains, changepoint_scores, changepoint_truth
+from numpyro.infer import HMC, MCMC, NUTS, DiscreteHMCGibbs, HMCGibbs, MixedHMC
 from numpyro.infer.util import potential_energy, unconstrain_fn
+from scipy.stats import chi2
 
 import mcmcpost as mp
 from mcmcpost.scores import ScoreError
@@ -345,3 +347,96 @@ def test_sites_with_a_slash_have_a_dot_in_the_tree_and_the_program_stays_as_it_i
 
     with pytest.raises(ValueError, match=r"got a\.b and a/b\. Rename"):
         attach_scores(tree, two)
+
+
+def tree_of(variables):
+    arrays = {
+        name: (("chain", "draw", *(f"{name}_{i}" for i in range(values.ndim - 2))), values)
+        for name, values in variables.items()
+    }
+    return xarray.DataTree.from_dict({"posterior": xarray.Dataset(arrays)})
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_scores_given_discrete_sites_control_the_joint_posterior(rng):
+    """E[g′(x) + g(x) s(x, k)] = 0 given each k, so that what depends on x gains.
+
+    A function of k alone does not: every control has mean zero given k, and so no covariance with it.
+    """
+    draws = changepoint_chains(rng, 4 * 60, 200)
+    scored = attach_scores(tree_of(draws), changepoint, COUNTS)
+    trace = read_trace(scored)
+    assert trace.names == ("rate[0]", "rate[1]")
+    np.testing.assert_allclose(trace.draws, np.log(draws["rate"]), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(trace.scores, changepoint_scores(draws["rate"], draws["tau"]), rtol=1e-9, atol=1e-9)
+    true = np.concatenate([np.ravel(value) for value in changepoint_truth().values()])
+    estimates = [mp.expectation(scored.isel(chain=slice(i, i + 4)), method="zv2") for i in range(0, 240, 4)]
+    z = np.array([(one.mean - true) / one.mcse for one in estimates])
+    names, gains = estimates[0].names, np.median([one.gain for one in estimates], axis=0)
+    assert ((z**2).mean(axis=0) < chi2.isf(1e-5 / len(names), 60) / 60).all()
+    assert (np.abs(z.mean(axis=0)) < 4.5 / np.sqrt(60)).all()
+    gain = dict(zip(names, gains, strict=True))
+    assert min(gain["rate[0]"], gain["rate[1]"], gain["now[1]"], gain["now[14]"]) > 2
+    assert gain["tau"] == 1
+
+
+def test_discrete_sites_whose_draws_are_missing_or_are_others(rng):
+    draws = changepoint_chains(rng, 2, 30)
+    for change, words in (
+        (
+            {"tau": None},
+            r"or draws of the discrete ones, got discrete tau without draws.*Keep the draws of DiscreteHMC",
+        ),
+        ({"tau": draws["tau"] + 0.5}, "whole numbers as draws of the discrete site `tau`, got float64s that are not"),
+        ({"tau": draws["now"]}, r"site `tau` of shape \(chain, draw\), got \(2, 30, 16\)"),
+    ):
+        given = {name: values for name, values in (draws | change).items() if values is not None}
+        with pytest.raises(mp.InputError, match=words):
+            attach_scores(tree_of(given), changepoint, COUNTS)
+
+    def summed_out(y):
+        x = numpyro.sample("rate", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        k = numpyro.sample("tau", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        numpyro.sample("y", dist.Normal(x[0] + k, 1.0), obs=y)
+
+    with pytest.raises(mp.InputError, match="marked for enumeration"):
+        attach_scores(tree_of(draws), summed_out, 0.0)
+    with pytest.raises(mp.InputError, match="continuous latent sites, got discrete tau alone"):
+        attach_scores(tree_of(draws), lambda: numpyro.sample("tau", dist.Poisson(3.0)))
+    with pytest.raises(mp.InputError, match="bridge_evidence: expected continuous latent sites, got discrete tau"):
+        mp.bridge_evidence(tree_of(draws), changepoint, COUNTS, key=jax.random.key(0))
+
+
+def exact_tau(rng_key, hmc_sites, gibbs_sites):  # noqa: ARG001  (NumPyro's signature)
+    places = jnp.arange(1, len(COUNTS))
+    now = jnp.where(jnp.arange(len(COUNTS)) < places[:, None], *hmc_sites["rate"])
+    return {"tau": 1 + dist.Categorical(logits=dist.Poisson(now).log_prob(COUNTS).sum(axis=1)).sample(rng_key)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("x64", [True, False])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        lambda: DiscreteHMCGibbs(NUTS(changepoint)),
+        lambda: MixedHMC(HMC(changepoint, trajectory_length=1.5)),
+        lambda: HMCGibbs(NUTS(changepoint), exact_tau, ["tau"]),
+    ],
+    ids=["DiscreteHMCGibbs", "MixedHMC", "HMCGibbs"],
+)
+def test_runs_with_discrete_sites(kernel, x64):
+    with jax.enable_x64(x64):
+        mcmc = MCMC(
+            kernel(), num_warmup=300, num_samples=500, num_chains=2, chain_method="sequential", progress_bar=False
+        )
+        mcmc.run(jax.random.key(0), COUNTS)
+        tree = from_numpyro(mcmc, log_likelihood=True)
+    posterior = {name: tree["posterior"][name].values for name in ("rate", "tau")}
+    assert posterior["tau"].dtype.kind == "i"
+    expected = changepoint_scores(posterior["rate"].astype(float), posterior["tau"])
+    np.testing.assert_allclose(read_trace(tree).scores, expected, atol=1e-9 if x64 else 1e-4)
+    again = attach_scores(tree, changepoint, COUNTS)
+    np.testing.assert_allclose(read_trace(again).scores, read_trace(tree).scores, atol=1e-9)
+    estimate, true = mp.expectation(tree, ["rate", "tau"]), changepoint_truth()
+    assert (np.abs(estimate.mean - np.append(true["rate"], true["tau"])) < 4.5 * estimate.mcse).all()
+    assert (estimate.gain[:2] > 1.2).all()

@@ -80,7 +80,10 @@ def test_files_that_differ_are_refused(tmp_path, rng, change, words):
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"draws": 50}, "of the sizes .*'draw': 60.* got .*'draw': 50"),
+        (
+            {"draws": 50},
+            r"chains of one length in posterior, got 60 draws in .*0\.nc and 50 in .*mcmcpost reduce ONE OTHER",
+        ),
         ({"names": ("b", "a")}, "the labels of unconstrained_parameter"),
     ],
 )
