@@ -57,6 +57,7 @@ class ProbedModel(NamedTuple):
 
     def unravel(self, draw: Array) -> dict[str, Array]:
         """Return the unconstrained sites of one flat draw (d,)."""
+        # In the order of the program: `ravel_pytree` sorts a dict by its keys.
         sizes = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
         parts = jnp.split(draw, sizes[:-1])
         return {site: part.reshape(shape) for (site, shape), part in zip(self.shapes.items(), parts, strict=True)}
@@ -65,6 +66,7 @@ class ProbedModel(NamedTuple):
         """Return the constrained and deterministic sites of one unconstrained draw (d,)."""
         from numpyro.infer.util import constrain_fn
 
+        # Deterministic sites come along: they are what people ask expectations of.
         return constrain_fn(self.model, self.args, self.kwargs, self.unravel(draw), return_deterministic=True)
 
     def constrain(self, draws: Float[np.ndarray, "*lead d"]) -> dict[str, np.ndarray]:
@@ -85,6 +87,7 @@ class ProbedModel(NamedTuple):
     def draws_of(self, tree: "xarray.DataTree") -> Float[np.ndarray, "c n d"]:
         """Return the unconstrained draws of a trace: stored ones with the model's labels, else its sites."""
         stored = stored_draws(self.where, tree)
+        # Without equal labels stored draws may be of another order or another parameterisation.
         if stored is not None and stored[1] == self.names:
             return stored[0]
         return self.unconstrain(posterior_sites(self.where, tree))[0]
@@ -93,6 +96,7 @@ class ProbedModel(NamedTuple):
         """Return the unconstrained draws and their labels from constrained sites (c, n, ...)."""
         from numpyro.infer.util import unconstrain_fn
 
+        # With both lists: within the mapped function it would be a KeyError of NumPyro's.
         missing = [site for site in self.sites if site not in samples]
         if missing:
             raise InputError(
@@ -116,6 +120,7 @@ class ProbedModel(NamedTuple):
         flat = {site: samples[site].astype(np.float64).reshape(-1, *shape) for site, shape in self.sites.items()}
 
         def one(row: dict[str, Array]) -> Array:
+            # It passes deterministic sites through: only the latent ones are taken.
             free = unconstrain_fn(self.model, self.args, self.kwargs, row)
             return jnp.concatenate([jnp.ravel(free[site]) for site in self.sites])
 
@@ -128,6 +133,7 @@ class ProbedModel(NamedTuple):
         ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
         parts = zip(self.shapes, np.split(~np.isfinite(draws), ends[:-1], axis=-1), strict=True)
         outside = {site: bad.any(axis=-1) for site, bad in parts if bad.any()}
+        # NaN draws are reported as such by the trace, with what to do about failed solves.
         if not outside or not all(np.isfinite(samples[site]).all() for site in self.sites):
             return
         refuse_outside(self.where, samples, outside)
@@ -138,6 +144,8 @@ def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of values outside the support, which sampling tells
+            # Called for its error: from within a run it names neither the site nor what does not
+            # fit.
             site["fn"].log_prob(site["value"])
     except (TypeError, ValueError) as error:
         value, got, cure = site["value"], "", "Match their shapes."
@@ -163,6 +171,7 @@ def with_dotted_sites(where: str, model: Callable[..., Any]) -> Callable[..., An
 
     given: dict[str, str] = {}
 
+    # A handler, because names are given while the program runs: `scope` adds its prefix within.
     class Dotted(Messenger):
         def process_message(self, msg: dict[str, Any]) -> None:
             if msg.get("name"):
@@ -179,6 +188,8 @@ def with_dotted_sites(where: str, model: Callable[..., Any]) -> Callable[..., An
 
 def _views(value: Any) -> Any:
     """Return an argument with a view in the place of each NumPy array in it, in lists, tuples and dicts."""
+    # JAX remembers an array object in the precision in which it first met it; a view is a new
+    # object with the same memory.
     if type(value) is np.ndarray:
         return value.view()
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -219,11 +230,15 @@ def probe_model(
         cure = 'Such as def model(y): numpyro.sample("mu", dist.Normal(0, 1)) and so on.'
         raise InputTypeError(where, "`model` to be a NumPyro program, a function", got, cure)
     try:
+        # A missing argument would otherwise be a TypeError from within the model, like those of its
+        # own faults.
         inspect.signature(model).bind(*args, **kwargs)
     except TypeError as error:
         got = f"{len(args)} and {', '.join(kwargs) or 'no keywords'}: {error}"
         raise InputError(where, f"the arguments of `model{inspect.signature(model)}`", got, "Pass its data.") from error
     args, kwargs = _views(args), _views(kwargs)
+    # A fixed key: subsampling plates and `prng_key` must be the same at every evaluation of the
+    # density.
     seeded = handlers.seed(with_dotted_sites(where, model), rng_seed=0)
     sites: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -255,7 +270,9 @@ def probe_model(
             shapes[name] = tuple(biject_to(site["fn"].support).inverse_shape(sites[name]))
         return jnp.zeros(())
 
+    # By shapes alone: no likelihood is evaluated, which may be an ODE solve.
     in_either_precision(lambda: jax.eval_shape(run))
+    # Names are refused here, before a run whose draws could not be saved.
     check_names(where, kept, dims)
     check_names(where, dict.fromkeys(observed, ()), dims)
     if discrete:
