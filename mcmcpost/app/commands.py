@@ -142,6 +142,7 @@ def sum_traces(
         raise InputError("--append", "a file of sums, from mcmcpost moments", before, "Sum its trace first.")
     for source in sources:
         refuse_model_file("moments", source)
+        # One trace in memory at a time: sums add, whatever the number of traces.
         tree = load_trace([source], model, option, allow_bad_scores=allow_bad_scores)
         start, draws = (0, 1) if total is None else new_draws(tree, total)
         if start >= draws:
@@ -238,6 +239,7 @@ def open_sources(
     if alone and again:
         expected, cure = "draws to estimate from with --method, --path or --allow-bad-scores", "Leave them out."
         raise InputError("evidence", expected, f"{alone[0]}, an evidence alone", cure)
+    # A ladder's stored evidence stays beside --model; a trace with a model asks for a new bridge.
     keep = [path for path, tree in trees.items() if EVIDENCE_GROUP in tree.children and not again and not with_ladder]
     stored = {path for path in keep if path in alone or is_ladder(trees[path]) or not models}
     traces = [path for path, tree in trees.items() if path not in stored and not is_ladder(tree)]
@@ -277,6 +279,7 @@ def open_sources(
             ladders[path] = sample_ladder(run, placed, trees[path])
             stack.enter_context(keeping(model_of[path], partial(ladders.__getitem__, path)))
         return [Source(path, trees[path], model_of[path], ladders[path]) for path in paths]
+    # Every model is tried before one is sampled: a fault in the last would cost the runs of all.
     runs = {path: _prepare(path, options, settings) for path in paths if is_model_file(path)}
     for path, run in runs.items():
         trees[path] = sample_ladder(run, settings)
