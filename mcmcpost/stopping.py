@@ -51,6 +51,7 @@ def check_goal(where: str, goal: Goal, first: int) -> None:
     """Refuse errors that are not positive, and fewer draws than the `first` batch has."""
     check_count(where, "max_draws", goal.max_draws, "It is the number of all draws.", least=first)
     check_kind(where, "mcse", goal.mcse, (float, int, Mapping), "Pass a number, or one for each name.")
+    # No aim at all would be reached by the first batch.
     if goal.mcse == {}:
         raise InputError(where, "`mcse` of at least one quantity", "none", "Name one, or pass a number for all.")
     for name, value in goal.mcse.items() if isinstance(goal.mcse, Mapping) else [("mcse", goal.mcse)]:
@@ -123,8 +124,10 @@ def sample_until(
     check_key(where, key)
     for name, count in (("num_chains", num_chains), ("num_warmup", num_warmup), ("batch", batch)):
         check_count(where, name, count, "It is a number of chains, or of draws of each.")
+    # All that can be refused is refused before the warm-up.
     check_goal(where, Goal(mcse, relative, max_draws), num_chains * batch)
     sampler: AbstractContextManager[Draw]
+    # By the module's name: neither sampler is imported for the other.
     if type(model).__module__.partition(".")[0] == "nutpie":
         sampler = _nutpie_batches(model, key, num_chains, num_warmup, batch, max_draws)
     else:
@@ -157,6 +160,8 @@ def numpyro_batches(
 
     start : of its chains. log_likelihood : as for `from_numpyro`.
     """
+    # Chains go on where they ended: `post_warmup_state` makes NumPyro skip warm-up, and the key is
+    # that of the state, so that batches are parts of one run.
     batch = mcmc.num_samples
 
     def draw(number: int) -> "xarray.DataTree":
@@ -184,6 +189,8 @@ def _nutpie_batches(
     """Give the batches of a sampler of nutpie, which rests while the errors are looked at, and is ended after it."""
     import nutpie
 
+    # One run of all draws that there may be, which is paused and ended: nutpie has no way to go on
+    # with a chain.
     sampler = nutpie.sample(
         model,
         draws=max(max_draws // num_chains, batch),
@@ -197,6 +204,8 @@ def _nutpie_batches(
         store_gradient=True,
         store_unconstrained=True,
     )
+    # A batch ends where every chain has it, whatever some have beyond: which draws are used does
+    # not depend on the clock.
     done = 0
 
     def draw(number: int) -> "xarray.DataTree":
@@ -207,6 +216,7 @@ def _nutpie_batches(
             warnings.simplefilter("ignore")  # of fewer draws than chains ArviZ asks whether they are the chains
             while _shortest(tree := sampler.inspect()) < done:
                 threading.Event().wait(WAIT)
+        # Chains would run on while the errors are computed, and use the cores that this needs.
         sampler.pause()
         return tree.isel(draw=slice(begin, done), missing_dims="ignore")
 
@@ -241,9 +251,12 @@ def until(
     ) as bar:
         while True:
             try:
+                # Few looks, since each is a chance to stop where errors look small by luck: with
+                # these the mean is not biased (docs/results, stopping).
                 more = draw(wanted - done)
                 tree, done, estimate = more if tree is None else joined([tree, more]), wanted, None
                 with warnings.catch_warnings(record=True) as said:
+                    # Early looks warn of chains that are merely short.
                     warnings.simplefilter("always")  # what the last look says of the chains is passed on
                     found, estimate = look(tree, integrands, method, mcse, relative=relative)
             except KeyboardInterrupt:
@@ -252,15 +265,19 @@ def until(
                 warn(f"sample_until was interrupted: {_how_far(found)}.")
                 break
             bar.set_postfix_str(_how_far(found))
+            # Errors fall as one over the root of the draws: the share of the draws that is done is
+            # the inverse square.
             bar.n = min(100, round(100 / max(found.excess, 1e-9) ** 2))
             bar.refresh()
             sizes = tree[GROUP].sizes
+            # In batches, as `done`: of how many draws a batch has, the tree knows.
             most = max_draws * done // (sizes["chain"] * sizes["draw"])
             if found.excess <= 1.0 or most <= done:
                 if found.excess > 1.0:
                     cure = "Raise max_draws, or ask for less."
                     warn(f"sample_until: {max_draws:,} draws do not suffice, {_how_far(found)}. {cure}")
                 break
+            # At most as many again: an early error, of few draws, may be far too large.
             needed = math.ceil(done * min(found.excess**2 * AHEAD, 2.0))
             wanted = min(max(needed, done + 1), most)
     assert tree is not None
@@ -294,14 +311,19 @@ def look(
     relative: bool,
 ) -> tuple[Look, Estimate]:
     """Return how far the draws are from the errors that were asked for, and the estimate."""
+    # The whole reduction, since the errors that count are the controlled ones.
     question = pose(tree, integrands, method, Options(), weighted=True)
     estimate = answer(question)
     aims = _aims(estimate.names, mcse) * (estimate.sd if relative else 1.0)
     with np.errstate(invalid="ignore", divide="ignore"):
+        # A constant has no error, and is done.
         excess = np.where(estimate.mcse > 0, estimate.mcse / aims, 0.0)
+    # An error that is not known counts as infinite: otherwise a heavy tail that no draw has shown
+    # yet would end the run.
     unknown = np.array([status in UNKNOWN for status in estimate.status])
     asked = np.isfinite(_aims(estimate.names, mcse))
     excess = np.where(asked, np.where(unknown | np.isnan(excess), np.inf, excess), 0.0)
+    # Errors of chains that disagree are too small, and say nothing about how far there is to go.
     if question.convergence.apart:
         excess = np.where(asked, np.maximum(excess, STUCK), excess)
     worst = int(np.argmax(excess))
@@ -341,6 +363,7 @@ def joined(trees: "Sequence[xarray.DataTree]") -> "xarray.DataTree":
     for name in trees[0].children:
         parts = [tree[name].to_dataset() for tree in trees]
         if "draw" in parts[0].dims and len(parts) > 1:
+            # Step sizes and the like, without a dim of draws, stay those of the first batch.
             whole = xarray.concat(parts, "draw", data_vars="minimal", coords="minimal", compat="override")
             groups[name] = whole.assign_coords(draw=np.arange(whole.sizes["draw"])).assign_attrs(parts[0].attrs)
         else:
