@@ -147,7 +147,6 @@ def log_evidence(
     EvidenceWarning : rungs were left out or have not converged, or methods disagree by more than four joint errors.
     ConvergenceWarning : transitions were divergent at any temperature, or two chains are the same.
     """
-    # Read once: the checks of shapes and attributes are those of `log_evidence` and of reports.
     ladder = read_ladder(tree)
     if bridge is None:
         bridge = stored_bridge("log_evidence", tree)

@@ -127,7 +127,7 @@ def sample_until(
     # All that can be refused is refused before the warm-up.
     check_goal(where, Goal(mcse, relative, max_draws), num_chains * batch)
     sampler: AbstractContextManager[Draw]
-    # By the module's name: neither sampler is imported for the other.
+    # By the module's name: nutpie need not be installed.
     if type(model).__module__.partition(".")[0] == "nutpie":
         sampler = _nutpie_batches(model, key, num_chains, num_warmup, batch, max_draws)
     else:

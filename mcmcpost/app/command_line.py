@@ -382,7 +382,6 @@ def moments(
         # The same draws twice would halve the variance of every error.
         check_distinct("moments", [str(source.resolve()) for source in sources], "traces")
         chosen = _with_data(option, data)
-        # Sums of traces that do not fit into memory together.
         total = sum_traces(sources, append, asked, method.value, model, chosen, allow_bad_scores)
         if as_json:
             _print_json(size_of(total))
@@ -534,7 +533,6 @@ def report(
         from mcmcpost.core.arguments import check_probabilities
         from mcmcpost.distributions import resolve_interval
 
-        # Parsed and checked as in `reduce`; the report is written beside its place and renamed.
         facts = report_facts(
             trace,
             output,

@@ -244,7 +244,6 @@ def convergence_rows(names: tuple[str, ...], values: Float[np.ndarray, "c n p"])
 
     rhat, bulk, tail = np.empty((3, len(names)))
     for some in in_blocks(len(names), values.shape[0] * values.shape[1]):  # ranks are copies
-        # Blocks of columns: R-hat and both sizes work on ranked copies of the draws.
         own = values[..., some]
         with np.errstate(all="ignore"):
             rhat[some] = rank_rhat(own)

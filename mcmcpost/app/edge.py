@@ -115,7 +115,6 @@ def usage_fault(error: BaseException) -> str | None:
     usage: type[Any] = typer.BadParameter.__mro__[1]  # the class that typer keeps to itself
     if not isinstance(error, usage):
         return None
-    # typer's own words, without the prefix of a ValueError that it wraps.
     text = error.format_message().replace("Value error, ", "").rstrip(".")
     value, found, choices = text.partition(" is not one of ")
     question = did_you_mean(value.split()[-1].strip("'"), re.findall(r"'([^']+)'", choices)) if found else ""

@@ -57,8 +57,8 @@ class EvidenceEstimate(NamedTuple):
 
     def with_rounding(self, log_densities: Float[np.ndarray, "..."]) -> "EvidenceEstimate":
         """Return the estimate with the rounding of the log densities, which all draws share, in its error."""
-        # A constant of 1e6 in log q costs ten digits of every difference, alike at all draws: no
-        # jackknife sees it.
+        # With a constant of 1e6 in log q every difference is known to 1e-10 only, alike at all
+        # draws: no jackknife sees it.
         rounding = float(np.finfo(float).eps * np.abs(log_densities).max())
         return self._replace(mcse=float(np.hypot(self.mcse, rounding)))
 
@@ -234,8 +234,8 @@ def make_ladder(
     ):
         if array.shape != shape:
             raise InputError(where, f"`{name}` of shape {shape}", array.shape, "One value for each draw.")
-    # Prior draws may have a log likelihood of −1e80, whose squares in the variances of a rung would
-    # overflow.
+    # Prior draws may have a log likelihood of −1e80, whose fourth power, in the participants of an
+    # error, overflows.
     low = values < -HUGE
     impossible = low.all(axis=(0, 1))
     if impossible.any():

@@ -260,8 +260,8 @@ def pooled_path(
     found = _integrate(ladder, pooled, mixtures, number, options, FIRST_PART * MAX_WORK)
     left = MAX_WORK - found.work
     may_grow = num_nodes is None and not _reason(mixtures, overlap, found.smallest_ess)
-    # Nodes cost as much as the fit itself, so that they are added only where the quadrature is what
-    # limits the answer, and never for a path that will be refused anyway.
+    # Each node is a fit of its own, so that they are added only where the quadrature is what limits
+    # the answer, and never for a path that will be refused anyway.
     while may_grow and found.too_coarse:
         # Work is counted in multiplications and not in seconds: a loaded machine must not change
         # the answer.

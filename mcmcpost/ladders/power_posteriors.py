@@ -63,8 +63,7 @@ def reference_target(target: TemperedTarget, normal: Normal) -> TemperedTarget:
     `target` is not sampled.
     """
     mean, lower = normal  # NumPy's: as JAX arrays they would lose digits outside of 64 bits
-    # A product in place of a triangular solve at every gradient of every lane; the factor is small
-    # and well scaled.
+    # A product in place of a triangular solve at every gradient of every lane; the factor is small.
     inverse = np.linalg.inv(lower)
     constant = float(normal.log_density(np.zeros((1, len(mean))))[0])
 

@@ -364,8 +364,8 @@ class NeuralNetwork(eqx.Module):
         # A last layer of zeros makes g = 0: training starts at the plain mean.
         silent = jax.tree.map(jnp.zeros_like, network.layers[-1])
         network = eqx.tree_at(lambda n: n.layers[-1], network, silent)
-        # Noise, because tasks that share a function would otherwise have equal gradients in W and
-        # never part.
+        # With W exactly one-hot the first steps of each function would see one task only; the noise
+        # lets it serve the others too.
         spread = 0.1 * jax.random.normal(mixing, (num_tasks, functions), np.float64)
         turns = jax.nn.one_hot(np.arange(num_tasks) % functions, functions, dtype=np.float64)
         return NeuralTasks(network, turns + spread)

@@ -162,8 +162,7 @@ def _covariance_entries(covariance: Float[np.ndarray, "t t"], rank: int | None) 
     """Return the parameters of B: the lower triangle of its factor, or W and the rest of the diagonal."""
     num_tasks = len(covariance)
     values, vectors = np.linalg.eigh(covariance)
-    # A start with perfectly related tasks has no Cholesky factor, and L-BFGS no gradient to leave
-    # it.
+    # A start with perfectly related tasks has no Cholesky factor.
     values = np.maximum(values, COVARIANCE_FLOOR * values[-1])
     if rank is None:
         return np.linalg.cholesky((vectors * values) @ vectors.T)[np.tril_indices(num_tasks)]
@@ -348,7 +347,7 @@ def roughness(
     gram: Float[np.ndarray, "m m"], indicators: Float[np.ndarray, "m t"], state: AlternatingState
 ) -> Float[np.ndarray, "t t"]:
     """Return C = Θ̃ᵀK₀Θ̃ = B (DᵀK₀D) B, D the coefficients θ_j spread over the columns t_j."""
-    # D, (m, T), one entry in each row: C costs m²T in place of the m²T² of all θ̃_j.
+    # Θ̃ = D B with D (m, T) of one entry in each row: B stays outside of the large product.
     spread = indicators * state.coefficients[:, None]
     return state.covariance @ (spread.T @ gram @ spread) @ state.covariance
 
@@ -467,8 +466,8 @@ def tune_tasks(
     if isinstance(model.kernel, Coregionalisation):
         starts: tuple[Coregionalisation, ...] = (model.kernel,)
     else:
-        # From the scores' regressions, which cost nothing: the search then starts at tasks that
-        # look alike.
+        # Tasks whose regressions on the scores are parallel start as related, which costs next to
+        # nothing to see.
         between = _first_covariance(joint) if model.covariance is None else model.covariance
         lengths = tuning.squared_lengthscales
         default = tuple(SquaredExponential(np.sqrt(v) * np.ones(d)) for v in lengths)
@@ -557,7 +556,7 @@ def _some_rows(joint: JointProblem, size: int) -> np.ndarray:
     share = min(1.0, size / sizes.sum())
     parts = []
     for start, n in zip(joint.starts[:-1], sizes, strict=True):
-        # Evenly spaced within the task: the first rows of a chain are alike.
+        # Evenly spaced within the task: neighbouring draws of a chain are alike.
         parts.append(start + np.linspace(0, n - 1, max(min(n, 2), int(n * share))).astype(int))
     return np.concatenate(parts)
 

@@ -197,7 +197,7 @@ def check_convergence(
         weights = read_weights("check_convergence", tree, values.shape[:2]) if weights is None else weights
         if weights is not None:
             continue
-        # Ranks of all scalars at once would double the memory of the trace.
+        # Ranks of all scalars at once would be a copy as large as the trace.
         for some in in_blocks(len(names), values.shape[0] * draws):
             with np.errstate(all="ignore"):
                 rhat |= zip(names[some], rank_rhat(values[..., some]).tolist(), strict=True)

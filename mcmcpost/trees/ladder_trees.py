@@ -198,7 +198,7 @@ def last_rung(tree: "xarray.DataTree", ladder: Ladder) -> "xarray.DataTree":
     }
     of_ladder = [name for name in (MEAN, LOWER) if GROUP in last and name in last[GROUP]]
     if GROUP in last:
-        # A trace with a reference would be read as a ladder's again.
+        # The reference is the ladder's: a trace of the posterior has none.
         last[GROUP] = last[GROUP].drop_vars(of_ladder)
         last[GROUP].attrs.pop(REFERENCE, None)
     rung = type(tree).from_dict(last)
