@@ -210,6 +210,9 @@ def mbar_estimate(
     asymptotic = float(jnp.sqrt(jnp.maximum(covariance[-1, -1], 0.0)))
     b = len(deleted)
     jackknife = float(np.sqrt((b - 1) / b * ((deleted - deleted.mean()) ** 2).sum()))
+    # Each alone is a standard error: where one is not a number, as where MBAR cannot be solved without
+    # some block, the other holds, and `max` would take either by the order of its arguments.
+    error = float(np.fmax(asymptotic, jackknife))
     info = {"asymptotic_error": asymptotic, "jackknife_error": jackknife}
     status = Status.PLAIN if converged else Status.NOT_CONVERGED
-    return EvidenceEstimate("MBAR", float(values[-1] - values[0]), max(asymptotic, jackknife), status, info)
+    return EvidenceEstimate("MBAR", float(values[-1] - values[0]), error, status, info)
