@@ -88,8 +88,9 @@ def sample_until(
     """Sample a model until every controlled error is below what was asked.
 
     Chains go on where they were, after one warm-up. After each look at the errors the next batch is as long as they
-    call for, at most as long as all before: looks are few, and their number does not bias the end
-    (``benchmarks.control.stopping``). Chains that have not converged, and quantities with heavy tails, are not done.
+    call for, at most as long as all before: looks are few, since each may stop a run whose errors are small by luck
+    (``benchmarks.control.stopping`` measures the bias). Chains that have not converged, and quantities with heavy
+    tails, are not done.
 
     Parameters
     ----------
@@ -251,8 +252,8 @@ def until(
     ) as bar:
         while True:
             try:
-                # Few looks, since each is a chance to stop where errors look small by luck: with
-                # these the mean is not biased (docs/results, stopping).
+                # Few looks, since each is a chance to stop where errors look small by luck: over 200
+                # runs the bias was −0.5, 2.5 and 0.1 of its standard errors (docs/results, stopping).
                 more = draw(wanted - done)
                 tree, done, estimate = more if tree is None else joined([tree, more]), wanted, None
                 with warnings.catch_warnings(record=True) as said:

@@ -81,9 +81,9 @@ def maximise_task_likelihood(
 ) -> TasksTuned | None:
     """Tune kernels, the B_q and the nugget η of A = Σ B_q⊗K_q/mean(diag) + η·diag(1/n) for all tasks together.
 
-    docs/mathematics.md section 2 (the recipe that turns the borehole error of 1.29 at m = 20 into 0.0007); Sun, Barp
-    and Briol (2023), Appendix D.2, with the quadratic form that its print lost. B = LLᵀ with a positive diagonal, or
-    WWᵀ + diag with W of `rank` columns. The overall amplitude is profiled out, the constants by generalised least
+    docs/mathematics.md section 2, Hyper-parameters, where the borehole error of 1.29 at m = 20 becomes 0.0007; Sun,
+    Barp and Briol (2023), Appendix D.2, with the quadratic form that its print lost. B = LLᵀ with a positive diagonal,
+    or WWᵀ + diag with W of `rank` columns. The overall amplitude is profiled out, the constants by generalised least
     squares.
 
     Parameters
