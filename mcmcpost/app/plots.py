@@ -71,8 +71,8 @@ def plot_controlled_forest(
     -------
     The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
     """
-    check_kind("plot_controlled_forest", "estimate", estimate, Estimate, "Pass what expectation returned.")
     where = "plot_controlled_forest"
+    check_kind(where, "estimate", estimate, Estimate, "Pass what expectation returned.")
     check_kind(where, "intervals", intervals, (Estimate, None), "Pass distribution(trace).interval(0.89).")
     if intervals is not None and [name.rpartition(" [")[0] for name in intervals.names[::2]] != list(estimate.names):
         cure = "Pass distribution(trace).interval(0.89) of the same integrands."

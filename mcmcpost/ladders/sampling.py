@@ -458,8 +458,7 @@ def _exchange(lanes: _Lanes, state: Any, position: Position, prior: _Prior, iter
     if lanes.with_prior:
         # The prior draw of the same iteration, so that the prior rung's record is the state that
         # took part in the swap.
-        row = min(iteration, len(prior.draws) - 1)
-        partner = Position(prior.draws[row], jax.tree.map(lambda array: array[row], prior.values))
+        partner = Position(prior.draws[iteration], jax.tree.map(lambda array: array[iteration], prior.values))
     return lanes.program.exchange(
         state, lanes.lane, lanes.temperatures, lanes.levels, lanes.key, iteration, lanes.gather(position), partner
     )
