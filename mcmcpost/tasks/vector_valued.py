@@ -75,6 +75,9 @@ def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget:
     spectrum = np.maximum(spectrum, 0.0)
     # In B's eigenbasis tasks do not interact: one diagonal system for each direction.
     between, mixing = np.linalg.eigh(covariance / np.mean(np.diagonal(covariance)))
+    # A B of lower rank has eigenvalues of −1e-16 by rounding. Times λ they may exceed a tiny nugget,
+    # and A would not be positive definite.
+    between = np.maximum(between, 0.0)
     rotated, originals, columns = vectors.T @ (root * values) @ mixing, values @ mixing, vectors.T @ (root * basis)
     mean, fold_means, amplitude = np.empty(t), np.empty((folds.num_folds, t)), np.empty(t)
     held_out, real = folds.held_out()
