@@ -179,8 +179,8 @@ def numpyro_batches(
     return draw
 
 
-WAIT = 0.05
-"""Seconds between looks at how far nutpie is. The draws that are used do not depend on it."""
+WAIT, LONGEST_WAIT = 0.05, 2.0
+"""Seconds between looks at how far nutpie is. The draws that are used do not depend on them."""
 
 
 @contextmanager
@@ -215,8 +215,10 @@ def _nutpie_batches(
         begin, done = done, done + number * batch
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of fewer draws than chains ArviZ asks whether they are the chains
-            while _shortest(tree := sampler.inspect()) < done:
-                threading.Event().wait(WAIT)
+            wait, before = WAIT, 0
+            while (have := _shortest(tree := sampler.inspect())) < done:
+                threading.Event().wait(wait)
+                wait, before = _next_wait(wait, have - before, done - have), have
         # Chains would run on while the errors are computed, and use the cores that this needs.
         sampler.pause()
         return tree.isel(draw=slice(begin, done), missing_dims="ignore")
@@ -225,6 +227,14 @@ def _nutpie_batches(
         yield draw
     finally:
         sampler.cancel()
+
+
+def _next_wait(wait: float, gained: int, missing: int) -> float:
+    """Return the seconds until the next look, from the draws that the last wait brought and those still missing."""
+    # A look copies all draws so far into a tree: every 0.05 s it would take the cores that the chains
+    # need. In warm-up there is no pace yet, and waits double.
+    factor = min(missing / gained, 2.0) if gained > 0 else 2.0
+    return min(max(wait * factor, WAIT), LONGEST_WAIT)
 
 
 def _shortest(tree: "xarray.DataTree") -> int:
