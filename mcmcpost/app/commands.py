@@ -36,6 +36,7 @@ from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
 from mcmcpost.core.runtime import digits_of, duration, number_of_draws, number_of_quantities, one_line, significant
 from mcmcpost.distributions import answer_distribution
 from mcmcpost.evidence import EVIDENCE_GROUP, disagreements, stored_evidence
+from mcmcpost.evidence.barrier import MOST
 from mcmcpost.evidences import check_same_data
 from mcmcpost.expectations import answer
 from mcmcpost.ladders import tempered_target
@@ -346,7 +347,9 @@ def _prepare(path: Path, options: list[str] | None, settings: Mapping[str, int])
     model_file, chosen = load_model_file(path), parse_options(options or [])
     args, kwargs = model_file.arguments(chosen)
     target, _ = tempered_target(f"Model file {path}", model_file.model, args, kwargs)
-    check_memory(settings.get("rungs", 1) * settings["chains"] * settings["draws"], len(target.names))
+    # Without --rungs the barrier, which is not known yet, places up to MOST.
+    cure = "Ask for less." if "rungs" in settings else f"Ask for less, or for fewer than {MOST} --rungs."
+    check_memory(settings.get("rungs", MOST) * settings["chains"] * settings["draws"], len(target.names), cure)
     return Run(model_file, args, kwargs, model_file.start(chosen))
 
 

@@ -127,7 +127,7 @@ def sample_posterior(
     return mcmc
 
 
-def check_memory(draws: int, width: int) -> None:
+def check_memory(draws: int, width: int, cure: str = "Ask for less.") -> None:
     """Refuse numbers of draws that no memory holds, each with `width` parameters, as many scores and their log density.
 
     The memory of the machine is a bound: a run needs more than its draws.
@@ -137,9 +137,7 @@ def check_memory(draws: int, width: int) -> None:
     needed = 8 * draws * (2 * width + 1)
     if hasattr(os, "sysconf") and needed > (have := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
         got = f"{draws} draws of {width} parameters, {needed / 1e9:.3g} GB"
-        raise InputError(
-            "--draws, --chains", f"draws that fit into {have / 1e9:.3g} GB of memory", got, "Ask for less."
-        )
+        raise InputError("--draws, --chains", f"draws that fit into {have / 1e9:.3g} GB of memory", got, cure)
 
 
 def _no_start(model_file: ModelFile, probed: ProbedModel, got: str) -> str:
@@ -301,6 +299,11 @@ def keeping(source: Path, draws: "Callable[[], xarray.DataTree]") -> Iterator[No
         raise
 
 
+def _in_files(tree: "xarray.DataTree") -> bool:
+    """Return whether some variable is still in its file, in the chunks of dask."""
+    return any(variable.chunks for node in tree.subtree for variable in node.data_vars.values())
+
+
 def load_trace(
     paths: Sequence[Path], model: Path | None, options: list[str] | None, *, allow_bad_scores: bool = False
 ) -> "xarray.DataTree":
@@ -315,9 +318,9 @@ def load_trace(
             raise InputError(f"--option, --data: expected a model, got {got}")
         with reading:
             # Lazily: means need sums alone, and the trace may be larger than memory. A ladder needs
-            # all its draws at once.
+            # all its draws at once, and only one with variables that stayed in its files is read again.
             tree = mcmcpost.load_tree(*paths, lazy=find_spec("dask") is not None)
-            return mcmcpost.load_tree(*paths) if is_ladder(tree) else tree
+            return mcmcpost.load_tree(*paths) if is_ladder(tree) and _in_files(tree) else tree
     with phase(f"model {model}"):
         # The model first: it fails in seconds, reading may take minutes.
         program = load_program(model, options)
