@@ -20,7 +20,7 @@ from mcmcpost.scores import ScoreError, where_not_finite
 from mcmcpost.stein import (
     AbstractKernel,
     InverseMultiquadric,
-    kernel_stein_discrepancy as stein_discrepancy,
+    stein_discrepancy,
     stein_thin,
 )
 from mcmcpost.trace import Trace, without_fixed

@@ -273,7 +273,7 @@ FLOOR = 0.05
 """Least share of a pilot interval, relative to equal shares: noise can hide that the variance changes on it."""
 
 
-def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
+def equidistributed_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
     """Return `size` temperatures with equal contributions to the error of the trapezoid rule, from a pilot ladder.
 
     On [a, b] the rule errs by (b − a)³|μ″|/12, and μ′ is the variance v of the log likelihood, so rungs are spread
@@ -284,7 +284,7 @@ def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
     ladder : a pilot run, as short as its variances are informative.
     size : number of temperatures, both ends included.
     """
-    where = "adaptive_ladder"
+    where = "adaptive_ladder"  # what is called with a tree
     check_count(where, "size", size, BOTH_ENDS, least=2, most=MAX_RUNGS)
     variance = _variances(ladder)
     gap = np.diff(ladder.temperatures)

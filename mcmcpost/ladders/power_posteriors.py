@@ -31,8 +31,8 @@ from mcmcpost.evidence import (
     REFERENCE_POWER,
     Normal,
     TemperedTarget,
-    adaptive_ladder as adaptive_temperatures,
     check_draws,
+    equidistributed_ladder,
     fit_normal,
     ladder_barrier,
 )
@@ -421,7 +421,7 @@ def adaptive_ladder(tree: "xarray.DataTree", size: int) -> np.ndarray:
     tree : a pilot run of `sample_power_posteriors`; a short one on ``power_ladder(9)`` will do.
     size : number of temperatures.
     """
-    return adaptive_temperatures(read_ladder(tree), size)
+    return equidistributed_ladder(read_ladder(tree), size)
 
 
 def barrier_ladder(tree: "xarray.DataTree", size: int | None = None) -> np.ndarray:
