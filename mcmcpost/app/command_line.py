@@ -372,9 +372,10 @@ def moments(
     """Sum over traces what `reduce` needs of them, without their draws. Files of sums are given to `reduce` later."""
     with _program():
         import mcmcpost
-        from mcmcpost.app.commands import size_of, size_text, sum_traces
+        from mcmcpost.app.commands import sum_traces
         from mcmcpost.app.edge import phase
         from mcmcpost.app.expressions import parse_expressions
+        from mcmcpost.app.info import size_of, size_text
         from mcmcpost.app.quantities import Asked
 
         asked = Asked(parse_expressions(expect or []), var_names, filter_vars)
@@ -558,8 +559,8 @@ def info(
 ) -> None:
     """Print what is in a file: variables, sampler, convergence, structure, and whether its scores pass the gate."""
     with _program():
-        from mcmcpost.app.commands import describe, description
         from mcmcpost.app.edge import phase
+        from mcmcpost.app.info import describe, description
         from mcmcpost.core.runtime import json_able
 
         with phase("reading and testing"):
