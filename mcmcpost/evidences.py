@@ -150,6 +150,7 @@ def log_evidence(
     ladder = read_ladder(tree)
     if bridge is None:
         bridge = stored_bridge("log_evidence", tree)
+    # Without scalars no R-hat is computed: only the divergences of all rungs.
     warn_of_convergence(check_convergence(tree, ()))  # rungs that disagree are complaints of the evidence
     return evidence_of(
         ladder,
@@ -176,6 +177,7 @@ def evidence_of(
     check_options(ladder, options, path=path, degree=degree, num_nodes=num_nodes)
     cure = "Pass bridge_evidence(tree.sel(temperature=1.0), model, key=key)."
     check_kind("log_evidence", "bridge", bridge, (Evidence, None), cure)
+    # In 64 bits: MBAR and nodes of the path need more digits than float32 has.
     evidence = in_float64(_estimate)(ladder, method, options, path=path, degree=degree, num_nodes=num_nodes)
     if bridge is not None:
         evidence = with_bridge(evidence, bridge, choose=path == "auto")
@@ -185,6 +187,7 @@ def evidence_of(
 
 
 def _estimate(ladder: Ladder, method: AbstractControlVariate | None, options: Options, **nodes: Any) -> Evidence:
+    # Rungs that cannot be used are left out of the score gate too, which would fail on their NaN.
     health = examine_rungs(ladder)
     check = check_ladder(ladder, health)
     if not check.passed:
@@ -221,6 +224,7 @@ def compare_evidence(
     """
     check_kind("compare_evidence", "evidences", evidences, Mapping, 'Pass {"m1": evidence, "m2": evidence}.')
     as_names("compare_evidence", "evidences", evidences)
+    # Of trees the data can be compared; an `Evidence` has none.
     trees: dict[str, Any] = {name: one for name, one in evidences.items() if hasattr(one, "children")}
     check_same_data("compare_evidence", trees)
     known: dict[str, Any] = dict(evidences)
@@ -237,6 +241,8 @@ def check_same_data(where: str, trees: "Mapping[str, xarray.DataTree]") -> None:
     for owner, tree in trees.items():
         group = tree.children.get("observed_data")
         for name, variable in {} if group is None else group.data_vars.items():
+            # Under one name the data must be one: y and log y differ by a Jacobian, and so would
+            # the Bayes factor.
             first, values = seen.setdefault(str(name), (owner, variable.values))
             numbers = values.dtype.kind == variable.dtype.kind == "f"
             if not np.array_equal(values, variable.values, equal_nan=numbers):
@@ -319,6 +325,7 @@ def bridge_evidence(
     )
     check_flags(where, allow_bad_scores=allow_bad_scores)
     check_key(where, key)
+    # With all constants: what PyMC or Stan drop from a density is missing from the evidence.
     target = read_density(where, tree, model, args, kwargs, logdensity_fn)
     options = {"key": key, "degree": degree, "num_proposals": num_proposals}
     warn_of_convergence(check_convergence(tree, ()))  # chains that disagree are complaints of the evidence
@@ -335,23 +342,28 @@ def _bridge(
     allow_bad_scores: bool,
     options: dict[str, Any],
 ) -> Evidence:
+    # Gradients cost several densities each, and plain bridges need none.
     scores = not isinstance(method, PlainMean)
     if isinstance(target, RowDensity):
         posterior = evaluate_rows(target.draws, target.values, target.slopes, target.names, scores=scores)
     else:
         posterior = evaluate_draws(target.draws, target.logdensity, target.names, scores=scores)
+    # A trace has scores; those of zero are never tested nor used.
     slopes = np.zeros_like(posterior.draws) if posterior.scores is None else posterior.scores
     weights = read_weights("bridge_evidence", tree, posterior.draws.shape[:2])
     posterior = posterior._replace(weights=weights)
     trace = make_trace(posterior.draws, slopes, posterior.names)._replace(weights=weights)
     points = posterior.draws.reshape(-1, posterior.draws.shape[-1])
     if not allow_bad_scores:
+        # Before the bridge: another model's evidence from these draws is a number like any other,
+        # and nothing in it tells.
         check_agreement("bridge_evidence", tree, Scored(trace, lambda some: posterior.values(points[some]), {}))
         if posterior.scores is not None:
             check_slopes("bridge_evidence", tree, trace)
     other = False
     if posterior.scores is not None:
         check = gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
+        # A constant score, an edge or chains that disagree do not make the model another one.
         other = check.failed and check.pattern not in (*NO_GAIN, "not_converged")
         method = PlainMean() if check.failed and not allow_bad_scores else method
     evidence = estimate_from_posterior(posterior, method, **options)
@@ -379,6 +391,7 @@ def laplace_evidence(
     where = "laplace_evidence"
     check_count(where, "num_proposals", num_proposals, "Use 20,000.", least=2, most=MAX_PROPOSALS)
     check_key(where, key)
+    # The Hessian at the mode is by JAX: densities of other packages, one row at a time, have none.
     target = read_target(where, tree, model, args, kwargs, logdensity_fn)
     return in_float64(laplace_importance)(
         target.draws, target.logdensity, key=key, names=target.names, num_proposals=num_proposals
@@ -432,6 +445,7 @@ def savage_dickey(
     """
     where = "savage_dickey"
     check_number(where, "point", point, "It is the value of the quantity under the null.", inside="(-inf, inf)")
+    # Before the posterior's, which takes far longer.
     prior_density = _prior_density(where, prior, float(point))
     found = distribution(tree, quantity, method, allow_bad_scores=allow_bad_scores)
     if len(found.names) != 1:
@@ -440,6 +454,7 @@ def savage_dickey(
     curve = found.pdf(float(point))
     density, error, status = float(curve.mean[0, 0]), float(curve.mcse[0, 0]), curve.status[0]
     info = {"density": density, "density_mcse": error, "prior_density": prior_density}
+    # The logarithm of an estimate that may be zero has no variance; NaN ends here too.
     if not density > FEW_ERRORS * error:
         reason = f"the posterior density at {point:g} is {density:.2g} ± {error:.2g}"
         return EvidenceEstimate(METHOD, np.nan, np.nan, Status.UNDEFINED, info | {"reason": reason})
@@ -451,6 +466,7 @@ def _prior_density(where: str, prior: Any, point: float) -> float:
     value, kind = prior, "a number"
     for name in ("logpdf", "log_prob"):
         if callable(getattr(prior, name, None)):
+            # NumPyro computes in the precision of the process.
             with jax.enable_x64(True):
                 value, kind = np.exp(np.asarray(getattr(prior, name)(point), float)), f"exp {name}({point:g})"
             if value.shape == ():

@@ -60,6 +60,7 @@ def structure(tree: "xarray.DataTree") -> dict[str, tuple[str, ...] | tuple[tupl
     of each row. Coordinates in none are global. `Auto` and `Structured` use these blocks; change the dict and
     pass it as their ``structure=`` where the labels mislead.
     """
+    # Of the coordinates that move, as the fits see them: a fixed element has no score to add up.
     return structure_of(without_fixed(read_trace(tree, weighted=True)).names)
 
 
@@ -108,21 +109,26 @@ def pose(
     check_flags("score gate", allow_bad_scores=options.allow_bad_scores)
     check_flags("expectation", fallback=options.fallback)
     every = read_trace(tree, weighted=weighted)
+    # Before fixed coordinates are left out: its report names the parameters of the whole trace.
     check = check_gate(tree, every, options.allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
     trace = without_fixed(every)
     if check.pattern == "nonfinite":
         # Plain means do not use the scores, but they are transformed with the draws.
         trace = trace._replace(scores=trace.draws)
+    # Values after the gate: functions of draws may take long, and scores that fail end here.
     names, values, events, shapes = integrand_values(tree, integrands)
     if check.failed and not options.allow_bad_scores:
         choice = PlainMean()
     convergence = check_convergence(tree if whole is None else whole, [(names, values)])
     warn_of_convergence(convergence)
     options = options._replace(
+        # Known moments are given for all parameters, and fits see those that move.
         standardize=of_moving(every, options.standardize),
         bad_scores=check.failed and not (check.pattern in NO_GAIN and isinstance(choice, PlainMean)),
         verified=check.verified,
     )
+    # Made once: means, deviations and quantiles of one summary share the search for repeated
+    # states.
     sample = Sample.of(trace, names, values, events)
     if whole is None:
         _warn_of_values(names, values, sample.finite)
@@ -138,6 +144,8 @@ def check_gate(
     ------
     ScoreError : the gate finds an error that is not allowed, or scores that are needed are not finite.
     """
+    # With the recorded density scores are also tested along near draws, which finds a factor of
+    # 1.05 (docs/errors.md, the score gate).
     check = gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
     if scores_needed and check.pattern == "nonfinite":
         raise ScoreError(check.message)

@@ -105,18 +105,26 @@ def reweight_prior(
     """
     where = "reweight_prior"
     logs = _one_value(where, tree, "log_ratio", log_ratio)
+    # Only ratios of ratios matter: less the largest, none overflows, and it is added to the
+    # logarithm below.
     top = float(logs.max())
     if np.isnan(logs).any() or not np.isfinite(top):
         cure = "Both priors must have a density at the draws; −∞ outside of the new support is fine."
         raise InputError(where, "`log_ratio` that is finite, or −∞", f"up to {top}", cure)
     ratio = np.exp(logs - top)
+    # Weighted draws are refused here: their weights would have to enter the ratio.
     question = pose(tree, integrands, method, Options(allow_bad_scores=allow_bad_scores))
     names, values = question.sample.names, question.sample.values
     weight = ratio / ratio.sum()
     first = values[0, 0]
     constant = (values == first).all(axis=(0, 1))  # exactly: what is left of it would be rounding
+    # About the reweighted mean, so that E[r(f − m)]/E[r] is small: the linear part of the quotient,
+    # which the error is of, is then nearly all of it.
     centre = np.where(constant, first, np.einsum("cn,cnp->p", weight, values))
+    # (c, n, 1 + p): E[r] and each E[r(f − m)] are expectations under the old posterior, each with
+    # controls.
     series = np.concatenate([ratio[..., None], ratio[..., None] * (values - centre)], axis=-1)
+    # Rows of indices into the series: 0 is r, or g, and the others are the integrands in order.
     own = np.arange(1, len(centre) + 1)
     found, status = _derived(
         question,
@@ -125,6 +133,7 @@ def reweight_prior(
         Smooth(("log evidence",), np.zeros((1, 1), int), _log),
         Smooth(names, np.stack([0 * own, own], axis=1), _ratio),
     )
+    # Ratios of heavy tails have an infinite variance, of which no sample variance tells.
     khat = weights_khat(logs)
     if khat > GOOD_KHAT and status not in (Status.BAD_SCORES, Status.UNDEFINED):
         status = Status.HEAVY_TAIL
@@ -169,12 +178,16 @@ def hyper_derivatives(
     g = _one_value("hyper_derivatives", tree, "slope", slope)
     question = pose(tree, integrands, method, Options(allow_bad_scores=allow_bad_scores))
     names, values = question.sample.names, question.sample.values
+    # Centred and scaled: Cov(f, g) of a log likelihood near −1e6 would lose its digits to the
+    # product of the means.
     middle, centre, scale = g.mean(), values.mean(axis=(0, 1)), g.std() or 1.0
     f, g = values - centre, (g - middle)[..., None] / scale  # the error of an unseen event is of unit size
     p = len(centre)
     own = np.arange(1, p + 1)
     found, status = _derived(
         question,
+        # Cov(f, g) = E[fg] − E[f]E[g], a smooth function of three expectations (docs/mathematics.md
+        # section 2, functions of expectations).
         np.concatenate([g, f, f * g], axis=-1),
         np.concatenate([[False], _possible_events(question), _possible_events(question)]),
         Smooth(("log evidence",), np.zeros((1, 1), int), _first),
@@ -216,6 +229,8 @@ def _one_value(where: str, tree: "xarray.DataTree", name: str, given: Any) -> Fl
 
 def _possible_events(question: Question) -> Bool[np.ndarray, " p"]:
     """Return which integrands may be events that were not seen; centred, any constant is zero."""
+    # Of the values as they are asked for: centred, an event that was never seen is a constant like
+    # others.
     return question.sample.events & np.isin(question.sample.values[0, 0], (0.0, 1.0))
 
 

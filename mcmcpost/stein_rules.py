@@ -20,7 +20,7 @@ from mcmcpost.scores import ScoreError, where_not_finite
 from mcmcpost.stein import (
     AbstractKernel,
     InverseMultiquadric,
-    kernel_stein_discrepancy as stein_discrepancy,
+    stein_discrepancy,
     stein_thin,
 )
 from mcmcpost.trace import Trace, without_fixed
@@ -49,6 +49,7 @@ def stein_weights(
     """
     check_kind("stein_weights", "method", method, (ControlFunctional, SemiExact, None), "Such as SemiExact().")
     every = read_trace(tree)
+    # Weights have no error in which bad scores could show, and no plain mean to fall back on.
     check = check_gate(tree, every, allow_bad_scores)
     if check.failed and not allow_bad_scores:
         raise InputError(
@@ -86,6 +87,7 @@ def stein_thinning(
     every = read_trace(tree)
     check_gate(tree, every, allow_bad_scores)
     trace = without_fixed(every)
+    # The first check is of the kind, before a trace is read; how many there are is known only now.
     check_count(where, "size", size, "Choose at most as many as there are draws.", most=trace.draws[..., 0].size)
     found = in_float64(_thin)(trace, kernel, size)
     chain, draw = np.divmod(found.indices, trace.draws.shape[1])
@@ -97,6 +99,8 @@ def _thin(trace: Trace, kernel: AbstractKernel | None, size: int) -> Any:
 
 
 def _default_discrepancy_kernel(trace: Trace) -> AbstractKernel:
+    # Standardised draws are some √(2d) apart: with a lengthscale of one every pair would be far in
+    # many dimensions.
     return InverseMultiquadric(np.sqrt(trace.draws.shape[-1]))
 
 
@@ -104,6 +108,7 @@ def _standardised(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     """Return draws and scores (n, d) in standard coordinates."""
     d = trace.draws.shape[-1]
     mean, lower = standard_coordinates(trace.draws)
+    # z = L⁻¹(x − μ), whose score is Lᵀs (docs/mathematics.md section 2, Coordinates).
     z = np.linalg.solve(lower, (trace.draws.reshape(-1, d) - mean).T).T
     return z, trace.scores.reshape(-1, d) @ lower
 

@@ -51,6 +51,7 @@ def check_goal(where: str, goal: Goal, first: int) -> None:
     """Refuse errors that are not positive, and fewer draws than the `first` batch has."""
     check_count(where, "max_draws", goal.max_draws, "It is the number of all draws.", least=first)
     check_kind(where, "mcse", goal.mcse, (float, int, Mapping), "Pass a number, or one for each name.")
+    # No aim at all would be reached by the first batch.
     if goal.mcse == {}:
         raise InputError(where, "`mcse` of at least one quantity", "none", "Name one, or pass a number for all.")
     for name, value in goal.mcse.items() if isinstance(goal.mcse, Mapping) else [("mcse", goal.mcse)]:
@@ -87,8 +88,9 @@ def sample_until(
     """Sample a model until every controlled error is below what was asked.
 
     Chains go on where they were, after one warm-up. After each look at the errors the next batch is as long as they
-    call for, at most as long as all before: looks are few, and their number does not bias the end
-    (``benchmarks.control.stopping``). Chains that have not converged, and quantities with heavy tails, are not done.
+    call for, at most as long as all before: looks are few, since each may stop a run whose errors are small by luck
+    (``benchmarks.control.stopping`` measures the bias). Chains that have not converged, and quantities with heavy
+    tails, are not done.
 
     Parameters
     ----------
@@ -123,8 +125,10 @@ def sample_until(
     check_key(where, key)
     for name, count in (("num_chains", num_chains), ("num_warmup", num_warmup), ("batch", batch)):
         check_count(where, name, count, "It is a number of chains, or of draws of each.")
+    # All that can be refused is refused before the warm-up.
     check_goal(where, Goal(mcse, relative, max_draws), num_chains * batch)
     sampler: AbstractContextManager[Draw]
+    # By the module's name: nutpie need not be installed.
     if type(model).__module__.partition(".")[0] == "nutpie":
         sampler = _nutpie_batches(model, key, num_chains, num_warmup, batch, max_draws)
     else:
@@ -157,6 +161,8 @@ def numpyro_batches(
 
     start : of its chains. log_likelihood : as for `from_numpyro`.
     """
+    # Chains go on where they ended: `post_warmup_state` makes NumPyro skip warm-up, and the key is
+    # that of the state, so that batches are parts of one run.
     batch = mcmc.num_samples
 
     def draw(number: int) -> "xarray.DataTree":
@@ -173,8 +179,8 @@ def numpyro_batches(
     return draw
 
 
-WAIT = 0.05
-"""Seconds between looks at how far nutpie is. The draws that are used do not depend on it."""
+WAIT, LONGEST_WAIT = 0.05, 2.0
+"""Seconds between looks at how far nutpie is. The draws that are used do not depend on them."""
 
 
 @contextmanager
@@ -184,6 +190,8 @@ def _nutpie_batches(
     """Give the batches of a sampler of nutpie, which rests while the errors are looked at, and is ended after it."""
     import nutpie
 
+    # One run of all draws that there may be, which is paused and ended: nutpie has no way to go on
+    # with a chain.
     sampler = nutpie.sample(
         model,
         draws=max(max_draws // num_chains, batch),
@@ -197,6 +205,8 @@ def _nutpie_batches(
         store_gradient=True,
         store_unconstrained=True,
     )
+    # A batch ends where every chain has it, whatever some have beyond: which draws are used does
+    # not depend on the clock.
     done = 0
 
     def draw(number: int) -> "xarray.DataTree":
@@ -205,8 +215,11 @@ def _nutpie_batches(
         begin, done = done, done + number * batch
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of fewer draws than chains ArviZ asks whether they are the chains
-            while _shortest(tree := sampler.inspect()) < done:
-                threading.Event().wait(WAIT)
+            wait, before = WAIT, 0
+            while (have := _shortest(tree := sampler.inspect())) < done:
+                threading.Event().wait(wait)
+                wait, before = _next_wait(wait, have - before, done - have), have
+        # Chains would run on while the errors are computed, and use the cores that this needs.
         sampler.pause()
         return tree.isel(draw=slice(begin, done), missing_dims="ignore")
 
@@ -214,6 +227,14 @@ def _nutpie_batches(
         yield draw
     finally:
         sampler.cancel()
+
+
+def _next_wait(wait: float, gained: int, missing: int) -> float:
+    """Return the seconds until the next look, from the draws that the last wait brought and those still missing."""
+    # A look copies all draws so far into a tree: every 0.05 s it would take the cores that the chains
+    # need. In warm-up there is no pace yet, and waits double.
+    factor = min(missing / gained, 2.0) if gained > 0 else 2.0
+    return min(max(wait * factor, WAIT), LONGEST_WAIT)
 
 
 def _shortest(tree: "xarray.DataTree") -> int:
@@ -241,9 +262,12 @@ def until(
     ) as bar:
         while True:
             try:
+                # Few looks, since each is a chance to stop where errors look small by luck: over 200
+                # runs the bias was −0.5, 2.5 and 0.1 of its standard errors (docs/results, stopping).
                 more = draw(wanted - done)
                 tree, done, estimate = more if tree is None else joined([tree, more]), wanted, None
                 with warnings.catch_warnings(record=True) as said:
+                    # Early looks warn of chains that are merely short.
                     warnings.simplefilter("always")  # what the last look says of the chains is passed on
                     found, estimate = look(tree, integrands, method, mcse, relative=relative)
             except KeyboardInterrupt:
@@ -252,15 +276,19 @@ def until(
                 warn(f"sample_until was interrupted: {_how_far(found)}.")
                 break
             bar.set_postfix_str(_how_far(found))
+            # Errors fall as one over the root of the draws: the share of the draws that is done is
+            # the inverse square.
             bar.n = min(100, round(100 / max(found.excess, 1e-9) ** 2))
             bar.refresh()
             sizes = tree[GROUP].sizes
+            # In batches, as `done`: of how many draws a batch has, the tree knows.
             most = max_draws * done // (sizes["chain"] * sizes["draw"])
             if found.excess <= 1.0 or most <= done:
                 if found.excess > 1.0:
                     cure = "Raise max_draws, or ask for less."
                     warn(f"sample_until: {max_draws:,} draws do not suffice, {_how_far(found)}. {cure}")
                 break
+            # At most as many again: an early error, of few draws, may be far too large.
             needed = math.ceil(done * min(found.excess**2 * AHEAD, 2.0))
             wanted = min(max(needed, done + 1), most)
     assert tree is not None
@@ -294,14 +322,19 @@ def look(
     relative: bool,
 ) -> tuple[Look, Estimate]:
     """Return how far the draws are from the errors that were asked for, and the estimate."""
+    # The whole reduction, since the errors that count are the controlled ones.
     question = pose(tree, integrands, method, Options(), weighted=True)
     estimate = answer(question)
     aims = _aims(estimate.names, mcse) * (estimate.sd if relative else 1.0)
     with np.errstate(invalid="ignore", divide="ignore"):
+        # A constant has no error, and is done.
         excess = np.where(estimate.mcse > 0, estimate.mcse / aims, 0.0)
+    # An error that is not known counts as infinite: otherwise a heavy tail that no draw has shown
+    # yet would end the run.
     unknown = np.array([status in UNKNOWN for status in estimate.status])
     asked = np.isfinite(_aims(estimate.names, mcse))
     excess = np.where(asked, np.where(unknown | np.isnan(excess), np.inf, excess), 0.0)
+    # Errors of chains that disagree are too small, and say nothing about how far there is to go.
     if question.convergence.apart:
         excess = np.where(asked, np.maximum(excess, STUCK), excess)
     worst = int(np.argmax(excess))
@@ -341,6 +374,7 @@ def joined(trees: "Sequence[xarray.DataTree]") -> "xarray.DataTree":
     for name in trees[0].children:
         parts = [tree[name].to_dataset() for tree in trees]
         if "draw" in parts[0].dims and len(parts) > 1:
+            # Step sizes and the like, without a dim of draws, stay those of the first batch.
             whole = xarray.concat(parts, "draw", data_vars="minimal", coords="minimal", compat="override")
             groups[name] = whole.assign_coords(draw=np.arange(whole.sizes["draw"])).assign_attrs(parts[0].attrs)
         else:

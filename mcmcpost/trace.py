@@ -64,6 +64,8 @@ def _not_finite(bad: Bool[np.ndarray, "c n"]) -> InputError:
     chain, draw = np.argwhere(bad)[0]
     got = f"{int(bad.sum())} of {bad.size} draws with NaN or infinity, the first at chain {chain}, draw {draw}"
     lengths, cure = (~bad).sum(axis=1), "Remove them."
+    # NaN at the ends alone is how xarray pads chains of different lengths, and has a cure of its
+    # own.
     if lengths.min() and (bad == (np.arange(bad.shape[1]) >= lengths[:, None])).all():
         cure = f"Chains of different lengths, {lengths.tolist()} draws, are padded so: take the draws of each. {ADDED}"
     return InputError("Trace", "finite draws", got, cure)
@@ -130,6 +132,7 @@ def check_same_order(where: str, labels: Mapping[str, tuple[str, ...] | None]) -
 def fingerprint(draws: Float[np.ndarray, "c n d"]) -> int:
     """Return a number that tells draws from others, by a thousand of them."""
     flat = draws.reshape(-1, draws.shape[-1])
+    # A thousand draws tell other ones, and cost nothing at every use of stored weights.
     return zlib.crc32(flat[np.linspace(0, len(flat) - 1, 1_000).astype(int)].tobytes())
 
 
@@ -141,6 +144,8 @@ def distinct_states(trace: Trace) -> States:
     """
     flat = trace.draws.reshape(-1, trace.draws.shape[-1])
     first_visit = np.arange(len(flat))
+    # Continuous draws share a coordinate only where they share the state: sorting one column finds
+    # the few rows that have to be compared whole.
     _, label, copies = np.unique(flat[:, 0], return_inverse=True, return_counts=True)
     tied = np.flatnonzero(copies[label] > 1)
     if len(tied):
@@ -148,6 +153,7 @@ def distinct_states(trace: Trace) -> States:
         first_visit[tied] = tied[first[inverse.reshape(-1)]]
     first, inverse, counts = np.unique(first_visit, return_inverse=True, return_counts=True)
     scores = trace.scores.reshape(flat.shape)
+    # NUTS hardly ever repeats a state: no copy of the trace is made then.
     if len(first) == len(flat):
         return States(flat, scores, counts, first, inverse)
     return States(flat[first], scores[first], counts, first, inverse)

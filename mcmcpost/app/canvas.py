@@ -28,6 +28,8 @@ def decade_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
 
     Powers of ten, at most eight; where they are fewer than three also their double and fivefold.
     """
+    # Axes are linear in log₁₀ and labelled here: logarithmic axes, and bars on them, differ between
+    # backends.
     powers = range(math.ceil(low), math.floor(high) + 1)
     stride = math.ceil(len(powers) / MOST_TICKS)
     if len(powers) > 2:
@@ -40,6 +42,7 @@ def decade_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
 
 def whole_ticks(last: int) -> list[int]:
     """Return whole numbers from 0 to `last`, evenly spaced, at most nine."""
+    # The shortest of 1, 2, 5, 10, … that leaves at most nine ticks.
     steps = (m * 10**k for k in range(20) for m in (1, 2, 5))
     return list(range(0, last + 1, next(step for step in steps if step * MOST_TICKS >= last)))
 
@@ -48,6 +51,7 @@ def even_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
     """Return round numbers between `low` and `high`, evenly spaced, at most six, and the numbers as text."""
     first = math.floor(math.log10(high - low)) - 1
     steps = (m * 10.0**k for k in range(first, first + 3) for m in (1, 2, 5))
+    # Places as multiples of the step: adding it up would label 0.30000000000000004.
     step = next(step for step in steps if (high - low) / step < FEW_TICKS)
     places = [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return places, [f"{place:g}".replace("-", "−") for place in places]
@@ -60,6 +64,8 @@ def asinh_scaled(values: np.ndarray, bend: float) -> np.ndarray:
 
 def asinh_ticks(bend: float, most: float) -> tuple[list[float], list[str]]:
     """Return ticks of an `asinh_scaled` axis, at zero and round numbers from `bend`/3 to `most`, and their labels."""
+    # From a third of the bend on, where the axis is linear and smaller ticks would lie on each
+    # other.
     powers, texts = decade_ticks(math.log10(bend / 3), math.log10(most))
     return [0.0, *asinh_scaled(10.0 ** np.array(powers), bend).tolist()], ["0", *texts]
 
@@ -102,6 +108,7 @@ class AbstractDialect(abc.ABC):
 
     def owns(self, target: object) -> bool:
         """Return whether `target` is one of this backend."""
+        # By name: asking `isinstance` would import every backend, of which a person may have one.
         return any(f"{kind.__module__}.{kind.__name__}".startswith(self.home) for kind in type(target).__mro__)
 
     @abc.abstractmethod
@@ -144,9 +151,13 @@ class Matplotlib(AbstractDialect):
         return {"figsize": size, "figsize_units": "inches", "layout": "constrained"}
 
     def artist(self, label: str | None, entry: bool, hover: Sequence[str] | None) -> dict[str, Any]:  # noqa: ARG002
+        # matplotlib makes an entry of every artist that has a label: intervals would double those
+        # of their points.
         return {"label": label} if entry else {}
 
     def plain(self, names: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+        # A name such as a$b$ is no mathematics, and what matplotlib cannot parse raises when it is
+        # drawn.
         return list(names), {"parse_math": False}
 
     def legend(self, target: Any, place: str) -> None:
@@ -172,14 +183,17 @@ class Bokeh(AbstractDialect):
         return {"figsize": tuple(DOTS * side for side in size), "figsize_units": "dots"}
 
     def artist(self, label: str | None, entry: bool, hover: Sequence[str] | None) -> dict[str, Any]:  # noqa: ARG002
+        # bokeh puts all artists of one label under one entry: each has to name it.
         return {} if label is None else {"legend_label": label}
 
     def plain(self, names: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
         from bokeh.models import PlainText
 
+        # bokeh takes text with dollars for LaTeX.
         return [PlainText(text=name) for name in names], {}
 
     def legend(self, target: Any, place: str) -> None:
+        # It exists only once something with a label has been drawn, so that this comes last.
         legend = target.legend[0]
         legend.border_line_color = None
         if place == ABOVE:
@@ -217,15 +231,18 @@ class Plotly(AbstractDialect):
 
     def figure(self, size: tuple[float, float]) -> dict[str, Any]:
         width, height = (DOTS * side for side in size)
+        # Without it the rows of a short plot are squeezed between plotly's margins.
         return {"figsize": (width, height + MARGINS), "figsize_units": "dots"}
 
     def artist(self, label: str | None, entry: bool, hover: Sequence[str] | None) -> dict[str, Any]:
+        # One entry switches the whole group: points and their intervals.
         named = {} if label is None else {"name": label, "legendgroup": label, "showlegend": entry}
         if hover is not None:
             return {**named, "hovertext": self.plain(hover)[0], "hoverinfo": "text"}
         return named if entry else {**named, "hoverinfo": "skip"}
 
     def plain(self, names: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+        # plotly reads a subset of HTML in every text, and MathJax between dollars.
         return [html.escape(name, quote=False).replace("$", "&#36;") for name in names], {}
 
     def legend(self, target: Any, place: str) -> None:
@@ -243,6 +260,8 @@ class Plotly(AbstractDialect):
                 y=list(rows),
                 orientation="h",
                 width=BAR,
+                # With an offset bars lie on their rows: plotly moves those of several traces beside
+                # each other.
                 offset=-BAR / 2,
                 marker=marker,
                 showlegend=False,
@@ -331,6 +350,7 @@ class Canvas(NamedTuple):
         hover : hover text of each point, where the backend supports it.
         """
         x, y = (np.asarray(values, dtype=float) for values in (x, y))
+        # Intervals first, so that markers lie upon them.
         if x_error is not None or y_error is not None:
             self.pen.line(
                 _ends(x, x_error), _ends(y, y_error), self.target, color=series.color, width=1.2,
@@ -376,6 +396,7 @@ class Canvas(NamedTuple):
 
     def text(self, x: Any, y: Any, texts: Sequence[str], *, color: str = INK, align: str = "center") -> None:
         """Write small text; `align` is the end of each text that lies at x."""
+        # matplotlib's `text` writes one text a call; bokeh makes a glyph of each call.
         groups = [(x, y, texts)] if self.dialect.many_texts else zip(x, y, texts, strict=True)
         for group in groups if len(texts) else ():
             self.pen.text(
@@ -387,6 +408,7 @@ class Canvas(NamedTuple):
         """Label the rows 0, 1, … from top to bottom, or every so many of them."""
         labels, plainly = self.dialect.plain([row_name(name) for name in names[::every]])
         self.pen.yticks(list(range(0, len(names), every)), labels, self.target, **plainly)
+        # Reversed limits: the first row is on top, as in the tables.
         self.pen.ylim((len(names) - 1 + margin, -margin), self.target)
 
     def columns(self, names: Sequence[str], every: int = 1) -> None:
@@ -443,6 +465,7 @@ def canvas_for(where: str, ax: Any, backend: str | None, size: tuple[float, floa
     """
     dialect = _dialect(where, ax, backend)
     require(where, *dialect.packages)
+    # Loaded by name: each of these modules imports its plotting library.
     pen = import_module(f"arviz_plots.backend.{dialect.name}")
     target = pen.create_plotting_grid(1, **dialect.figure(size))[1] if ax is None else ax
     return Canvas(dialect, pen, target)
@@ -470,6 +493,7 @@ def canvases_for(where: str, ax: Any, backend: str | None, size: tuple[float, fl
     columns = min(count, MOST_COLUMNS)
     rows = -(-count // columns)
     figure = dialect.figure((columns * PANEL[0], rows * PANEL[1]))
+    # Not squeezed: an array whatever the number; a last row may have targets that stay empty.
     targets = pen.create_plotting_grid(count, rows, columns, squeeze=False, **figure)[1]
     return [Canvas(dialect, pen, target) for target in targets.ravel()[:count]]
 

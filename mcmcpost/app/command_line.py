@@ -136,6 +136,8 @@ def _named[Sources: (Path | None, list[Path] | None)](given: Sources) -> Sources
         return None
     from mcmcpost.examples import named_model
 
+    # A file of that name in the current folder comes first: a clone's own model must not be
+    # shadowed.
     return named_model(given) if isinstance(given, Path) else [named_model(one) for one in given]
 
 
@@ -168,12 +170,17 @@ def main() -> None:
     code = 0
     try:
         arguments = sys.argv[1:]
+        # Not standalone: typer would print its own errors and exit.
         code = app(arguments or ["--help"], prog_name="mcmcpost", standalone_mode=False) or (0 if arguments else 2)
         sys.stdout.flush()
     except (Exception, SystemExit) as error:  # a model file may exit
+        # The flush above is within the block, because Python's own at exit can only print what went
+        # wrong. Output goes nowhere from here on, so that it has nothing left to write.
         if BrokenPipeError in (type(error), type(error.__context__)):  # what reads the output has enough of it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(PIPE_CLOSED)
+        # In this order: an InputError that a model file's own code raises is told with the line of
+        # that file.
         message = usage_fault(error) or model_file_fault(error) or (str(error) if is_user_error(error) else None)
         if os.environ.get("MCMCPOST_DEBUG") or message is None:
             raise
@@ -183,6 +190,7 @@ def main() -> None:
 
 
 def _print_version(wanted: bool | None) -> None:
+    # Eager: `mcmcpost --version` must not ask for a command, nor import JAX.
     if wanted:
         from importlib.metadata import version
 
@@ -237,15 +245,18 @@ def sample(
         from mcmcpost.stopping import BATCH, Goal, check_goal
         from mcmcpost.trees import check_convergence, posterior_variables
 
+        # An output that cannot be written is refused before minutes of sampling.
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
         if until is None and relative:
             raise InputError("--relative: expected --until, got none. It is the unit of that error.")
         goal = None if until is None else Goal(until, relative, max_draws)
+        # With --until the draws are those of a batch, which are looked at again and again.
         settings = settings_of(given, POSTERIOR if goal is None else POSTERIOR | {"draws": BATCH})
         if goal is not None:
             check_goal("sample", goal, settings["chains"] * settings["draws"])
         tree = sample_model(model, settings, option, log_likelihood=True, goal=goal)
+        # Whatever fails from here on, the draws are on disk.
         with keeping(model, lambda: tree):
             convergence = check_convergence(tree, posterior_variables(tree).scalars())
             for kind, text in (("warning", convergence.complaint), ("note", convergence.note)):
@@ -310,15 +321,20 @@ def reduce(
         from mcmcpost.distributions import resolve_interval
         from mcmcpost.trees import posterior_variables
 
+        # Everything that was typed is parsed before a file is opened: a misspelt expression must
+        # not cost a run.
         asked, chosen = Asked(parse_expressions(expect or []), var_names, filter_vars), method.value
         probabilities = check_probabilities(quantile) if quantile else None
         interval = resolve_interval("--ci", ci, ci_kind)
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
 
+        # Of a model file names and shapes are known from an abstract run: what is asked is tried on
+        # it before sampling.
         def ask(example: "xarray.DataTree") -> None:
             named_scalars(example, posterior_variables(example), asked)
 
+        # CmdStan's two kinds of files are told apart by their columns.
         beside, option = diagnostics or [], _with_data(option, data)
         try:
             tree = open_source([*sources, *beside], model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
@@ -368,13 +384,15 @@ def moments(
     """Sum over traces what `reduce` needs of them, without their draws. Files of sums are given to `reduce` later."""
     with _program():
         import mcmcpost
-        from mcmcpost.app.commands import size_of, size_text, sum_traces
+        from mcmcpost.app.commands import sum_traces
         from mcmcpost.app.edge import phase
         from mcmcpost.app.expressions import parse_expressions
+        from mcmcpost.app.info import size_of, size_text
         from mcmcpost.app.quantities import Asked
 
         asked = Asked(parse_expressions(expect or []), var_names, filter_vars)
         check_output(output)
+        # The same draws twice would halve the variance of every error.
         check_distinct("moments", [str(source.resolve()) for source in sources], "traces")
         chosen = _with_data(option, data)
         total = sum_traces(
@@ -461,6 +479,7 @@ def evidence(
         from mcmcpost.app.edge import phase
 
         check_output(output)
+        # A file holds one evidence: which of several it is of could not be told.
         if output is not None and len(sources) > 1:
             raise InputError(f"--output: expected one source, got {len(sources)}. Write them one by one.")
         check_distinct("evidence", [str(source.resolve()) for source in sources], "sources")
@@ -470,6 +489,7 @@ def evidence(
         choice = None if method is None else method.value
         option, found = _with_data(option, data), {}
         with ExitStack() as stack:
+            # A stored evidence is shown as it is, unless an option asks for what it does not hold.
             again = path is not None or choice is not None or allow_bad_scores
             opened = open_sources(
                 sources, model or [], given, option, stack, estimate=path, with_ladder=ladder, again=again
@@ -494,6 +514,7 @@ def evidence(
                 print("\n\n".join([*texts, *([comparison_text(comparison)] if comparison is not None else [])]))
             if output is not None:  # of one source
                 sys.stdout.flush()
+                # The loop has left its only source and estimate behind.
                 kept = source.tree if source.ladder is None else source.ladder
                 with phase(f"writing {output}"):
                     mcmcpost.save_tree(estimate.to_datatree(kept), output)
@@ -552,8 +573,8 @@ def info(
 ) -> None:
     """Print what is in a file: variables, sampler, convergence, structure, and whether its scores pass the gate."""
     with _program():
-        from mcmcpost.app.commands import describe, description
         from mcmcpost.app.edge import phase
+        from mcmcpost.app.info import describe, description
         from mcmcpost.core.runtime import json_able
 
         with phase("reading and testing"):
@@ -585,6 +606,7 @@ def _program() -> Iterator[None]:
     """
     from mcmcpost.app.edge import phase
 
+    # Importing JAX and the samplers takes seconds, in which a terminal would look dead.
     with phase("starting"):
         import jax
 
@@ -594,18 +616,24 @@ def _program() -> Iterator[None]:
 
     from mcmcpost.core.devices import is_first_process
 
+    # A program may set what a library must not: posteriors need the digits, and a person's process
+    # is not this one.
     jax.config.update("jax_enable_x64", True)
     logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)  # the error it prints is raised too
     directory = cache_directory()
+    # Compiled programs are kept between commands, which compile the same ones anew each time
+    # otherwise.
     if directory is not None and jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(directory))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # by default those below a second are lost
     with ExitStack() as stack:
+        # Output of several processes would be mixed line by line.
         if not is_first_process():
             nowhere = stack.enter_context(Path(os.devnull).open("w"))
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(redirect_stderr(nowhere))
         stack.enter_context(warnings.catch_warnings())
+        # `catch_warnings` puts it back: tests run many commands in one process.
         warnings.showwarning = _show_warning
         yield
 
@@ -615,4 +643,5 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _print_json(facts: dict[str, Any]) -> None:
+    # JSON has no NaN. Python would print one, which other readers refuse.
     print(json.dumps({k: None if v != v else v for k, v in facts.items()}, indent=2, allow_nan=False))

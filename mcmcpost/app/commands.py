@@ -1,10 +1,9 @@
-"""The commands ``reduce``, ``evidence``, ``report`` and ``info``: what each computes, and its text."""
+"""The commands ``reduce``, ``moments``, ``evidence`` and ``report``: what each computes, and its text."""
 
-import math
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,31 +26,26 @@ from mcmcpost.app.edge import (
     settings_of,
     stopwatch,
 )
+from mcmcpost.app.info import evidence_line
 from mcmcpost.app.model_file import ModelFile, load_model_file, load_program, parse_options
 from mcmcpost.app.page import check_destination, gather, read_subject, render, write_html
 from mcmcpost.app.quantities import Asked, chosen_names, named_scalars, say_left_out, where_they_are
 from mcmcpost.app.source import check_memory, keeping, load_trace
 from mcmcpost.control import Estimate, Options, TraceMoments
 from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
-from mcmcpost.core.runtime import digits_of, duration, number_of_draws, number_of_quantities, one_line, significant
+from mcmcpost.core.runtime import digits_of, duration, number_of_quantities, significant
 from mcmcpost.evidence import EVIDENCE_GROUP, disagreements, stored_evidence
+from mcmcpost.evidence.barrier import MOST
 from mcmcpost.evidences import check_same_data
 from mcmcpost.expectations import Answers
 from mcmcpost.ladders import tempered_target
-from mcmcpost.scores import check_scores
 from mcmcpost.sums import as_moments, is_summed, new_draws
 from mcmcpost.trees import (
-    check_convergence,
     is_evidence_alone,
     is_ladder,
     posterior_rung,
     posterior_variables,
-    read_trace,
-    read_weights,
-    recorded_log_density,
 )
-from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, TEMPERATURE, score_cure
-from mcmcpost.trees.diagnostics import RECORDED as LOG_DENSITIES
 
 if TYPE_CHECKING:
     import pandas
@@ -109,9 +103,11 @@ def reduce_tree(
 
 def _of_sums(sums: TraceMoments, asked: Asked, method: str, more: bool) -> Estimate:
     """Return the expectations of the quantities that were summed; more : whether more than means is asked for."""
+    # Quantiles, and functions that were not summed, need the draws themselves.
     if asked.expressions or more:
         got = "--expect, --quantile or --ci"
         raise InputError("reduce", "means of what was summed", got, "Ask the trace, or mcmcpost moments --expect.")
+    # "theta[0]" and "theta[1]" are of one variable, and --var-names names variables.
     variables = list(dict.fromkeys(name.partition("[")[0] for name in sums.features.names))
     with phase("control variates"):
         return mcmcpost.expectation(sums, None if asked.names is None else chosen_names(variables, asked), method)
@@ -134,8 +130,10 @@ def sum_traces(
     if before is not None and total is None:
         raise InputError("--append", "a file of sums, from mcmcpost moments", before, "Sum its trace first.")
     for source in sources:
+        # One trace in memory at a time: sums add, whatever the number of traces.
         refuse_model_file("moments", source[0])
         tree = load_trace(source, model, option, allow_bad_scores=allow_bad_scores)
+        # Chains that went on have their first draws in the sums: counted twice they would narrow errors.
         start, draws = (0, 1) if total is None else new_draws(tree, total)
         if start >= draws:
             raise InputError("moments", f"draws in {source[0]} that are not summed yet", "none", "Leave it out.")
@@ -149,22 +147,6 @@ def sum_traces(
     return total
 
 
-def size_of(sums: TraceMoments) -> dict[str, int]:
-    """Return how many draws were summed, and of what."""
-    own = sums.features
-    return {
-        "chains": sums.num_chains,
-        "draws": sums.num_draws,
-        "quantities": len(own.names),
-        "controls": own.size - 1,
-    }
-
-
-def size_text(size: Mapping[str, int]) -> str:
-    """Return it in words."""
-    return ", ".join(f"{count:,} {name}" for name, count in size.items())
-
-
 def say_worth(estimate: Estimate, seconds: float) -> None:
     """Say what a reduction that took so long is worth, where the trace records the time of its sampling."""
     if worth := estimate.info.get("worth"):
@@ -173,6 +155,7 @@ def say_worth(estimate: Estimate, seconds: float) -> None:
 
 def tree_with(tree: "xarray.DataTree", reduced: Reduced) -> "xarray.DataTree":
     """Return a new tree with the estimates beside the draws; quantiles and intervals of before are not kept."""
+    # Quantiles of an earlier run, of other draws or another method, would not belong to these means.
     result = reduced.means.to_datatree(tree.drop_nodes([QUANTILES, INTERVALS], errors="ignore"))
     for group, estimate in ((QUANTILES, reduced.quantiles), (INTERVALS, reduced.intervals)):
         if estimate is not None:
@@ -188,6 +171,7 @@ def estimates_text(estimates: Sequence[Estimate]) -> str:
 
 
 POWER = 5.0
+"""Exponent of the temperatures from the prior, that of Friel and Pettitt (2008)."""
 
 
 class Source(NamedTuple):
@@ -226,14 +210,17 @@ def open_sources(
     """
     with phase("reading"):
         trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
+    # Evidences of different data have no Bayes factor, and sampling a model file may take hours.
     check_same_data("evidence", {str(path): tree for path, tree in trees.items()})
     alone = [path for path, tree in trees.items() if is_evidence_alone(tree)]
     if alone and again:
         expected, cure = "draws to estimate from with --method, --path or --allow-bad-scores", "Leave them out."
         raise InputError("evidence", expected, f"{alone[0]}, an evidence alone", cure)
+    # A ladder's stored evidence stays beside --model; a trace with a model asks for a new bridge.
     keep = [path for path, tree in trees.items() if EVIDENCE_GROUP in tree.children and not again and not with_ladder]
     stored = {path for path in keep if path in alone or is_ladder(trees[path]) or not models}
     traces = [path for path, tree in trees.items() if path not in stored and not is_ladder(tree)]
+    # A bridge evaluates the density at proposals, which the draws of a trace alone cannot.
     if traces and not models:
         raise InputError(
             f"evidence: expected a ladder, or a trace with --model FILE.py, got the posterior trace {traces[0]} alone."
@@ -253,6 +240,8 @@ def open_sources(
         raise InputError(
             f"evidence: expected a ladder with --path, got the trace {traces[0]}. Add --ladder to sample one."
         )
+    # Where nothing is sampled, options of sampling are refused: nobody shall believe in draws that
+    # were not taken. Proposals of a bridge have a seed, and its model has options.
     if trees and not with_ladder and not any(map(is_model_file, paths)):
         own = {"option": None if traces else options or None, "seed": None if traces else given["seed"]}
         if traces:
@@ -263,13 +252,16 @@ def open_sources(
             refuse_sampling("evidence", first, "stored evidence" if first in stored else "ladder", {**given, **own})
     settings = settings_of(given, LADDER)
     if with_ladder:
+        # Without the sixteen rungs of a ladder from the prior: the barrier says how many are needed.
         placed = settings_of(given, POSTERIOR | {"draws": LADDER["draws"]})
         runs = {path: _prepare(model_of[path], options, placed) for path in paths}
         ladders = {}
         for path, run in runs.items():
             ladders[path] = sample_ladder(run, placed, trees[path])
+            # At once: if the ladder of the next trace fails, this one is kept.
             stack.enter_context(keeping(model_of[path], partial(ladders.__getitem__, path)))
         return [Source(path, trees[path], model_of[path], ladders[path]) for path in paths]
+    # Every model is tried before one is sampled: a fault in the last would cost the runs of all.
     runs = {path: _prepare(path, options, settings) for path in paths if is_model_file(path)}
     for path, run in runs.items():
         trees[path] = sample_ladder(run, settings)
@@ -289,6 +281,7 @@ def source_evidence(
     """Return the evidence of a ladder; of a trace, by bridges; of a sampled ladder, by both; or the stored one."""
     if source.stored:
         found = stored_evidence(f"evidence: {source.path}", source.tree)
+        # What the estimate warned of when it was made is stored with it, and said again.
         for text in (*found.complaints, *disagreements(found)):
             say("warning", f"{source.path}: {text}")
         return found
@@ -309,6 +302,7 @@ def source_evidence(
     if source.model is not None and source.ladder is None:
         return bridge(source.tree)
     ladder = source.tree if source.ladder is None else source.ladder
+    # A bridge from posterior draws checks the ladder, which stands alone where it cannot be made.
     beside = None
     try:
         with warnings.catch_warnings():  # a cross-check that is not sound is not used
@@ -336,7 +330,9 @@ def _prepare(path: Path, options: list[str] | None, settings: Mapping[str, int])
     model_file, chosen = load_model_file(path), parse_options(options or [])
     args, kwargs = model_file.arguments(chosen)
     target, _ = tempered_target(f"Model file {path}", model_file.model, args, kwargs)
-    check_memory(settings.get("rungs", 1) * settings["chains"] * settings["draws"], len(target.names))
+    # Without --rungs the barrier, which is not known yet, places up to MOST.
+    cure = "Ask for less." if "rungs" in settings else f"Ask for less, or for fewer than {MOST} --rungs."
+    check_memory(settings.get("rungs", MOST) * settings["chains"] * settings["draws"], len(target.names), cure)
     return Run(model_file, args, kwargs, model_file.start(chosen))
 
 
@@ -371,6 +367,7 @@ def sample_ladder(
 
 def compare(found: Mapping[str, "Evidence"]) -> "EvidenceComparison | None":
     """Return the comparison of several evidences; those that are undefined are left out of it, which is said."""
+    # NaN of one model would make the probabilities of all of them NaN.
     known = {name: evidence for name, evidence in found.items() if np.isfinite([evidence.value, evidence.error]).all()}
     lost = [name for name in found if name not in known]
     if lost and len(found) > 1:
@@ -387,6 +384,7 @@ def evidence_text(name: str, evidence: "Evidence") -> str:
     head = f"{name}: log evidence {value} {errors}, {evidence.method}, {evidence.status}"
     facts = diagnostics_text(evidence)
     methods = evidence.to_dataframe()
+    # Only bridges have k-hats, and only quadrature has an error of its own: other rows stay empty.
     table = methods.assign(
         log_evidence=[digits_of(e.value, e.error) for e in evidence.estimates],
         mcse=[significant(x, 2) for x in methods["mcse"]],
@@ -400,6 +398,8 @@ def evidence_text(name: str, evidence: "Evidence") -> str:
 
 
 def _rungs(rungs: "pandas.DataFrame") -> "pandas.DataFrame":
+    # Not every ladder has every column: no swaps without exchange, no means where rungs have no
+    # estimate of their own.
     shown: dict[str, list[str]] = {}
     if "mean_cv" in rungs:
         shown["mean_cv"] = list(map(digits_of, rungs["mean_cv"], rungs["mcse_cv"]))
@@ -440,6 +440,7 @@ def report_facts(
     allow_bad_scores: bool,
 ) -> dict[str, Any]:
     """Write the report of a stored trace, ladder or evidence and return its summary, as plain values for JSON."""
+    # First, since a report that cannot be written shows only after minutes of estimating.
     place = check_destination(output, overwrite)
     refuse_model_file("report", trace)
     tree = load_trace([trace], model, options, allow_bad_scores=allow_bad_scores)
@@ -470,6 +471,7 @@ def report_facts(
                 levels=probabilities,
                 interval=interval,
             )
+    # Without the figures: what is compared with the time of the sampling are the estimates.
     took = since()
     for text in contents.notices:
         say("warning", text)
@@ -493,198 +495,9 @@ def report_facts(
 def report_line(facts: dict[str, Any]) -> str:
     """Return the summary in one line."""
     if "quantities" not in facts:
-        return f"{facts['path']}: log evidence {_evidence_text(facts['evidence']) or 'undefined'}"
+        return f"{facts['path']}: log evidence {evidence_line(facts['evidence']) or 'undefined'}"
+    # Constants, quantities that are reproduced exactly and errors that are not trusted have no gain.
     varying = [q for q in facts["quantities"] if q["status"] != Status.CONSTANT]
     gains = [q["gain"] for q in varying if q["gain"] is not None and q["status"] not in WITHOUT_GAIN]
     gain = f", median gain {significant(float(np.median(gains)), 3)}" if gains else ""
     return f"{facts['path']}: {number_of_quantities(len(varying))}{gain}, scores {facts['score_check']}"
-
-
-RECORDED = ("model_file", "seed", "num_warmup", "thin", "created_at", "sampling_time")
-"""Attributes of a run, which samplers and mcmcpost record."""
-
-
-def describe(path: Path) -> dict[str, Any]:
-    """Return what is in the trace or ladder at `path`, as plain values for JSON.
-
-    The scores are tested by the gate, and R-hat is the largest of the posterior's scalars: of a ladder, those of its
-    last rung.
-    """
-    refuse_model_file("info", path)
-    tree = mcmcpost.load_tree(path)
-    ladder, sums = is_ladder(tree), as_moments(tree)
-    trace = posterior_rung(tree) if ladder else tree
-    attrs = {str(name): value for node in (*tree.subtree, tree) for name, value in node.attrs.items()}  # the root's win
-    posterior = tree.children.get("posterior")
-    sizes = {} if posterior is None else dict(posterior.sizes)
-    return {
-        "path": str(path),
-        "bytes": sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()),
-        "kind": "ladder" if ladder else "trace" if sums is None else "file of sums",
-        "chains": sizes.get("chain"),
-        "draws": sizes.get("draw"),
-        "sums": None if sums is None else size_of(sums),
-        "temperatures": np.asarray(tree[GROUP][TEMPERATURE]).tolist() if ladder else None,
-        "sampler": attrs.get("inference_library"),
-        **{name: attrs.get(name) for name in RECORDED},
-        **_convergence(tree, trace),
-        "weights": _weights(trace, posterior),
-        "scores": (scores := _scores(trace)),
-        "structure": _structure(trace, scores),
-        "evidence": _evidence(tree),
-        "log_density": [name for name in LOG_DENSITIES if name in _names(tree)],
-        "versions": dict(_versions(attrs)),
-        "groups": {node.path: _variables(node) for node in tree.subtree if node.data_vars},
-    }
-
-
-def _convergence(tree: "xarray.DataTree", trace: "xarray.DataTree") -> dict[str, Any]:
-    """Return the R-hat of a trace, and the divergences of the tree that it is of: of a ladder those of all rungs."""
-    parts = posterior_variables(trace).scalars() if "posterior" in trace.children else ()
-    found = check_convergence(trace, parts)
-    divergences = check_convergence(tree, ()).recorded_divergences
-    return {"max_rhat": found.max_rhat, "worst": found.worst, "divergences": divergences}
-
-
-def _weights(trace: "xarray.DataTree", posterior: "xarray.DataTree | None") -> dict[str, float] | None:
-    """Return the effective number of weighted draws and the Pareto k̂ of their weights; None without weights."""
-    if posterior is None or not {"chain", "draw"} <= set(posterior.sizes):
-        return None
-    weights = read_weights("info", trace, (posterior.sizes["chain"], posterior.sizes["draw"]))
-    return None if weights is None else {"ess": weights.ess, "pareto_khat": weights.khat}
-
-
-def _evidence(tree: "xarray.DataTree") -> dict[str, Any] | None:
-    """Return the log evidence that is stored in a tree; None without one."""
-    if EVIDENCE_GROUP not in tree.children:
-        return None
-    attrs = tree.children[EVIDENCE_GROUP].attrs
-    keys = ("log_evidence", "mcse", "discretisation_error", "status", "method_reported")
-    return {key: attrs[key] for key in keys if key in attrs}
-
-
-def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
-    """Return how many parameters have scores, the verdict of the gate, and what it says."""
-    if not {DRAWS, SCORES} <= _names(trace):
-        return {"parameters": 0, "check": None, "message": f"none. {score_cure(trace)}", "stein": None}
-    try:
-        arrays = read_trace(trace, weighted=True)
-    except InputError as error:
-        return {"parameters": 0, "check": "error", "message": str(error), "stein": None}
-    check = check_scores(arrays, recorded_log_density(trace, arrays))
-    z = mcmcpost.score_diagnostics(trace).filter(like="stein_z").abs()
-    worst = {
-        name: {"z": float(own.max()), "parameter": str(own.idxmax())} for name, own in z.items() if own.notna().any()
-    }
-    facts = {"parameters": arrays.draws.shape[-1], "check": check.verdict, "message": check.message}
-    return facts | {"stein": worst}
-
-
-def _structure(trace: "xarray.DataTree", scores: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the number of global coordinates and the length of each block, or of a grid its rows and columns.
-
-    None without scores that can be read.
-    """
-    if not scores["parameters"]:
-        return None
-    shapes = {name: np.shape(labels) for name, labels in mcmcpost.structure(trace).items()}
-    blocks = {name: list(shape) if len(shape) > 1 else shape[0] for name, shape in shapes.items()}
-    return {"globals": scores["parameters"] - sum(map(math.prod, shapes.values())), "blocks": blocks}
-
-
-def _names(trace: "xarray.DataTree") -> set[str]:
-    """Return the names of the statistics of the sampler."""
-    return set(map(str, trace.children[GROUP].data_vars)) if GROUP in trace.children else set()
-
-
-def _versions(attrs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in attrs.items():
-        package = name.removesuffix("_version")
-        if name.endswith("_version"):
-            yield str(attrs.get(package, package)), str(value)
-
-
-def _variables(node: "xarray.DataTree") -> dict[str, dict[str, Any]]:
-    return {
-        str(name): {"dims": dict(variable.sizes), "type": str(variable.dtype)}
-        for name, variable in node.data_vars.items()
-    }
-
-
-def description(facts: dict[str, Any]) -> str:
-    """Return the facts as lines, and one line for each variable."""
-    scores, rhat = facts["scores"], facts["max_rhat"]
-    log_density = ", ".join(facts["log_density"]) or (None if facts["sums"] else "not recorded")
-    shape = number_of_draws(facts["chains"], facts["draws"]) if facts["chains"] else "no posterior"
-    if facts["sums"]:
-        shape, scores = size_text(facts["sums"]), {"check": None, "message": None, "stein": None}
-    lines = {
-        "file": f"{facts['path']}, a {facts['kind']}, {significant(facts['bytes'] / 1e6, 3)} MB",
-        "draws": shape,
-        "temperatures": _temperatures(facts["temperatures"]),
-        "sampler": facts["sampler"],
-        **{name.replace("_", " "): facts[name] for name in RECORDED},
-        "divergences": facts["divergences"] if facts["sums"] or facts["divergences"] is not None else "not recorded",
-        "weights": _weights_text(facts["weights"]),
-        "largest R-hat": None if np.isnan(rhat) else f"{significant(rhat, 4)}, {facts['worst']}",
-        "scores": f"of {scores['parameters']} parameters: {scores['check']}" if scores["check"] else scores["message"],
-        "score gate": scores["message"] if scores["check"] else None,
-        "Stein's z": _stein_text(scores["stein"]),
-        **_structure_lines(facts["structure"]),
-        "log evidence": _evidence_text(facts["evidence"]),
-        "log density": log_density,
-        "versions": ", ".join(f"{name} {text}" for name, text in facts["versions"].items()) or None,
-    }
-    shown = {name: text for name, value in lines.items() if value is not None and (text := one_line(value))}
-    rows = [
-        (
-            one_line(f"{group.strip('/')}.{name}"),
-            ", ".join(f"{dim} {size}" for dim, size in about["dims"].items()),
-            about["type"],
-        )
-        for group, variables in facts["groups"].items()
-        for name, about in variables.items()
-    ]
-    widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
-    table = [f"{name:<{widths[0]}}  {dims:<{widths[1]}}  {kind}" for name, dims, kind in rows]
-    width = max(map(len, shown))
-    return "\n".join([*(f"{name:<{width}}  {value}" for name, value in shown.items()), "", *table])
-
-
-def _stein_text(stein: dict[str, dict[str, Any]] | None) -> str | None:
-    """Return the largest z of each order, see `score_diagnostics`."""
-    if not stein:
-        return None
-    return "at most " + ", ".join(f"{worst['z']:.1f} ({worst['parameter']})" for worst in stein.values())
-
-
-def _weights_text(weights: dict[str, float] | None) -> str | None:
-    if weights is None:
-        return None
-    return f"{significant(weights['ess'], 3)} effective draws, Pareto k-hat {significant(weights['pareto_khat'], 2)}"
-
-
-def _structure_lines(structure: dict[str, Any] | None) -> dict[str, str]:
-    """Return how many coordinates are global, and a line for all blocks of one length, or grids of one shape."""
-    if structure is None:
-        return {}
-    names: dict[str, list[str]] = {}
-    for name, size in structure["blocks"].items():
-        kind = f"blocks of {size}" if isinstance(size, int) else f"grids of {size[0]} × {size[1]}"
-        names.setdefault(kind, []).append(name)
-    lines = {kind: ", ".join(alike) for kind, alike in names.items()}
-    nothing = {"blocks": "none: the labels tell no variable of more than six entries"}
-    return {"globals": str(structure["globals"]), **(lines or nothing)}
-
-
-def _evidence_text(stored: dict[str, Any] | None) -> str | None:
-    if not stored or stored.get("log_evidence") is None:
-        return None
-    error = float(np.hypot(stored.get("mcse", np.nan), stored.get("discretisation_error", 0.0)))
-    value = digits_of(stored["log_evidence"], error)
-    method = stored.get("method_reported", stored.get("method"))  # of a tree, and of JSON
-    return f"{value} ± {significant(error, 2)}, {method}, {stored.get('status')}"
-
-
-def _temperatures(levels: list[float] | None) -> str | None:
-    return None if levels is None else f"{len(levels)}: {', '.join(significant(t, 3) for t in levels)}"

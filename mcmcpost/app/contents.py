@@ -41,6 +41,7 @@ class PosteriorPart(NamedTuple):
 
     def listed(self) -> "PosteriorPart":
         """Return the part without constants and doubles, which a report names in a line; all where none is left."""
+        # A correlation matrix has ones on its diagonal and every other element twice.
         places = self.estimate.listed
         if not len(places) or len(places) == len(self.estimate.names):
             return self
@@ -75,6 +76,7 @@ def estimate_rows(estimate: Estimate) -> list[dict[str, str]]:
     return [
         {
             "name": name,
+            # A digit beyond the error is noise, and invites comparing it.
             "mean": digits_of(estimate.mean_plain[j], estimate.mcse_plain[j]),
             "sd": significant(estimate.sd[j], 3),
             "mcse": significant(estimate.mcse_plain[j], 2),
@@ -107,12 +109,14 @@ def groups_of(rows: list[dict[str, str]], note: Callable[[list[dict[str, str]]],
 
     note : what to say of the rows of a folded variable.
     """
+    # Folding a table that fits on a screen would hide it.
     if len(rows) <= MANY_ROWS:
         return [Group("", "", rows)]
     by_variable: dict[str, list[dict[str, str]]] = {}
     for row in rows:
         by_variable.setdefault(variable_of(row["name"]), []).append(row)
     large = {name: own for name, own in by_variable.items() if len(own) > FOLDED_ROWS}
+    # Scalars first: scales and hyper-parameters are what is read, elements are looked up.
     others = [row for name, own in by_variable.items() if name not in large for row in own]
     folded = [Group(f"{name}: {number_of_quantities(len(own))}", note(own), own) for name, own in large.items()]
     return [*([Group("", "", others)] if others else []), *folded]
@@ -126,6 +130,7 @@ def variable_of(name: str) -> str:
 def estimates_note(rows: list[dict[str, str]]) -> str:
     """Return how many rows have each status, and their gains."""
     counts = Counter(row["status"] for row in rows)
+    # The texts of the rows themselves, so that a note and its rows never differ in the last digit.
     gains = sorted((row["gain"] for row in rows if row["status"] not in WITHOUT_GAIN), key=float)
     listed = ", ".join(f"{count} {status}" for status, count in counts.items())
     span = " to ".join(dict.fromkeys([gains[0], gains[-1]])) if gains else ""
@@ -135,6 +140,7 @@ def estimates_note(rows: list[dict[str, str]]) -> str:
 def convergence_note(rows: list[dict[str, str]]) -> str:
     """Return the largest R-hat and the smallest effective sample sizes of those rows that have them: one chain has no
     R-hat."""
+    # As text, like the rows; a NaN compares false with everything and would hide the worst.
     known = {kind: [row[kind] for row in rows if row[kind] != "nan"] for kind in ("rhat", "ess_bulk", "ess_tail")}
     if not (known["ess_bulk"] and known["ess_tail"]):
         return "R-hat and ESS unknown"
@@ -152,6 +158,7 @@ def request(contents: Contents) -> str:
         asked = [means]
         asked += ["the quantiles"] if contents.posterior.quantiles is not None else []
         asked += ["the intervals"] if contents.posterior.intervals is not None else []
+        # A sentence as one would write it: "a, b and c".
         listed = " and ".join([", ".join(asked[:-1]), asked[-1]] if asked[1:] else asked)
         wanted.append(f"{listed} of {number_of_quantities(p)}, from {number_of_draws(chains, draws)}")
     if contents.joint is not None:
@@ -197,6 +204,7 @@ WITHOUT_GAIN_BECAUSE = {
 
 def known_lines(estimate: Estimate) -> list[str]:
     """Return lines that name the constants, by value, and the quantities that are the same as another."""
+    # One line for each value: the zeros of a Cholesky factor are one fact and not a hundred.
     by_value: dict[str, list[str]] = {}
     for name, value in estimate.constants.items():
         by_value.setdefault(f"{value:.6g}", []).append(name)
@@ -269,6 +277,7 @@ def evidence_rows(part: EvidencePart) -> list[dict[str, str]]:
 def diagnostics_text(evidence: Evidence) -> str:
     """Return in one sentence where a ladder starts, its barrier and what its rungs exchange, and the halves' values."""
     info, parts = evidence.info, []
+    # A ladder has a barrier and a trace an overlap: what is there says which of them it is.
     if "barrier" in info:
         parts.append(f"{info['num_rungs']} rungs from the {info['reference']}")
         parts.append(f"barrier {significant(info['barrier'], 2)}, for which {info['advised_rungs']} rungs are advised")
@@ -284,6 +293,7 @@ def diagnostics_text(evidence: Evidence) -> str:
 def rung_rows(part: EvidencePart) -> list[dict[str, str]]:
     """Return one row of text per rung: R-hat, and where the rungs were controlled mean, gain and ESS."""
     rungs = part.rungs
+    # Where an end of the ladder is missing no rung was controlled, and only diagnostics are there.
     known = "mean_cv" in rungs
     return [
         {
@@ -319,6 +329,7 @@ def headline(statuses: Sequence[Status], gains: Float[np.ndarray, " p"]) -> str:
     counts = Counter(map(str, statuses))
     listed = ", ".join(f"{count} {status}" for status, count in counts.items())
     gains = gains[usable]
+    # An exact quantity has an infinite gain, which would be the largest and say nothing.
     gains = gains[np.isfinite(gains)]
     if not len(gains):
         return f"{number_of_quantities(len(statuses))}: {listed}."

@@ -38,6 +38,8 @@ def is_model_file(source: Path) -> bool:
 
 def settings_of(given: Mapping[str, int | None], defaults: Mapping[str, int]) -> dict[str, int]:
     """Return the settings: those given, and the defaults of the others."""
+    # Options default to None on the command line, so that one which was typed can be told from a
+    # default and refused for a stored trace.
     return dict(defaults) | {name: value for name, value in given.items() if value is not None}
 
 
@@ -45,6 +47,7 @@ def refuse_sampling(
     command: str, source: Path, kind: str, given: Mapping[str, object], cure: str = "Drop them."
 ) -> None:
     """Refuse sampling options for a stored source; `kind` is what it is, as ``trace``."""
+    # Options without effect would leave a person to believe that more draws had been taken.
     names = [f"--{name}" for name, value in given.items() if value is not None]
     if names:
         listed = ", ".join(names)
@@ -68,6 +71,7 @@ def check_output(path: Path | None) -> None:
         raise InputError(f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the format.")
     path = path.expanduser()
     try:
+        # `exists` follows links: writing would create what the link points at.
         path.lstat()  # of a link that leads nowhere too
     except FileNotFoundError:
         pass
@@ -77,6 +81,7 @@ def check_output(path: Path | None) -> None:
         raise FileExistsError(f"--output: expected a new file, got {path}, which exists. Nothing is overwritten.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"--output: expected an existing folder, got {path.parent}. Make it first.")
+    # An existing folder may still not be writable, which would show after hours of sampling.
     check_writable("--output", path.parent)
 
 
@@ -110,7 +115,7 @@ def usage_fault(error: BaseException) -> str | None:
     usage: type[Any] = typer.BadParameter.__mro__[1]  # the class that typer keeps to itself
     if not isinstance(error, usage):
         return None
-    text = error.format_message().replace("Value error, ", "").rstrip(".")
+    text = error.format_message().rstrip(".")
     value, found, choices = text.partition(" is not one of ")
     question = did_you_mean(value.split()[-1].strip("'"), re.findall(r"'([^']+)'", choices)) if found else ""
     end = "" if text.endswith("?") else "."
@@ -124,11 +129,15 @@ def model_file_fault(error: BaseException) -> str | None:
     An error that the file raises itself keeps its own message, after the line, if it says more than a key. A solve that
     fails in a compiled program leaves no line of the file in the traceback.
     """
+    # A solve that fails within a compiled program comes from XLA, and no frame of the traceback is
+    # the model's.
     if "EquinoxRuntimeError" in str(error):
         files = [str(module.__file__) for name, module in sys.modules.items() if name.startswith(MODULE_PREFIX)]
         expected, got = "`model` to run at every point", f"EquinoxRuntimeError: {_gist(error).rstrip('.')}"
         return fault(f"Model file {', '.join(files)}", expected, got, _CURES["EquinoxRuntimeError"])
     trace, place = error.__traceback__, None
+    # The innermost frame of the model file that no code of ours follows: a fault below our own call
+    # is ours.
     while trace is not None:
         if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(MODULE_PREFIX):
             place = trace
@@ -138,6 +147,7 @@ def model_file_fault(error: BaseException) -> str | None:
     if place is None:
         return None
     code = place.tb_frame.f_code
+    # What an author raises on purpose says what is wrong; what NumPy raises there does not.
     own = place.tb_next is None and _is_raised_at(Path(code.co_filename), place.tb_lineno)
     where = f"Model file {code.co_filename}, line {place.tb_lineno}"
     if own and str(error) and not isinstance(error, KeyError):
@@ -160,6 +170,7 @@ _INNER = re.compile(r"^[\w.]*(?:Error|Exception): (.+)", re.MULTILINE)
 
 def _gist(error: BaseException) -> str:
     """Return the line of a message that says what happened; "" where there is none."""
+    # The message of SystemExit is an exit code.
     text = "" if isinstance(error, SystemExit) else str(error)
     return next(reversed(_INNER.findall(text)), next(iter(text.strip().splitlines()), ""))
 
@@ -180,6 +191,7 @@ def join_processes() -> None:
         return
     import jax
 
+    # None leaves them to JAX, which asks Slurm or Open MPI.
     number, this = (_whole_number(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
     jax.distributed.initialize(num_processes=number, process_id=this)
 
@@ -195,6 +207,7 @@ def cache_directory() -> Path | None:
     """Return the user's folder for compiled programs, or None where the user has no home."""
     root = os.environ.get("XDG_CACHE_HOME")
     try:
+        # The XDG specification has relative paths ignored.
         base = Path(root) if root and Path(root).is_absolute() else Path.home() / ".cache"
     except RuntimeError:
         return None
@@ -219,6 +232,8 @@ def phase(title: str) -> Iterator[None]:
         if bar.disable:
             yield
             return
+        # A thread, because compilations hold the main one; a daemon, so that it never keeps a
+        # program that ends.
         clock = threading.Thread(target=_tick, args=(bar, done), daemon=True)
         clock.start()
         try:
@@ -256,6 +271,7 @@ def examine() -> dict[str, Any]:
     import jax.numpy as jnp
 
     devices = jax.devices()
+    # In a container or under a scheduler the machine has more cores than the program may use.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     cache = cache_directory()
     facts = {

@@ -75,6 +75,7 @@ def index_of(node: ast.Subscript) -> tuple[int, ...] | None:
     for part in parts:
         negative = isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub)
         number = part.operand if isinstance(part, ast.UnaryOp) and negative else part
+        # `type … is` and not `isinstance`: True is an int.
         if not isinstance(number, ast.Constant) or type(number.value) is not int:
             return None
         indices.append(-number.value if negative else number.value)
@@ -97,24 +98,30 @@ class Evaluation(NamedTuple):
 
     def run(self, tree: ast.expr) -> np.ndarray:
         """Return the values of `tree`, (c, n) or (c, n, p); invalid operations give NaN or infinity silently."""
+        # The status says `undefined`, once for each quantity; NumPy would warn for each block of
+        # draws.
         with np.errstate(all="ignore"):
             result = self.visit(tree)
         lead = result.shape[:2]
+        # "p=1" is a constant of every draw.
         if lead == (1, 1):  # of numbers alone
             lead = next(iter(self.values.values())).shape[:2]
         if result.ndim > 3:
             self.refuse(tree, f"gives {result.ndim - 2} axes a draw (index it, or take sum or mean)")
+        # A copy: views of a broadcast array, or of the tree's own, must not be written to later.
         return np.broadcast_to(result, lead + result.shape[2:]).copy()
 
     def visit(self, node: ast.expr) -> np.ndarray:
         match node:
             case ast.Constant():
+                # Two leading axes of length one stand for chains and draws, so that they broadcast.
                 return np.full((1, 1), float(node.value))  # type: ignore[arg-type]  # checked: an int or a float
             case ast.Name():
                 return self.variable(node)
             case ast.Subscript():
                 return self.element(node)
             case ast.UnaryOp():
+                # `not a` is 1 − a: a NaN stays a NaN, where numpy.logical_not makes it 0.
                 value = self.visit(node.operand)
                 return (
                     value if isinstance(node.op, ast.UAdd) else -value if isinstance(node.op, ast.USub) else 1 - value
@@ -147,6 +154,8 @@ class Evaluation(NamedTuple):
         index = index_of(node)
         if isinstance(node.value, ast.Name):
             name = self.quoted.get(node.value.id, node.value.id)
+            # theta[1] of a table that counts from one is that element, and not the second: what a
+            # person sees in the table is what may be written here.
             if name not in self.values or name in self.numbered:
                 flat = f"{name}[{', '.join(map(str, index or ()))}]"
                 if flat in self.values:
@@ -162,6 +171,7 @@ class Evaluation(NamedTuple):
 
     def compare(self, node: ast.Compare) -> np.ndarray:
         terms = [self.visit(term) for term in (node.left, *node.comparators)]
+        # a < b < c is (a < b)·(b < c), as in Python.
         result = np.ones((1, 1))
         for op, left, right in zip(node.ops, terms[:-1], terms[1:], strict=True):
             result = self.apply(node, np.multiply, result, self.apply(node, COMPARISONS[type(op)], left, right))
@@ -173,18 +183,23 @@ class Evaluation(NamedTuple):
             return REDUCTIONS[name](arguments[0], axis=tuple(range(2, arguments[0].ndim)))
         if name == "where":
             condition, yes, no = self.aligned(node, arguments)
+            # An unused branch may be NaN, as the logarithm of a negative number: only the condition
+            # decides.
             return np.where(np.isnan(condition), np.nan, np.where(condition != 0, yes, no))
         return self.apply(node, ELEMENTWISE[name][1], *arguments)
 
     def apply(self, node: ast.expr, function: Callable[..., np.ndarray], *values: np.ndarray) -> np.ndarray:
         """Apply `function` element by element; a NaN in any argument gives NaN."""
         arguments = self.aligned(node, values)
+        # NaN ** 0 is 1 and NaN > 0 is False in NumPy: failed draws would be counted.
         undefined = np.logical_or.reduce([np.isnan(argument) for argument in arguments])
         return np.where(undefined, np.nan, function(*arguments))
 
     def aligned(self, node: ast.expr, values: list[np.ndarray] | tuple[np.ndarray, ...]) -> list[np.ndarray]:
         """Broadcast the axes of one draw against each other, leaving chain and draw in front."""
         rank = max(value.ndim for value in values)
+        # NumPy aligns from the right: without padding a scalar (c, n) would meet the elements of a
+        # vector (c, n, p) by its draws.
         padded = [v.reshape(v.shape[:2] + (1,) * (rank - v.ndim) + v.shape[2:]) for v in values]
         try:
             return list(np.broadcast_arrays(*padded))
@@ -226,6 +241,7 @@ def parse_expression(text: str) -> tuple[str, Expression]:
     ValueError
         `text` has no name, is not an expression, or contains what is not allowed; the message gives the position.
     """
+    # "a == b" has no name: its body would begin with the second sign.
     name, separator, body = (part.strip() for part in text.partition("="))
     if not separator or not _NAME.fullmatch(name) or body.startswith("=") or not body:
         raise InputError("Expression", "NAME=EXPRESSION", repr(text), 'For example --expect "ratio=a / b".')
@@ -241,6 +257,7 @@ def parse_expressions(texts: Sequence[str]) -> dict[str, Expression]:
 
 def compile_expression(text: str) -> Expression:
     """Return the checked `Expression` of `text`."""
+    # One line: positions in messages are those of what was typed.
     line = " ".join(text.splitlines()).strip()
     if len(line) > MAX_LENGTH:
         raise InputError(
@@ -248,9 +265,12 @@ def compile_expression(text: str) -> Expression:
         )
     plain, quoted = _unquote(line)
     try:
+        # Parsed, and never evaluated by Python: only the nodes below are computed, and no
+        # expression can run code.
         tree = ast.parse(plain, mode="eval").body
     except SyntaxError as error:
         _refuse(line, (error.offset or len(line) + 1) - 1, f"is not an expression ({error.msg})")
+    # Thousands of brackets, or a null byte.
     except (RecursionError, MemoryError, ValueError):
         _refuse(line, 0, "is not an expression")
     expression = Expression(line, tree, quoted)
@@ -289,6 +309,7 @@ def _unquote(line: str) -> tuple[str, dict[str, str]]:
     def identifier(match: re.Match[str]) -> str:
         if not match[1]:
             _refuse(line, match.start(), "holds an empty name in backquotes")
+        # A letter of a script that the line does not use, and as many characters as were replaced.
         code = 0x4E00 + len(quoted)
         while chr(code) in line:
             code += 1
@@ -313,6 +334,7 @@ def _refuse(line: str, column: int, why: str) -> NoReturn:
 
 def _check(expression: Expression) -> None:
     """Refuse every node that is not on the whitelist, and nesting beyond `MAX_DEPTH`."""
+    # A list in place of recursion: the depth is what is being checked.
     pending: list[tuple[ast.expr, int]] = [(expression.tree, 1)]
     while pending:
         node, depth = pending.pop()

@@ -40,6 +40,7 @@ class ModelFile(NamedTuple):
 
     def arguments(self, options: Mapping[str, object] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments of `model` under `options`."""
+        # A misspelt option would leave the default in force, without a word.
         self._refuse_unknown(options or {})
         values = self._call("data", self.data, options or {})
         if not isinstance(values, Mapping | tuple):
@@ -50,6 +51,7 @@ class ModelFile(NamedTuple):
                 "Return {} if `model` takes no arguments.",
             )
         args, kwargs = (values, {}) if isinstance(values, tuple) else ((), dict(values))
+        # Bound before anything runs: a missing argument would come out of NumPyro's handlers.
         signature = inspect.signature(self.model)
         try:
             signature.bind(*args, **kwargs)
@@ -71,6 +73,7 @@ class ModelFile(NamedTuple):
 
     def _call(self, name: str, function: Callable[..., Any], options: Mapping[str, object]) -> Any:
         accepted = _accepted(function)
+        # `data()` and `init()` share the options, and each takes what it has an argument for.
         chosen = {option: value for option, value in options.items() if None in accepted or option in accepted}
         signature = inspect.signature(function)
         try:
@@ -89,6 +92,7 @@ class ModelFile(NamedTuple):
                 type(values).__name__,
                 "Name each value.",
             )
+        # Values become variables of the tree, which some names cannot be.
         check_names(f"Model file {self.path}", dict.fromkeys(values, ()))
         return dict(values)
 
@@ -127,6 +131,7 @@ def load_model_file(path: str | Path) -> ModelFile:
     loaded = ModelFile(
         file,
         model,
+        # A model without arguments needs no data(); with arguments its absence is told by name.
         _function(module, file, "data") if hasattr(module, "data") or _needs_arguments(model) else _no_data,
         _function(module, file, "quantities") if hasattr(module, "quantities") else None,
         _function(module, file, "init") if hasattr(module, "init") else None,
@@ -161,6 +166,8 @@ def load_program(path: Path, texts: list[str] | None) -> Program:
 
 
 def _execute(file: Path) -> ModuleType:
+    # Two files named model.py are two modules; the prefix is how `model_file_fault` knows their
+    # frames.
     name = f"{MODULE_PREFIX}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file) if file.suffix == ".py" else None
     if spec is None or spec.loader is None:
@@ -170,6 +177,7 @@ def _execute(file: Path) -> ModuleType:
         raise InputError("Model file", "a Python file, NAME.py", str(file), cure)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and NamedTuples look their module up while it runs
+    # For modules beside the file, and only while it loads: another `utils` must not be found later.
     sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)
@@ -180,6 +188,7 @@ def _execute(file: Path) -> ModuleType:
         raise InputError(
             f"Model file {file}{line}", "valid Python", f"{message}", "Run it with python to see more."
         ) from error
+    # Also an exit: a module that was half executed must not be found by the next import.
     except BaseException:
         del sys.modules[name]
         raise
@@ -234,6 +243,7 @@ def parse_options(texts: list[str]) -> dict[str, object]:
 
 
 def _number(text: str) -> int | float | str:
+    # Whole numbers first, as counts and seeds.
     for kind in (int, float):
         try:
             return kind(text)

@@ -129,18 +129,23 @@ def draw(key: str, title: str, description: str, size: tuple[float, float], plot
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
+    # A person's own matplotlibrc would change sizes that the layout of the page relies on.
     with style.context(["default", STYLE]), warnings.catch_warnings():
         # The browser has the letters that matplotlib's own font lacks, as those of Chinese: text is kept as text.
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
         figure = Figure(figsize=size, layout="constrained")
+        # Without pyplot: no display is needed, and no figure is left open.
         FigureCanvasSVG(figure)
         plot(figure.subplots())
         buffer = io.BytesIO()
+        # No date and a fixed salt of identifiers: equal reports have equal bytes.
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(buffer.getvalue())
     _detach(root, key)
     _describe(root, key, title, description)
     root.set("style", f"min-width: {LEAST * size[0]:.1f}rem; max-width: {MOST * size[0]:.1f}rem")
+    # Without it every tag would be written ns0:…, which a browser does not take for SVG within
+    # HTML.
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
     return Drawing(key, title, description, ElementTree.tostring(root, encoding="unicode"))
@@ -148,10 +153,12 @@ def draw(key: str, title: str, description: str, size: tuple[float, float], plot
 
 def _detach(root: ElementTree.Element, key: str) -> None:
     """Prefix every identifier and every reference to one; drop the metadata, which contains web addresses."""
+    # The file must load nothing and name no address.
     for metadata in root.findall(f"{{{SVG}}}metadata"):
         root.remove(metadata)
     for element in root.iter():
         for name, value in element.attrib.items():
+            # All figures stand in one document: two clip paths of one name would be one.
             if name == "id":
                 element.set(name, f"{key}-{value}")
             elif name == f"{{{XLINK}}}href" and value.startswith("#"):
@@ -163,11 +170,13 @@ def _detach(root: ElementTree.Element, key: str) -> None:
 def _describe(root: ElementTree.Element, key: str, title: str, description: str) -> None:
     root.set("role", "img")
     root.set("aria-labelledby", f"{key}-title {key}-description")
+    # The size in points is fixed; without it the figure takes the width that its column has.
     for name in ("width", "height"):
         del root.attrib[name]
     for place, (tag, text) in enumerate((("title", title), ("desc", description))):
         part = ElementTree.Element(f"{{{SVG}}}{tag}", {"id": f"{key}-{'title' if tag == 'title' else 'description'}"})
         part.text = text
+        # First children, where screen readers look for the title.
         root.insert(place, part)
 
 
@@ -183,6 +192,7 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
 
     order : the names of the quantities as the tables list them; the first ones are drawn.
     """
+    # In the order of the tables, which are regrouped: a figure and its table start alike.
     places = np.array([part.estimate.names.index(name) for name in order[:MOST_ROWS]], dtype=int)
     head, values, shown = part.estimate.select(places), columns_of(part.values, places), len(order)
     size = (WIDTH, rows_height(len(places)))
@@ -257,6 +267,7 @@ def evidence_drawings(evidence: Evidence) -> list[Drawing]:
 
 def joint_drawing(joint: JointEstimate) -> Drawing:
     """Return the learnt correlation of the tasks."""
+    # Without the diagonal, whose ones would be the largest.
     off = joint.task_correlation[~np.eye(len(joint.task_labels), dtype=bool)]
     spread = f" Off the diagonal from {off.min():.2f} to {off.max():.2f}." if len(off) else ""
     return draw(
@@ -288,11 +299,14 @@ def render(contents: Contents) -> str:
 
     environment = jinja2.Environment(
         autoescape=True,
+        # A name that the template misspells raises, in place of an empty cell.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    # Drawings are made here, with their texts escaped by ElementTree; nothing else passes
+    # unescaped.
     environment.filters["drawn"] = lambda drawing: Markup(drawing.svg)
     folder = files("mcmcpost.app")
     template = environment.from_string(folder.joinpath(TEMPLATE).read_text(encoding="utf-8"))
@@ -312,6 +326,7 @@ def render(contents: Contents) -> str:
     }
     groups: list[Group] = []
     if posterior is not None:
+        # Of all quantities, before constants and doubles are taken out of the tables.
         known = known_lines(posterior.estimate)
         posterior = posterior.listed()
         estimates = groups_of(estimate_rows(posterior.estimate), estimates_note)
@@ -342,6 +357,8 @@ def render(contents: Contents) -> str:
         groups += tasks
         facts |= {"tasks": tasks, "matrix": joint_drawing(joint) if len(joint.task_labels) else None}
     script = folder.joinpath(SCRIPT).read_text(encoding="utf-8") if any(group.label for group in groups) else ""
+    # The content security policy allows the script of this hash alone: names from a trace cannot
+    # run, even unescaped.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return template.render(contents=contents, script=Markup(script), digest=digest, **facts)
 
@@ -360,6 +377,7 @@ def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> 
         raise InputError("report", "an output ending in .html", str(place), "Rename it.")
     if place.is_dir():
         raise FileExistsError(fault("report", "an output file", f"the folder {place}", "Pick another name."))
+    # The others may come later, when the first process has written it.
     if os.path.lexists(place) and not overwrite and is_first_process():
         cure = "Pick another name, or allow it to be replaced with --force (overwrite=True)."
         raise FileExistsError(fault("report", "a new output file", f"{place}, which exists", cure))
@@ -379,6 +397,7 @@ def write_html(text: str, path: Path, overwrite: bool = False) -> Path:
     target = path.resolve()  # a link stays one
     with written_beside(target) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")  # a path may hold bytes that are no text
+        # Once more: someone may have written there during the work.
         check_destination(path, overwrite)
         temporary.replace(target)
     return path
@@ -449,6 +468,7 @@ def html_report(
     levels = check_probabilities(quantiles) if np.size(quantiles) else None
     interval = resolve_interval(where, ci_prob, ci_kind)
     as_names(where, "asked", [part for pair in (asked or {}).items() for part in pair])
+    # Before the reduction, which may take minutes.
     place = None if path is None else check_destination(path, overwrite)
     subject = None if tree is None or is_evidence_alone(tree) else read_subject(tree, evidence, allow_bad_scores)
     if subject is not None:
@@ -496,6 +516,7 @@ def read_subject(tree: "xarray.DataTree", evidence: Evidence | None, allow_bad_s
         evidence = stored_evidence("report", tree)
     if not is_ladder(tree):
         return Subject(tree, posterior_variables(tree), evidence)
+    # Read once for the evidence and for the posterior, its last rung.
     ladder = read_ladder(tree)
     if evidence is None:
         evidence = evidence_of(ladder, None, Options(allow_bad_scores=allow_bad_scores))
@@ -528,6 +549,7 @@ def gather(
         lines |= {} if subject.note is None else {"Trace": subject.note}
         question = pose(subject.tree, integrands, method, options)
         estimate = answer(question)
+        # Distributions take several times as long as means: only where they are asked for.
         quantiles = intervals = None
         if levels is not None or interval is not None:
             dist = answer_distribution(question)
@@ -541,6 +563,7 @@ def gather(
             "Expectations": listing(question.sample.names),
         }
         convergence = question.convergence
+        # Divergences of all rungs: those of the last alone say nothing about the path.
         if (whole := subject.convergence) is not None:
             convergence = convergence._replace(divergences=whole.divergences, transitions=whole.transitions)
         notices += [text for text in (convergence.complaint, convergence.note, check.message) if text]
@@ -568,6 +591,8 @@ def gather(
 def _provenance(tree: "xarray.DataTree | None", command: str | None) -> dict[str, str]:
     recorded: dict[str, str] = {}
     for attrs in () if tree is None else _attributes(tree):
+        # The tree's own attributes come last and win: samplers write the same names on their
+        # groups.
         recorded |= {name: str(attrs[name]) for name in ("seed", *RECORDED) if name in attrs}
     installed = ", ".join(f"{name} {text}" for name, text in versions().items() if text is not None)
     return {

@@ -71,13 +71,14 @@ def plot_controlled_forest(
     -------
     The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
     """
-    check_kind("plot_controlled_forest", "estimate", estimate, Estimate, "Pass what expectation returned.")
     where = "plot_controlled_forest"
+    check_kind(where, "estimate", estimate, Estimate, "Pass what expectation returned.")
     check_kind(where, "intervals", intervals, (Estimate, None), "Pass distribution(trace).interval(0.89).")
     if intervals is not None and [name.rpartition(" [")[0] for name in intervals.names[::2]] != list(estimate.names):
         cure = "Pass distribution(trace).interval(0.89) of the same integrands."
         raise InputError(where, "`intervals` of the quantities of the estimate", ", ".join(intervals.names[:4]), cure)
     canvas = canvas_for(where, ax, backend, (7.0, rows_height(len(estimate.names))))
+    # A constant has no standard deviation, and lies at zero.
     unit = np.where(estimate.sd > 0, estimate.sd, 1.0)
     rows = np.arange(len(estimate.names))
     canvas.vertical_line(0.0, FAINT)
@@ -85,6 +86,8 @@ def plot_controlled_forest(
     if intervals is not None:
         ends = (intervals.mean.reshape(-1, 2) - estimate.mean[:, None]) / unit[:, None]
         errors = 2 * intervals.mcse.reshape(-1, 2) / unit[:, None]
+        # NaN after each pair breaks the line: one artist, and one entry of the legend, for all
+        # rows.
         along = np.append(ends, np.full((len(ends), 1), np.nan), axis=1).ravel()
         title = intervals.names[0].rpartition(" [")[2].partition("_")[0]
         canvas.line(along, np.repeat(rows, 3), FAINT, width=3.0)
@@ -95,6 +98,7 @@ def plot_controlled_forest(
         canvas.points(ends.ravel(), np.repeat(rows, 2), Series(title, THIRD, DIAMOND), hover, x_error=errors.ravel())
         edges = np.concatenate([(ends - errors).ravel(), (ends + errors).ravel()])
         reach += edges[np.isfinite(edges)].tolist()
+    # Side by side: where the gain is small the two intervals would hide each other.
     for shift, mean, mcse, series in (
         (-0.16, estimate.mean_plain, estimate.mcse_plain, Series("plain mean", PLAIN, SQUARE)),
         (0.16, estimate.mean, estimate.mcse, Series("control variate", CONTROLLED, CIRCLE)),
@@ -108,6 +112,7 @@ def plot_controlled_forest(
         ends = np.concatenate([centre, centre - error, centre + error])
         reach += ends[np.isfinite(ends)].tolist()
     canvas.rows(estimate.names)
+    # With constants alone the axis has no length.
     room = 0.05 * (max(reach) - min(reach)) or 1.0
     limits = (min(reach) - room, max(reach) + room)
     canvas.x_axis("difference from controlled mean (sd), ± 2 mcse", ticks=even_ticks(*limits), limits=limits)
@@ -135,6 +140,8 @@ def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None)
     check_kind("plot_gain", "estimate", estimate, Estimate, "Pass what expectation returned.")
     canvas = canvas_for("plot_gain", ax, backend, (7.0, rows_height(len(estimate.names))))
     constant = np.array([status is Status.CONSTANT for status in estimate.status])
+    # The gain of what is reproduced to rounding is rounding: an open bar, longer than all others,
+    # says "beyond".
     exact = np.array([status in REPRODUCED for status in estimate.status]) & ~constant
     known = np.isfinite(estimate.gain) & (estimate.gain > 0) & ~exact & ~constant
     lengths = np.where(known, np.log10(estimate.gain, where=known, out=np.zeros(len(exact))), 0.0)
@@ -142,6 +149,7 @@ def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None)
     for shown, filled in ((known, True), (exact, False)):
         canvas.bars(np.flatnonzero(shown).tolist(), lengths[shown].tolist(), CONTROLLED, filled=filled)
     canvas.vertical_line(0.0, PLAIN)
+    # Bars of a gain below one point to the left: the axis begins where they end.
     limits = min(0.0, lengths.min(initial=0.0)) - 0.05, ROOM * max(1.0, lengths.max(initial=0.0))
     texts = [
         f"{significant(gain, 3)}× {status}" if has else str(status)
@@ -209,6 +217,7 @@ def plot_distribution(
     prob = rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
     interval = resolve_interval(where, prob, ci_kind)
     assert interval is not None  # a probability was given
+    # Of a trace only what is drawn is estimated.
     dist = source if isinstance(source, Distribution) else distribution(source, None if names is None else list(names))
     if names is not None and isinstance(source, Distribution):
         dist = _of_names(where, dist, names)
@@ -218,6 +227,8 @@ def plot_distribution(
         raise InputError(where, f"at most {most} quantities", len(dist.names), cure)
     canvases = canvases_for(where, ax, backend, (7.0, 4.0), len(dist.names))
     drawn = [_finite_draws(dist, j) for j in dist.place.tolist()]
+    # All quantities at once: the functions of one quantity share their columns but one, so that 101
+    # points cost little more than one (docs/mathematics.md section 2, splines and steps).
     points = np.stack([np.linspace(*_reach(*draws), NUM_POINTS) for draws in drawn])
     curve, bounds = dist.pdf(points), dist.interval(*interval)
     ends, errors = bounds.mean.reshape(-1, 2), bounds.mcse.reshape(-1, 2)
@@ -232,6 +243,7 @@ def plot_distribution(
             canvas.name_x_axis(name, ([], []))
             canvas.text([0.0], [0.0], [str(curve.status[k * NUM_POINTS])])
             continue
+        # A density is not negative, though its estimate less two errors may be.
         canvas.band(points[k], np.maximum(mean - error, 0.0), mean + error, CONTROLLED)
         canvas.line(points[k], mean, CONTROLLED, label=density, width=1.5)
         below = np.full(2, -BELOW * np.nanmax(mean))
@@ -288,6 +300,7 @@ def _kernel_estimate(
         return gaussian_kde(values, weights=weights)(at)
     from arviz_stats.base import array_stats
 
+    # ArviZ's, so that the picture compares with those of its own; it knows no weights.
     grid, density, _ = array_stats.kde(values)
     return np.interp(at, grid, density)
 
@@ -339,6 +352,7 @@ def plot_residual_autocorrelation(
     if values.shape != shape:
         raise InputError(where, f"`values` of shape {shape}", values.shape, "Pass the integrands of the estimate.")
     canvas = canvas_for("plot_residual_autocorrelation", ax, backend, (7.0, 3.2))
+    # A residual at rounding has the autocorrelation of rounding.
     shown = [j for j, status in enumerate(estimate.status) if status not in (*REPRODUCED, Status.UNDEFINED)]
     canvas.horizontal_line(0.0, FAINT)
     lags = np.arange(min(max_lag + 1, values.shape[1]), dtype=float)
@@ -349,6 +363,8 @@ def plot_residual_autocorrelation(
         if shown:
             lines = autocorrelations(series, shown, max_lag)
             if len(shown) > 1:
+                # One artist, broken by NaN: sixty quantities would otherwise be a hundred and
+                # twenty.
                 broken = np.append(lines, np.full((1, len(shown)), np.nan), axis=0).ravel("F")
                 along = np.tile(np.append(lags, np.nan), len(shown))
                 canvas.line(along, broken, color, style=style, width=0.6, alpha=0.5)
@@ -399,18 +415,23 @@ def plot_score_check(
     canvas = canvas_for("plot_score_check", ax, backend, (7.0, rows_height(shown)))
     labels = list(known[:shown])
     product = np.abs(check.z_product)
+    # −∞ takes no part in a maximum: the diagonal is a test of its own, and NaN is a test that was
+    # not made.
     off = np.where(np.eye(d, dtype=bool) | np.isnan(product), -np.inf, product).max(axis=0)
     tests = (
         (np.abs(check.z_mean), Series("mean of the score", CONTROLLED, CIRCLE)),
         (np.diagonal(product), Series("draw × own score", THIRD, DIAMOND)),
         (np.where(np.isfinite(off) | (off > 0), off, np.nan), Series("draw × other scores", PLAIN, TRIANGLE)),
     )
+    # Scores of the wrong sign have |z| of thousands, beside which the threshold would be on the
+    # axis itself.
     largest = min(FAR, max(np.nanmax(z[:shown], initial=check.threshold) for z, _ in tests))
     far = largest > 3 * check.threshold
     for z, series in tests:
         hover = [f"{name}: |z| = {significant(value, 3)}" for name, value in zip(labels, z[:shown], strict=True)]
         near = np.minimum(z, FAR)[:shown]
         canvas.points(asinh_scaled(near, check.threshold) if far else near, np.arange(shown), series, hover)
+    # On the scale of the axis, which is asinh where something is far.
     ends = np.array([check.threshold, largest])
     limit, most = (asinh_scaled(ends, check.threshold) if far else ends).tolist()
     canvas.line([limit, limit], [-0.6, shown - 0.4], INK, label="largest |z| that passes", style=DASHED)
@@ -476,6 +497,8 @@ def _temperature_axis(canvas: Canvas, evidence: Evidence) -> float:
         power, ticks, text = PATH_POWER, [0.0, 1e-3, 1e-2, 0.1, 0.3, 1.0], "t^(1/5)"
     else:
         power, ticks, text = REFERENCE_POWER, [0.0, 0.01, 0.1, 0.3, 0.6, 1.0], "√t"
+    # The power in which quadrature and rungs are spaced (docs/mathematics.md section 3): the path
+    # is smooth in it.
     places = [t ** (1 / power) for t in ticks], [f"{t:g}" for t in ticks]
     canvas.x_axis(f"inverse temperature t (spaced as {text})", ticks=places)
     return 1 / power
@@ -494,6 +517,7 @@ def _draw_means(canvas: Canvas, evidence: Evidence) -> None:
                 for temperature, m, e in zip(t, mean, error, strict=True)
             ]
             canvas.points(t**power + shift, mean, series, hover, y_error=2 * error)
+    # The level that was chosen: the fit holds those of all families.
     if evidence.pooled is not None:
         path = evidence.pooled.fit.mean[:, evidence.pooled.level]
         t = evidence.pooled.temperatures
@@ -509,6 +533,7 @@ def _draw_means(canvas: Canvas, evidence: Evidence) -> None:
 def _draw_barrier(canvas: Canvas, evidence: Evidence, found: PathDiagnostics) -> None:
     power = _temperature_axis(canvas, evidence)
     barrier, t = found.barrier, evidence.temperatures[evidence.used]
+    # Zero where both ends are one distribution.
     total = barrier.total or 1.0
     label = f"barrier up to t, of {significant(barrier.total, 2)}"
     canvas.line(barrier.temperatures**power, barrier.cumulative / total, CONTROLLED, label=label, width=1.5)
@@ -535,7 +560,9 @@ TAILS = (0.001, 0.999)
 def _draw_overlap(canvas: Canvas, found: BridgeOverlap) -> None:
     """Draw the outlines of four histograms; far tails are added to the last bins."""
     every = np.concatenate([*found.at_draws, *found.at_proposals])
+    # −∞ at proposals outside the support.
     low, high = np.quantile(every[np.isfinite(every)], TAILS)
+    # An exact fit has one value at every draw, and bins without a width have no density.
     edges = np.linspace(low, max(high, low + 1e-9), NUM_BINS + 1)
     for sets, color, label in (
         (found.at_draws, CONTROLLED, "draws of the posterior"),
@@ -598,6 +625,7 @@ def plot_task_correlation(joint: JointEstimate, ax: Any = None, *, backend: str 
     canvas.rows(names, margin=0.5, every=every)
     canvas.columns(names, every)
     if len(names) <= MOST_WRITTEN:
+        # The ends of the colour map are too dark for black letters.
         dark = np.abs(correlation) > 0.7
         for where, color in ((dark, WHITE), (~dark, INK)):
             i, j = np.nonzero(where)

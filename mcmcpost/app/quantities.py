@@ -36,12 +36,15 @@ def with_quantities(tree: "xarray.DataTree", model_file: ModelFile) -> "xarray.D
         return tree.copy()
     posterior = tree["posterior"]
     values = evaluate_quantities(model_file, posterior_variables(tree).draws())
+    # Expressions name both alike, and could not tell which is meant.
     _refuse_taken(f"Model file {model_file.path}", values, posterior.data_vars)
     dims = ("chain", "draw")
     variables = {
         name: ((*dims, *(f"{name}_dim_{i}" for i in range(array.ndim - 2))), array) for name, array in values.items()
     }
     new = tree.copy()
+    # Labels of chains and draws are the posterior's, with which xarray would otherwise align by
+    # position.
     coords = {dim: posterior[dim].values for dim in dims if dim in posterior.coords}
     new[GROUP] = xarray.DataTree(xarray.Dataset(variables, coords=coords))
     return new
@@ -74,6 +77,8 @@ def example_tree(model_file: ModelFile, probed: ProbedModel) -> "xarray.DataTree
         return sites, model_file.named(sites)
 
     with jax.enable_x64(True):
+        # By shapes alone: a quantity that fails does so before hours of sampling, and costs nothing
+        # here.
         sites, values = jax.eval_shape(at_one, jax.ShapeDtypeStruct((len(probed.names),), np.float64))
     _refuse_taken(where, values, sites)
     bad = [name for name, value in values.items() if value.dtype.kind not in "fiub" or not value.size]
@@ -82,6 +87,7 @@ def example_tree(model_file: ModelFile, probed: ProbedModel) -> "xarray.DataTree
         raise InputError(where, "`quantities(draw)` to return real numbers", got, "Leave it out.")
     check_names(where, {name: value.shape for name, value in values.items()})
     groups = {"posterior": sites, GROUP: values} if values else {"posterior": sites}
+    # Names and shapes are what is tried on it; values that any expression can take.
     ones = {group: {name: np.ones((1, 1, *v.shape), v.dtype) for name, v in of.items()} for group, of in groups.items()}
     return xarray.DataTree.from_dict({group: sample_dataset(variables) for group, variables in ones.items()})
 
@@ -111,6 +117,8 @@ def evaluate_quantities(model_file: ModelFile, posterior: Mapping[str, np.ndarra
 
     @in_float64
     def at_all(draws: dict[str, np.ndarray]) -> list[Any]:
+        # In blocks: a quantity that simulates has intermediate arrays for every draw at once under
+        # `vmap`.
         return jax.jit(lambda rows: jax.lax.map(at_one, rows, batch_size=BATCH))(draws)
 
     arrays = at_all(flat)
@@ -143,6 +151,7 @@ def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked:
         Two of them have the same name, no variable has a name that is asked for, or an expression contains an unknown
         variable.
     """
+    # Read when they are named: an expression of two scalars must not read a trace of gigabytes.
     known = ValuesOnDemand(variables.usable | _stored(tree))
     chosen = chosen_names(list(known), asked)
     scalars: dict[str, np.ndarray] = {}
@@ -164,6 +173,7 @@ def where_they_are(
 
     Expressions, and stored quantities, are made of all draws.
     """
+    # What is computed from draws needs them; names alone can be summed chunk by chunk.
     if asked.expressions or GROUP in tree.children:
         return named_scalars(tree, variables, asked)
     return chosen_names(list(variables.usable), asked)
@@ -187,6 +197,8 @@ def chosen_names(known: list[str], asked: Asked) -> list[str]:
     for name in (given.removeprefix("~") for given in wanted if exact):
         if name not in known:
             raise InputError(where, "names of variables", name, did_you_mean(name, known) + cure)
+    # ArviZ's own selection, on a tree of names: "~", like and regex mean what they mean in its
+    # functions.
     names = xarray.Dataset({name: (("chain", "draw"), np.zeros((1, 1))) for name in known})
     tree = xarray.DataTree.from_dict({"posterior": names})
     try:
@@ -242,6 +254,8 @@ class ValuesOnDemand(Mapping[str, np.ndarray]):
         return read_values(element)
 
     def _element(self, name: str) -> "xarray.DataArray | None":
+        # Elements by their names in tables: positions and coordinates differ where files count from
+        # one.
         variable = self.variables.get(name.partition("[")[0])
         names = () if variable is None or "[" not in name else names_of(variable)
         if variable is None or name not in names:

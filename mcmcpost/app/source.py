@@ -90,20 +90,27 @@ def sample_posterior(
     for name, value in (("num_warmup", num_warmup), ("num_samples", num_samples), ("num_chains", num_chains)):
         if value < 1:
             raise InputError("sample_posterior", f"`{name}` of at least 1", value, "Ask for more.")
+    # Chains have the same key with and without init().
     start_key, chain_key = jax.random.split(key)
     with phase(f"model {model_file.path.name}"):
         args, kwargs = model_file.arguments(options)
         probed = probe_model(f"Model file {model_file.path}", model_file.model, args, kwargs)
+        # All that can be wrong with model, quantities and request is told before the first
+        # gradient.
         example = example_tree(model_file, probed)
         check_memory(num_chains * num_samples, len(probed.names))
         if ask is not None:
             ask(example)
         start = _starts(model_file, start_key, num_chains, probed, options)
     mcmc = MCMC(
+        # On hare–lynx a dense mass matrix took 11,000 leapfrog steps where a diagonal one took
+        # 52,000, with three to four times the effective draws, and one seed of the diagonal one
+        # ended with a stuck chain (by hand).
         NUTS(model_file.model, dense_mass=True),
         num_warmup=num_warmup,
         num_samples=num_samples,
         num_chains=num_chains,
+        # "parallel" fails with diffrax's default adjoint, and needs as many devices as chains.
         chain_method="vectorized",
         progress_bar=progress,
     )
@@ -113,23 +120,24 @@ def sample_posterior(
         else:
             run(mcmc, chain_key, args, kwargs, start)
     except RuntimeError as error:
+        # NumPyro's own message names no cure; the usual cause is NaN among the data.
         if "Cannot find valid initial parameters" in str(error):
             raise InputError(_no_start(model_file, probed, "none in NumPyro's attempts")) from error
         raise
     return mcmc
 
 
-def check_memory(draws: int, width: int) -> None:
+def check_memory(draws: int, width: int, cure: str = "Ask for less.") -> None:
     """Refuse numbers of draws that no memory holds, each with `width` parameters, as many scores and their log density.
 
     The memory of the machine is a bound: a run needs more than its draws.
     """
+    # Draws, scores and the log density, of eight bytes each. Where memory runs out the system kills
+    # the program without a word.
     needed = 8 * draws * (2 * width + 1)
     if hasattr(os, "sysconf") and needed > (have := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
         got = f"{draws} draws of {width} parameters, {needed / 1e9:.3g} GB"
-        raise InputError(
-            "--draws, --chains", f"draws that fit into {have / 1e9:.3g} GB of memory", got, "Ask for less."
-        )
+        raise InputError("--draws, --chains", f"draws that fit into {have / 1e9:.3g} GB of memory", got, cure)
 
 
 def _no_start(model_file: ModelFile, probed: ProbedModel, got: str) -> str:
@@ -165,6 +173,7 @@ def _starts(
             expected = f"`init()[{name!r}]` of shape {probed.sites[name]}, real"
             raise InputError(where, expected, f"shape {value.shape}, {value.dtype}", "Give one value for each element.")
     constrained = {name: value.astype(float) for name, value in constrained.items()}
+    # The noise is added on the unconstrained space: there no start can leave the support.
     centre = unconstrain_fn(probed.model, probed.args, probed.kwargs, constrained)
     bad = [name for name in sites if not jnp.isfinite(centre[name]).all()]
     if bad:
@@ -172,8 +181,10 @@ def _starts(
     keys = dict(zip(sites, jax.random.split(key, len(sites)), strict=True))
     lead = () if num_chains == 1 else (num_chains,)  # NumPyro wants no chain axis for one chain
     around = {name: jnp.broadcast_to(centre[name], lead + jnp.shape(centre[name])) for name in sites}
+    # Chains that start at one point agree for a while, and R-hat would see convergence.
     starts = {name: x + JITTER * jax.random.normal(keys[name], x.shape, x.dtype) for name, x in around.items()}
     rows = starts if lead else {name: x[None] for name, x in starts.items()}
+    # NumPyro takes a start as it is: at an infinite energy the chain would never move.
     energies = map_rows(lambda row: potential_energy(probed.model, probed.args, probed.kwargs, row), rows)
     if not np.isfinite(energies).all():
         raise InputError(_no_start(model_file, probed, f"{energies.tolist()} at those of `init()`"))
@@ -193,6 +204,7 @@ def open_source(
 
     model : model file of a stored trace. given : sampling settings, None for the default. ask : of `sample_posterior`.
     """
+    # Each mistake has a cure of its own, which one message could not give.
     source, *others = sources
     check_distinct("reduce", [str(one.resolve()) for one in sources], "traces")
     models = [one for one in sources if is_model_file(one)]
@@ -246,12 +258,14 @@ def sample_model(
         ask=ask,
         run=None if goal is None else batches,
     )
+    # JAX returns before it has computed: the time would be that of handing over the work.
     jax.block_until_ready(mcmc.last_state)
     took = since()
 
     def draws() -> "xarray.DataTree":
         if reached:
             return reached[0].tree
+        # Without scores, since their gate may be what failed.
         sites = {dotted(name): np.asarray(site) for name, site in mcmc.get_samples(group_by_chain=True).items()}
         return xarray.DataTree.from_dict({"posterior": sample_dataset(sites)})
 
@@ -278,10 +292,16 @@ def keeping(source: Path, draws: "Callable[[], xarray.DataTree]") -> Iterator[No
         if is_model_file(source):
             here = Path.cwd()
             folder = here if os.access(here, os.W_OK) else Path(tempfile.gettempdir())
+            # Never over a file that is there.
             names = (folder / f"{source.stem}-draws{i or ''}.nc" for i in itertools.count())
             place = mcmcpost.save_tree(draws(), next(name for name in names if not os.path.lexists(name)))
             say("warning", f"the draws are kept in {place}. Read a trace with --model {source}, a ladder as it is.")
         raise
+
+
+def _in_files(tree: "xarray.DataTree") -> bool:
+    """Return whether some variable is still in its file, in the chunks of dask."""
+    return any(variable.chunks for node in tree.subtree for variable in node.data_vars.values())
 
 
 def load_trace(
@@ -297,9 +317,12 @@ def load_trace(
             got = f"the trace {paths[0]} alone. Add --model FILE.py or FILE.stan."
             raise InputError(f"--option, --data: expected a model, got {got}")
         with reading:
+            # Lazily: means need sums alone, and the trace may be larger than memory. A ladder needs
+            # all its draws at once, and only one with variables that stayed in its files is read again.
             tree = mcmcpost.load_tree(*paths, lazy=find_spec("dask") is not None)
-            return mcmcpost.load_tree(*paths) if is_ladder(tree) else tree
+            return mcmcpost.load_tree(*paths) if is_ladder(tree) and _in_files(tree) else tree
     with phase(f"model {model}"):
+        # The model first: it fails in seconds, reading may take minutes.
         program = load_program(model, options)
     with reading:
         tree = mcmcpost.load_tree(*paths)

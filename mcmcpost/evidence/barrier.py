@@ -56,6 +56,8 @@ class Barrier(NamedTuple):
         if not np.isfinite(self.total) or self.total <= 0:
             cure = "Draw more, or use power_ladder."
             raise InputError(where, "a log likelihood that varies and is finite", f"a barrier of {self.total}", cure)
+        # Rungs at equal shares of Λ have equal rejection rates, the best that a given number can do
+        # (Syed et al. 2022).
         number = self.advised_size if size is None else size
         temperatures = np.interp(np.linspace(0.0, self.total, number), self.cumulative, self.temperatures)
         temperatures[[0, -1]] = 0.0, 1.0
@@ -92,6 +94,8 @@ def ladder_barrier(ladder: Ladder) -> Barrier:
     levels, values = jax.device_put((part.temperatures, part.log_likelihood.reshape(-1)))
     if len(levels) < 2:
         raise InputError("barrier_ladder", "a ladder with two usable rungs", len(levels), "See log_evidence(tree).")
+    # MBAR's mixture over all rungs (docs/mathematics.md section 3) weighs every draw to every
+    # temperature, so that Λ needs no draws at the 129 points themselves.
     sizes = jnp.full(len(levels), float(len(values) // len(levels)))
     start = jax.device_put(np.concatenate([[0.0], np.cumsum(stepping_stones(part))]))
     energies = jax.jit(solve_free_energies)(levels, values, jnp.ones_like(values), sizes, start).values
@@ -101,6 +105,8 @@ def ladder_barrier(ladder: Ladder) -> Barrier:
 
 def _half_gini(values: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"]) -> float:
     """Return ½E|ℓ − ℓ′| of increasing values with weights that add up to one."""
+    # For sorted values ½E|ℓ − ℓ′| = Σ_n w_n(2F_n − w_n − 1)ℓ_n with F the cumulated weights: one
+    # sorting, and no (n, n) array of pairs.
     below = np.cumsum(weights)
     return float(weights * (2 * below - weights - 1.0) @ values)
 

@@ -57,6 +57,8 @@ class EvidenceEstimate(NamedTuple):
 
     def with_rounding(self, log_densities: Float[np.ndarray, "..."]) -> "EvidenceEstimate":
         """Return the estimate with the rounding of the log densities, which all draws share, in its error."""
+        # With a constant of 1e6 in log q every difference is known to 1e-10 only, alike at all
+        # draws: no jackknife sees it.
         rounding = float(np.finfo(float).eps * np.abs(log_densities).max())
         return self._replace(mcse=float(np.hypot(self.mcse, rounding)))
 
@@ -139,6 +141,7 @@ class Ladder(NamedTuple):
 
     def rung(self, index: int) -> Trace:
         """Return the draws of one rung with the scores of its own target."""
+        # s_t = t∇ℓ + ∇log p, docs/mathematics.md section 3.
         scores = self.temperatures[index] * self.gradient_log_likelihood[:, :, index]
         scores = scores + self.gradient_log_prior[:, :, index]
         return make_trace(self.draws[:, :, index], scores, self.names)
@@ -146,6 +149,8 @@ class Ladder(NamedTuple):
     def select(self, rungs: np.ndarray) -> "Ladder":
         """Return the ladder of the chosen rungs; swaps are those of all of them only."""
         return self._replace(
+            # Swap rates are of neighbouring rungs, and without one of them the neighbours are
+            # others.
             exchange=self.exchange if len(rungs) == len(self.temperatures) else None,
             temperatures=self.temperatures[rungs],
             draws=self.draws[:, :, rungs],
@@ -229,6 +234,8 @@ def make_ladder(
     ):
         if array.shape != shape:
             raise InputError(where, f"`{name}` of shape {shape}", array.shape, "One value for each draw.")
+    # Prior draws may have a log likelihood of −1e80, whose fourth power, in the participants of an
+    # error, overflows.
     low = values < -HUGE
     impossible = low.all(axis=(0, 1))
     if impossible.any():
@@ -248,6 +255,7 @@ def power_ladder(size: int, power: float | int = 5) -> Float[np.ndarray, " t"]:
     """
     check_count("power_ladder", "size", size, BOTH_ENDS, least=2, most=MAX_RUNGS)
     check_number("power_ladder", "power", power, "Use 5.")
+    # A large power makes the first temperatures underflow to zero together.
     temperatures = np.linspace(0.0, 1.0, size) ** power
     if not (np.diff(temperatures) > 0).all():
         raise InputError("power_ladder", "a `power` whose temperatures differ", power, "Use 5.")
@@ -265,7 +273,7 @@ FLOOR = 0.05
 """Least share of a pilot interval, relative to equal shares: noise can hide that the variance changes on it."""
 
 
-def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
+def equidistributed_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
     """Return `size` temperatures with equal contributions to the error of the trapezoid rule, from a pilot ladder.
 
     On [a, b] the rule errs by (b − a)³|μ″|/12, and μ′ is the variance v of the log likelihood, so rungs are spread
@@ -276,10 +284,12 @@ def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
     ladder : a pilot run, as short as its variances are informative.
     size : number of temperatures, both ends included.
     """
-    where = "adaptive_ladder"
+    where = "adaptive_ladder"  # what is called with a tree
     check_count(where, "size", size, BOTH_ENDS, least=2, most=MAX_RUNGS)
     variance = _variances(ladder)
     gap = np.diff(ladder.temperatures)
+    # Rungs with density |μ″|^(1/3) give every step the same error of the trapezoid; its integral
+    # over a pilot step is |Δv/gap|^(1/3)·gap, which is this.
     share = np.cbrt(np.abs(np.diff(variance)) * gap**2)
     total = share.sum()
     if not np.isfinite(total) or total == 0:
@@ -291,8 +301,11 @@ def adaptive_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
         )
     share = np.maximum(share / total, FLOOR / len(share))
     cumulative = np.concatenate([[0.0], np.cumsum(share)])
+    # Interpolated in t^(1/power), where the path is smooth, and by a monotone spline: a cubic one
+    # could fold the ladder back.
     level = PchipInterpolator(cumulative / cumulative[-1], ladder.temperatures ** (1 / ladder.power))
     temperatures = level(np.linspace(0.0, 1.0, size)) ** ladder.power
+    # The interpolated ends miss 0 and 1 by rounding, and a ladder without both has no evidence.
     temperatures[[0, -1]] = 0.0, 1.0
     return temperatures
 
@@ -301,6 +314,7 @@ def _variances(ladder: Ladder) -> Float[np.ndarray, " t"]:
     """Return the variance of the finite log likelihoods of every rung."""
     likelihood = ladder.log_likelihood.reshape(-1, len(ladder.temperatures))
     finite = np.isfinite(likelihood)
+    # Prior draws of zero likelihood are left out: one −∞ would make the variance of the rung NaN.
     count = np.maximum(finite.sum(axis=0), 1)
     mean = np.where(finite, likelihood, 0.0).sum(axis=0) / count
     squares = np.where(finite, np.where(finite, likelihood, 0.0) - mean, 0.0) ** 2
@@ -330,6 +344,8 @@ def likelihood_finding(stored: Float[np.ndarray, "..."], model: Float[np.ndarray
     limit = TOLERANCE * (1 + np.abs(model[both]))
     around = np.abs(difference - offset)
     finding = None
+    # In this order: a constant is told from other differences, because it alone leaves expectations
+    # right and shifts the evidence by its size (docs/results, stored_ladders).
     if (np.abs(difference) <= limit).all():
         pass
     elif (around <= np.maximum(limit, 1e-3 * abs(offset))).all():
@@ -359,6 +375,7 @@ def gradient_finding(name: str, stored: Float[np.ndarray, "... d"], model: Float
     error = float(np.sqrt(((theirs - ours) ** 2).sum()) / size)
     if error <= TOLERANCE:
         return None
+    # The regression coefficient names what went wrong: −1 a wrong sign, 1.1 a wrong scale.
     slope = float((theirs * ours).sum() / size**2)
     kind = " (the wrong sign)" if slope < 0 else ""
     return f"the stored {name} is off by {error:.1%} of its size, {slope:.3f} times the model's on average{kind}"

@@ -87,19 +87,27 @@ def estimate_log_evidence(
     controlled = check.passed or options.allow_bad_scores
     found = None
     if len(used) > 1:
+        # Of the whole ladder: where the prior rung is left out as unusable, the share of possible
+        # prior draws is known all the same.
         prior = ladder.log_likelihood[:, :, 0] if ladder.temperatures[0] == 0 else None
         found = pooled_path(part, degree=degree, num_nodes=num_nodes, controlled=controlled, prior=prior)
     pooled_first = path == "pooled" or (path == "auto" and found is not None and not found.reason)
+    # Rules need both ends; the pooled path reaches an end that is missing by weighting the other
+    # rungs.
     rungs, influence = None, None
     estimates: list[EvidenceEstimate] = []
     if len(used) > 1 and part.temperatures[0] == 0.0 and part.temperatures[-1] == 1.0:
         rungs = control_rungs(
             part,
+            # As a cross-check beside the pooled path polynomials do: a kernel for each of thirty
+            # rungs costs far more than it says.
             (method or Auto(kernel=not pooled_first)) if controlled else PlainMean(),
             options._replace(bad_scores=not check.passed and controlled),
         )
         estimates = _rule_estimates(part, rungs)
         influence = rungs.influence(corrected_rule(part.temperatures))
+    # Where the pooled path is the answer the error shares of the rungs are of its influence,
+    # otherwise of the rule's.
     passing = None
     if found is not None:
         influence = path_influence(part, found) if pooled_first or influence is None else influence
@@ -107,6 +115,7 @@ def estimate_log_evidence(
         estimates.insert(0 if pooled_first else len(estimates), _pooled_estimate(found))
     if rungs is not None and found is not None:
         energies, converged = found.mixtures.free_energies, found.mixtures.converged
+        # Cross-checks on the same draws, which need no scores.
         estimates.append(stepping_stone(part))
         estimates.append(mbar_estimate(part, energies[0], energies[1:, -1], converged=converged))
     if not estimates:
@@ -125,6 +134,7 @@ def estimate_log_evidence(
         info |= {"barrier": passing.barrier.total, "advised_rungs": passing.barrier.advised_size}
         info |= {"round_trips": int(passing.round_trips)} if np.isfinite(passing.round_trips) else {}
     if influence is not None:
+        # Influences are linear: the value from half of the draws needs no second fit.
         info |= _halves(best, influence.sum(axis=-1))
     return Evidence(
         value=best.value,
@@ -150,12 +160,14 @@ def _halves(best: EvidenceEstimate, influence: Float[np.ndarray, "c n"]) -> dict
     if not half or not np.isfinite(best.value):
         return {}
     values = [best.value + float(part.mean()) for part in (influence[:, :half], influence[:, half:])]
+    # Half of the draws have twice the variance; the errors of the halves are not estimated again.
     return {"halves": values, "halves_mcse": [best.mcse * float(np.sqrt(2.0))] * 2}
 
 
 def halves_complaint(info: dict[str, Any]) -> tuple[str, ...]:
     """Return a sentence where the halves of the draws differ by more than `AGREEMENT` joint errors."""
     values, errors = (np.array(info.get(key, [np.nan, np.nan])) for key in ("halves", "halves_mcse"))
+    # Written with `not … >` so that NaN is no complaint.
     if not abs(values[0] - values[1]) > AGREEMENT * np.hypot(*errors) + ROUNDING * max(1.0, abs(values[0])):
         return ()
     text = " and ".join(f"{v:.6g} ± {e:.2g}" for v, e in zip(values, errors, strict=True))
@@ -173,6 +185,8 @@ def with_bridge(evidence: Evidence, bridge: Evidence, *, choose: bool = True) ->
     choose : otherwise the ladder's own answer stays.
     """
     evidence = evidence._replace(bridge=bridge)
+    # A bridge is asked for a smaller error by `NEED`, since the smaller of two estimated errors is
+    # too small on average.
     sound = bridge.status in (Status.CONTROLLED, Status.PLAIN) and not bridge.complaints
     if not (choose and sound and (bridge.error * NEED < evidence.error or not np.isfinite(evidence.error))):
         return evidence._replace(estimates=evidence.estimates + bridge.estimates)
@@ -199,6 +213,7 @@ def _complaints(
     stray = [at[i] for i in np.flatnonzero(health.usable & ~health.converged)]
     texts = [f"no pooled path: {found.reason}{_cure(found, passing)}"] if found is not None and found.reason else []
     for i in np.flatnonzero(~health.usable):
+        # An inner rung that is left out is bridged by its neighbours, an end is not.
         end = i in (0, len(at) - 1)
         texts.append(f"the rung {at[i]} has {health.problem[i]}" + ", and the path there is extrapolated" * end)
     if not check.tested and best.status is not Status.PLAIN:
@@ -222,6 +237,8 @@ def _cure(found: PooledPath, passing: PathDiagnostics | None) -> str:
 def _status(best: EvidenceEstimate, health: RungHealth, check: LadderCheck, controlled: bool) -> Status:
     if not np.isfinite(best.value):
         return Status.UNDEFINED
+    # A density that ends where it is not zero forbids control variates, but plain values are not in
+    # doubt there.
     if not check.passed and (controlled or not check.edge):
         return Status.BAD_SCORES
     stray = (health.usable & ~health.converged).any() or not health.usable[[0, -1]].all()

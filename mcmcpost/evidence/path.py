@@ -46,8 +46,11 @@ def path_rule(num_nodes: int, power: float) -> PathRule:
     """
     nodes, weights = kronrod(num_nodes)
     coarse = np.zeros_like(weights)
+    # Kronrod's nodes interlace those of Gauss, which are every second one: both rules share all
+    # evaluations.
     coarse[1::2] = np.polynomial.legendre.leggauss(num_nodes)[1]
     s = 0.5 * (nodes + 1.0)
+    # dt/ds of docs/mathematics.md section 3, and the half that takes (−1, 1) to (0, 1).
     speed = 0.5 * power * s ** (power - 1.0)
     fine, within = speed * weights, speed * coarse
     return PathRule(s**power, fine / fine.sum(), within / within.sum())
@@ -72,6 +75,8 @@ def _kronrod_recurrence(n: int) -> Float[np.ndarray, " k"]:
     """
     k = np.arange(1, 2 * n + 1)
     b = np.concatenate([[1.0], 4.0 / (4.0 - 1.0 / k**2)])
+    # The first 3n/2 coefficients are those of Legendre; Laurie's recursion fills the others in from
+    # them.
     b[(3 * n + 1) // 2 + 1 :] = 0.0
     s, t = np.zeros((2, n // 2 + 2))
     t[1] = b[n + 1]
@@ -82,6 +87,7 @@ def _kronrod_recurrence(n: int) -> Float[np.ndarray, " k"]:
             s[i + 1] = total
         s, t = t, s
     s[1:] = s[:-1].copy()
+    # Second phase of the recursion, in which each odd step yields one more coefficient.
     for m in range(n - 1, 2 * n - 2):
         total = 0.0
         for i in range(m + 1 - n, (m - 1) // 2 + 1):
@@ -175,12 +181,15 @@ def pool(ladder: Ladder, last: LastRung | None = None) -> tuple[PooledDraws, int
     """
     c, n, t = ladder.log_likelihood.shape
     per_chain = min(max(NUM_BLOCKS // c, 1), n)
+    # Contiguous blocks follow the autocorrelation of a chain.
     nested = last is not None and last.weights.num_live is not None
     block = np.arange(n) % per_chain if nested else np.arange(n) * per_chain // n
     counts = np.ones((c, n, t))
     if last is not None:
         counts[:, :, -1] = last.weights.values * last.ess / (c * n)
     blocks = np.broadcast_to((np.arange(c)[:, None] * per_chain + block)[:, :, None], (c, n, t))
+    # Where ℓ = −∞ the gradient may be NaN; such draws weigh nothing at t > 0, but 0 · NaN would
+    # spoil every sum.
     known = np.isfinite(ladder.log_likelihood)[..., None]
     slopes = [
         np.where(known, gradient, 0.0).reshape(c * n * t, -1)
@@ -243,6 +252,7 @@ def pooled_path(
     mixtures = solve_mixtures(levels, pooled, start, num_blocks=num_blocks)
     sizes = np.bincount(pooled.rungs, pooled.counts, minlength=t)
     energies = mixtures.free_energies[0]
+    # Overlap by the free energies of all draws; the deletions are for the jackknife only.
     overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, pooled.counts, sizes, energies))
 
     options = _Options(degree, power or ladder.power, controlled, kernel, last)
@@ -250,7 +260,11 @@ def pooled_path(
     found = _integrate(ladder, pooled, mixtures, number, options, FIRST_PART * MAX_WORK)
     left = MAX_WORK - found.work
     may_grow = num_nodes is None and not _reason(mixtures, overlap, found.smallest_ess)
+    # Each node is a fit of its own, so that they are added only where the quadrature is what limits
+    # the answer, and never for a path that will be refused anyway.
     while may_grow and found.too_coarse:
+        # Work is counted in multiplications and not in seconds: a loaded machine must not change
+        # the answer.
         most = min(MOST_NODES, int(left / found.work * number))
         if 2 * number > most:
             break
@@ -332,10 +346,13 @@ def _integrate(
     if options.controlled and options.degree is not None:
         family = Family(options.degree)
     elif options.controlled:
+        # Landmarks that are a large part of few draws would be interpolated.
         landmarks = min(NUM_LANDMARKS, num_draws // 4) if options.kernel else 0
         family = _family(d, smallest, landmarks, lambda family: work(family) <= max_work)
     fit = fit_path(nodes, weights, pooled, mixtures, family=family)
     choice = _choose_level(ladder, fit, family, options.degree, options.last)
+    # Gauss minus Kronrod, about the error of Gauss alone: it is reported for the better rule, and
+    # so is conservative.
     missed = abs(float((weights - coarse) @ fit.mean[:, choice.level]))
     return _Integral(nodes, family, fit, choice, smallest, missed, work(family))
 
@@ -346,6 +363,7 @@ def _more_nodes(found: _Integral, number: int, most: int, power: float, pooled: 
     far = found.discretisation_error > FAR * found.limit
     while 2 * number <= most:
         number *= 2
+        # The plain path costs next to nothing, and it is as steep as the controlled one.
         nodes, weights, coarse = path_rule(number, power)
         missed = abs((weights - coarse) @ plain_path(nodes, pooled, mixtures).mean)
         if not far and missed <= found.limit:
@@ -426,8 +444,13 @@ def path_error(ladder: Ladder, fit: PathFit, level: int, last: LastRung | None =
     deleted = fit.deleted[:, level]
     b = len(deleted)
     jackknife = (b - 1) / b * ((deleted - deleted.mean()) ** 2).sum()
+    # Jackknife and held-out residuals: the first knows the free energies, weights and coefficients
+    # that were refitted, the second the autocorrelation. With few blocks either may be too small by
+    # chance.
     held_out = mcse_mean(influence[..., 1]) ** 2
     if last is not None:
+        # The influences of weighted draws are very unequal, and the estimated error may lie below
+        # that of independent ones.
         held_out = np.fmax(held_out, influence[..., 1].var() / (c * n))
     total = c * n if last is None else last.weights.ess
     inflation = tail_inflation(participants(influence[..., 0].reshape(-1, 1)), float(total))[0]

@@ -90,6 +90,7 @@ class Family(NamedTuple):
         levels = _levels(self, d)
         columns = levels.sizes[-1] + self.num_landmarks
         with_kernel = (levels.number - len(levels.sizes)) * (levels.kernel_size + self.num_landmarks)
+        # Two Newton steps for all draws and one for each deletion, as in `_fit_node`.
         gradients = (num_blocks + 2) * (levels.number + sum(levels.sizes) + with_kernel)
         return float(num_draws) * (self.num_landmarks**2 + columns**2 / 2 + gradients)
 
@@ -136,6 +137,7 @@ def _solve_each(
     rung_of = jax.nn.one_hot(rungs, len(temperatures), dtype=start.dtype)
 
     def solve(guess: Array, left_out: Array) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+        # By zero counts in place of shorter arrays: one compiled shape serves all deletions.
         counts = jnp.where(blocks != left_out, counted, 0.0)
         sizes = counts @ rung_of
         found = solve_free_energies(temperatures, log_likelihood, counts, sizes, guess)
@@ -221,6 +223,8 @@ def fit_path(
     for k, (t, step) in enumerate(zip(nodes, quadrature, strict=True)):
         weights = _weights(t, pooled, mixtures)
         kept = _weights_without(weights, pooled, mixtures)
+        # Threads that wait for each other on small systems cost more than they bring (docs/results,
+        # exact_likelihood_threads).
         with blas_threads(levels.sizes[-1] + levels.num_landmarks):
             features = _features_at(t, pooled, weights, family)
             node = _fit_node(features, values, weights, kept, members, levels)
@@ -231,6 +235,8 @@ def fit_path(
         ratio[k] = (weights @ (values - weights @ values) ** 2) / (weights @ around**2)
         crossfit += step * centre
         deleted += step * node.deleted
+        # ∫ w_n(r_n − r̄) dt, accumulated node by node: residuals of all nodes together would be (k,
+        # n, g).
         influence += (step * weights)[:, None] * around
     return PathFit(mean, ess, ratio, quadrature @ mean, crossfit, deleted, influence)
 
@@ -259,6 +265,8 @@ def _weights_without(
     mixture."""
     kept = np.zeros((len(pooled.members), len(weights)))
     seen = weights > NEGLIGIBLE
+    # w_n ∝ exp(tℓ_n)/mixture_n: without a block the numerator stays, and only the mixture changes.
+    # Where the weight has vanished the ratio of mixtures may overflow, and 0 · ∞ is NaN.
     kept[:, seen] = weights[seen] * np.exp(mixtures.log_densities[:1, seen] - mixtures.log_densities[1:, seen])
     kept[pooled.blocks == np.arange(len(kept))[:, None]] = 0.0
     return kept / kept.sum(axis=1, keepdims=True)
@@ -275,6 +283,8 @@ def _features_at(
     covariance = _second_moments(weights, centred)
     scale = np.sqrt(np.diagonal(covariance))
     scale = np.where(scale > 0, scale, 1.0)
+    # A ridge on the correlation is relative to each coordinate; on the covariance it would swamp
+    # those whose units make them small.
     correlation = covariance / np.outer(scale, scale) + RIDGE * np.eye(len(scale))
     lower = scale[:, None] * _factor(correlation)
     # Far draws of other rungs may overflow the features; their weight is nil.
@@ -298,11 +308,14 @@ def _landmark_features(
 ) -> Float[np.ndarray, "n J"]:
     """Return K₀(z, landmarks)L⁻ᵀ, the kernel scaled to a weighted mean diagonal of about one."""
     kernel = SquaredExponential(jnp.asarray(LENGTHSCALE * np.sqrt(z.shape[1])))
+    # Systematic resampling without a random number: the same ladder gives the same landmarks.
     at = np.searchsorted(np.cumsum(weights), (np.arange(num_landmarks) + 0.5) / num_landmarks)
     chosen = np.minimum(at, len(weights) - 1)
     across = np.asarray(stein_gram(kernel, z, scores, z[chosen], scores[chosen]))
     among = across[chosen]
     size = np.trace(among) / num_landmarks
+    # A draw of large weight is a landmark several times over, and rows that are equal make the Gram
+    # matrix singular.
     factor = _factor(among / size + JITTER * num_landmarks * np.eye(num_landmarks))
     return solve_lower(size * factor, across.T).T
 
@@ -329,6 +342,9 @@ def _fit_node(
     doi:10.1016/0024-3795(87)90101-7). A deletion takes one from there. As its Gram matrix is that of the weights before
     they change, its error is of second order in that change.
     """
+    # A Gram matrix without a block is the whole one minus the block's: the products for all blocks
+    # cost as much as those for all draws once. A pass that all deletions share took a seventh of
+    # the time.
     parts = [_gram(weights[rows], features[rows]) for rows in members]
     whole = _Gram(
         sum(part.total for part in parts),
@@ -338,6 +354,7 @@ def _fit_node(
     centred = (values - weights @ values)[:, None]
     coefficients = np.zeros((levels.number, features.shape[1]))
     residuals = np.repeat(centred, levels.number, axis=1)
+    # From zero, so that the first step is the fit itself and the second one its refinement.
     for _ in range(2):
         (gradient,), _ = levels.gradients(weights[None], residuals, features)
         coefficients = coefficients + levels.step(whole.covariance(), gradient, coefficients)
@@ -347,6 +364,7 @@ def _fit_node(
     held_out = np.empty_like(residuals)
     for block, (rows, part) in enumerate(zip(members, parts, strict=True)):
         change = levels.step(whole.without(part).covariance(), gradients[block], coefficients)
+        # The mean residual without the block, at the coefficients without it.
         deleted[block] -= change @ means[block]
         held_out[rows] = residuals[rows] - features[rows] @ change.T
     middle = weights @ values
@@ -396,6 +414,8 @@ class _Levels(NamedTuple):
         """Return the change of the coefficients, zero outside each level, by which the penalised gradient vanishes."""
         top, kernel = self.sizes[-1], slice(self.sizes[-1], None)
         scale = np.ones(len(covariance))
+        # Features of unit norm: a cubic of a far draw is 1e6 times a linear one, and one ridge
+        # could not serve both.
         norm = np.sqrt(np.diagonal(covariance)[:top])
         scale[:top] = 1.0 / np.where(norm > 0, norm, 1.0)
         gram = covariance * np.outer(scale, scale) + RIDGE * max(len(scale), 1) * np.eye(len(scale))
@@ -411,6 +431,8 @@ class _Levels(NamedTuple):
             size = self.kernel_size
             lower = factor[:size, :size]
             white = solve_lower(lower, np.concatenate([gram[:size, kernel], slopes[plain:, :size].T], axis=1))
+            # Block elimination: the Schur complement of the polynomials is what is left to the
+            # kernel, and only it has a penalty.
             shared, half = white[:, : self.num_landmarks], white[:, self.num_landmarks :]
             own = gram[kernel, kernel] - shared.T @ shared
             for level, penalty in enumerate(PENALTIES):

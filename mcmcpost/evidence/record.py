@@ -115,6 +115,8 @@ class Evidence(NamedTuple):
             return pandas.DataFrame(index=index)
 
         def spread(values: np.ndarray) -> np.ndarray:
+            # Rungs that were left out have no row in `rungs` and `pooled`, which refer to those in
+            # `used`.
             full = np.full(size, np.nan)
             full[used] = values
             return full
@@ -130,13 +132,16 @@ class Evidence(NamedTuple):
                     "variance": spread(rungs.variance),
                     "variance_mcse": spread(rungs.variance_error),
                     "gain": spread((rungs.mean_error_plain / rungs.mean_error) ** 2),
+                    # Var ℓ/mcse², the effective size that the plain error stands for.
                     "ess": spread(rungs.variance_plain / rungs.mean_error_plain**2),
                 }
+                # Objects and not fixed-width strings: an empty entry must not cut the others short.
                 for name, texts in (("method", rungs.method), ("status", tuple(map(str, rungs.status)))):
                     columns[name] = np.full(size, "", dtype=object)
                     columns[name][used] = texts
         if self.pooled is not None and isinstance(self.diagnostics, PathDiagnostics):
             columns |= {
+                # Between a rung and the next: the last one has none.
                 "overlap": spread(np.append(self.pooled.overlap, np.nan)),
                 "rejection": spread(np.append(self.diagnostics.rejection, np.nan)),
                 "swap_rate": spread(np.append(self.diagnostics.swap_rate, np.nan)),
@@ -177,6 +182,7 @@ class Evidence(NamedTuple):
             check_tree_type("Evidence.to_datatree", tree)
         methods, rungs, path = self.to_dataframe(), self.rungs_to_dataframe(), self.path_to_dataframe()
         variables: dict[str, Any] = {f"method_{name}": ("method", methods[name].to_numpy()) for name in methods}
+        # netCDF has no nested values: the facts of each estimate go through JSON.
         infos = [json.dumps(json_able(e.info), allow_nan=False) for e in self.estimates]
         variables["method_info"] = ("method", np.array(infos, object))
         variables |= {f"rung_{name}": ("temperature", rungs[name].to_numpy()) for name in rungs}
@@ -191,6 +197,8 @@ class Evidence(NamedTuple):
             coords["barrier_temperature"] = self.diagnostics.barrier.temperatures
         if isinstance(self.diagnostics, BridgeOverlap):
             for name, sets in self.diagnostics._asdict().items():
+                # The halves may have different numbers of draws, and so each has a dimension to
+                # itself.
                 variables |= {f"{name}_{half}": (f"{name}_{half}_row", values) for half, values in enumerate(sets)}
         flat = {key: value for key, value in self.info.items() if isinstance(value, int | float | str)}
         nested = {key: value for key, value in self.info.items() if key not in flat}
@@ -209,6 +217,7 @@ class Evidence(NamedTuple):
                 "mcmcpost_version": version("mcmcpost"),
             },
         )
+        # An earlier bridge would otherwise stand beside an evidence that it was not compared with.
         new = xarray.DataTree() if tree is None else tree.drop_nodes(BRIDGE_GROUP, errors="ignore").copy()
         new[EVIDENCE_GROUP] = xarray.DataTree(results)
         if self.bridge is not None:
@@ -295,13 +304,16 @@ def _check_draws_of(where: str, evidence: Evidence, tree: "xarray.DataTree") -> 
     A ladder's may lie beside the trace of its posterior, and a bridge beside a ladder: these are not compared.
     """
     sizes: dict[str, int] = {}
+    # A ladder has its temperatures in `sample_stats`, a trace its draws in `posterior`.
     for group in ("posterior", "sample_stats"):
         sizes |= {
             str(dim): size for dim, size in (tree.children[group].sizes if group in tree.children else {}).items()
         }
+    # One is a ladder and the other is not: their sizes need not agree.
     if ("temperature" in sizes) != bool(len(evidence.temperatures)):
         return
     kept = {"chain": "num_chains", "draw": "num_draws", "temperature": "num_rungs"}
+    # Sizes are all that can be compared cheaply; they tell thinning, joining and added rungs.
     wrong = [(dim, name) for dim, name in kept.items() if sizes.get(dim) != evidence.info.get(name) and dim in sizes]
     if wrong and "draw" in sizes:
         expected = ", ".join(f"{sizes[dim]} {dim}s" for dim, _ in wrong)
@@ -311,6 +323,8 @@ def _check_draws_of(where: str, evidence: Evidence, tree: "xarray.DataTree") -> 
 
 def _from_group(where: str, group: "xarray.Dataset") -> Evidence:
     """Return the evidence of one group, by way of what `Evidence.to_json_dict` has of it."""
+    # The common form of both files is that of `to_json_dict`, so that a field is parsed in one
+    # place, `evidence_from_json`.
     wanted = {"log_evidence", "mcse", "discretisation_error", "status", "method_reported", "complaints", "info"}
     missing = sorted(map(str, (wanted - set(group.attrs)) | ({"method_info"} - set(group.data_vars))))
     if missing:
@@ -375,6 +389,7 @@ def evidence_from_json(where: str, facts: Mapping[str, Any]) -> Evidence:
     if missing:
         got = f"one without {', '.join(missing)}"
         raise InputError(where, "an evidence that this version of mcmcpost wrote", got, CURE)
+    # The bridge is read by this function too, with NaN put back there.
     known = _with_nan({key: value for key, value in facts.items() if key != "bridge"})
     info = {key: value for key, value in known.items() if key not in (*RECORDED, "barrier_path", "source")}
     estimates = tuple(
@@ -390,6 +405,8 @@ def evidence_from_json(where: str, facts: Mapping[str, Any]) -> Evidence:
     # A row of a table is a record: `column` returns what all rungs have in one.
     rungs = known["rungs"]
     column = {key: np.array([row[key] for row in rungs]) for key in (rungs[0] if rungs else ())}
+    # Which rungs were used is not stored by itself: a rung was left out where a problem is named,
+    # and only there.
     used = np.flatnonzero([row["problem"] == "" for row in rungs])
     health = None
     if rungs:
@@ -448,6 +465,7 @@ def _stored_rungs(part: Mapping[str, np.ndarray]) -> RungMeans:
         mean=number["mean_cv"],
         variance=number["variance"],
         mean_plain=number["mean"],
+        # The inverse of the column `ess` of `rungs_to_dataframe`.
         variance_plain=number["ess"] * number["mcse"] ** 2,
         mean_error=number["mcse_cv"],
         variance_error=part["variance_mcse"].astype(float),

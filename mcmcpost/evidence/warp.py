@@ -46,6 +46,7 @@ def fit_normal(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, .
     """
     mean, spread = points.mean(axis=0), points.std(axis=0, ddof=1)
     floor = 1e3 * np.finfo(float).eps
+    # Relative to the size of the coordinate: a constant 1e8 has a spread of rounding.
     flat = np.flatnonzero(spread <= floor * np.abs(points).max(axis=0))
     cure = "Keep it out of the draws, or fix it in the log density."
     if len(flat):
@@ -53,6 +54,8 @@ def fit_normal(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, .
         raise InputError(where, "coordinates that vary", text, cure)
     correlation = np.atleast_2d(np.corrcoef(points.T))
     lower = np.zeros_like(correlation)
+    # Row by row in place of a library's Cholesky, so that the coordinate that depends on those
+    # before it can be named.
     for i in range(len(mean)):
         lower[i, :i] = solve_triangular(lower[:i, :i], correlation[:i, i], lower=True) if i else 0.0
         rest = correlation[i, i] - (lower[i, :i] ** 2).sum()
@@ -124,6 +127,8 @@ class Warp(NamedTuple):
         """Return z of x, one coordinate after the other."""
         moved = self.normal.standardise(points[:, self.order])
         standard = np.zeros_like(moved)
+        # Triangular: the k-th coordinate needs z of those before it only, so that each inverse is
+        # in closed form.
         for k in range(len(self.order)):
             used = np.flatnonzero((self.shift[k] != 0) | (self.scale[k] != 0))
             features = _features(standard, self.features[used])
@@ -143,9 +148,13 @@ class Warp(NamedTuple):
         logs = self._log_scale(features)
         at_moved = scores[:, self.order] @ self.normal.lower
         stretched = at_moved * np.exp(logs)
+        # Derivative in the log scale: of log q along the stretched coordinate, and one from the
+        # log-Jacobian; the last factor is d tanh of the bound.
         by_scale = (stretched * _stretch(z, self.shape) + 1.0) * (1.0 - (logs / REACH) ** 2)
         by_feature = at_moved @ self.shift + by_scale @ self.scale
         root = np.sqrt(1.0 + z**2)
+        # The second term and the one subtracted below are the derivative of log slope, cosh and
+        # 1/√(1 + z²) in turn.
         pulled = stretched * _slope(z, self.shape) + np.tanh((np.arcsinh(z) + epsilon) / delta) / (delta * root)
         pulled -= z / root**2
         d = len(self.order)
@@ -183,6 +192,8 @@ def fit_warp(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, ...
     """
     n, d = points.shape
     share = min(ess / n, 1.0)
+    # About d³ terms are looked at, so that the largest of as many χ² of noise is near 2 log d³. The
+    # n draws count for ess, so that a gain of n autocorrelated ones is too large by n/ess.
     limit = (2.0 * np.log(max(d**3, 1)) + EXTRA) / share
     fit_normal(where, points, names)  # which names a constant coordinate in the order that was given
     order = _order(points, limit)
@@ -245,14 +256,19 @@ def _order(points: Float[np.ndarray, "n d"], limit: float) -> Int[np.ndarray, " 
         others = np.delete(np.arange(d), i)
         line = u[:, i]
         square = line**2 - 1.0
+        # Gram–Schmidt of 1, z and z² on these draws: what the line explains the normal has already.
         square = square - (square @ line / n) * line
         square /= square.std()
         rest = _unit(u[:, others] - line[:, None] * (line @ u[:, others] / n))
         bend = square @ rest / n
         left = _unit(rest - square[:, None] * bend) ** 2 - 1.0
+        # A squared correlation of one, of a coordinate that is an exact parabola, would have an
+        # infinite gain.
         explained = -np.log1p(-np.minimum(bend**2, 1 - 1e-12))
         explained += ((line @ left / n) ** 2 + (square @ left / n) ** 2) / 2.0
         gain[i, others] = np.where(n * explained > limit, explained, 0.0)
+    # A funnel's log scale explains the spread of the others and is hardly explained by them: it
+    # must come first, as the map is triangular.
     ahead = gain - gain.T
     order: list[int] = []
     rest_of = list(range(d))
@@ -305,11 +321,15 @@ def _significant(
     """Return the features that correlate with a series of mean zero by t² above `limit`, the strongest first."""
     k = before.shape[1]
     one = np.concatenate([before, np.ones((len(series), 1))], axis=1)
+    # All d²/2 products z_i z_j and all z_i at once: the appended column of ones makes the last row
+    # and column the linear terms. (k+1, n)·(n, k+1).
     product = one.T @ (series[:, None] * one)
     square = (one**2).T @ ((series**2)[:, None] * one**2)
     same = np.arange(k)
     product[same, same] -= product[k, k]
     square[same, same] += square[k, k] - 2 * square[same, k]
+    # White's robust t²: the variance of the product itself, not that of independent factors, so
+    # that heavy tails do not pass for a term.
     t = product**2 / np.maximum(square, np.finfo(float).tiny)
     found = [(-t[i, j], i, j if j < k else -1) for i, j in zip(*np.nonzero(np.triu(t > limit)), strict=True) if i < k]
     chosen = [(int(i), int(j)) for _, i, j in sorted(found)]
@@ -338,6 +358,8 @@ def _likeliest(
         mean = np.linalg.lstsq(of_shift * inverse[:, None], w * inverse, rcond=None)[0]
         unit = (w - of_shift @ mean) * inverse
         step = np.linalg.lstsq(information, of_scale.T @ (unit**2 - 1.0) / 2.0, rcond=None)[0]
+        # No draw's log scale moves by more than one in a step: from far away Fisher scoring
+        # overshoots where few draws have large features.
         level = level + step / max(1.0, np.abs(of_scale @ step).max())
     # The scale without features, and the mean, belong to the margin.
     rest = (w - of_shift[:, :-1] @ mean[:-1]) / np.exp(_bounded(of_scale[:, :-1] @ level[:-1]))
@@ -351,6 +373,7 @@ def _fit_margin(series: Float[np.ndarray, " n"], limit: float) -> Float[np.ndarr
     plain = np.array([mean, spread, 0.0, 1.0])
     unit = (series - mean) / spread
     skewness, kurtosis = (unit**3).mean(), (unit**4).mean() - 3.0
+    # Jarque and Bera's statistic: a first look that spares most margins the search.
     if len(series) * (skewness**2 / 6 + kurtosis**2 / 24) <= limit:
         return plain
 

@@ -95,6 +95,8 @@ def make_kernel(target: TemperedTarget, kernel: HamiltonianKernel, num_warmup: i
             dense_mass=kernel.dense_mass,
             target_accept_prob=kernel.target_accept,
             num_steps=kernel.num_steps,
+            # NumPyro does not adapt the step size where number of steps and length are both given,
+            # and its default length is 2π.
             trajectory_length=None,
             max_tree_depth=kernel.max_tree_depth,
             forward_mode_differentiation=kernel.forward_mode,
@@ -106,6 +108,8 @@ def make_kernel(target: TemperedTarget, kernel: HamiltonianKernel, num_warmup: i
         if kernel.num_steps is None:
             return sample_kernel(state, model_args=(temperature,))
         # NumPyro keeps a fixed number of steps: a random step size varies the length.
+        # The jittered step must not be taken for the adapted one: the averages of the adaptation
+        # would follow the noise.
         adapted = state.adapt_state
         factor = jnp.where(state.i < num_warmup, 1.0, 1 + JITTER * jitter)
         varied = state._replace(adapt_state=adapted._replace(step_size=factor * adapted.step_size))
@@ -144,12 +148,16 @@ def propose_swaps(
     """
     t, c = log_likelihood.shape
     lower = jnp.arange(t - 1)
+    # (t−1, c): the ratio of p_i(x′)p_{i+1}(x) to p_i(x)p_{i+1}(x′), in which priors and normalising
+    # constants cancel.
     gap = (temperatures[:-1] - temperatures[1:])[:, None]
     log_ratio = gap * (log_likelihood[1:] - log_likelihood[:-1])
     uniform = jax.random.uniform(key, (t - 1, c), log_ratio.dtype)
     proposed = jnp.broadcast_to((lower % 2 == parity)[:, None], (t - 1, c))
     # A NaN ratio compares false: rejected.
     accepted = proposed & (jnp.log(uniform) < log_ratio)
+    # The last rung has nobody above it and the first one nobody below; pairs of one parity never
+    # share a rung.
     none = jnp.zeros((1, c), bool)
     up, down = jnp.concatenate([accepted, none]), jnp.concatenate([none, accepted])
     source = jnp.arange(t)[:, None] + up.astype(int) - down.astype(int)
@@ -263,9 +271,13 @@ def make_program(target: TemperedTarget, kernel: HamiltonianKernel, plan: Plan) 
     ) -> tuple[Any, Position, Record]:
         def body(j: Array, carry: tuple[Any, Position, Record]) -> tuple[Any, Position, Record]:
             iteration = first + j
+            # Keys follow the iteration and jitters are drawn for all lanes: neither chunks,
+            # checkpoints nor the number of processes change a draw.
             jitter_key = jax.random.split(jax.random.fold_in(key, iteration))[1]
             jitter = jax.random.uniform(jitter_key, (plan.rungs * plan.chains,), temperatures.dtype, -1.0, 1.0)
             moved = functions.step(carry[0], temperatures, jitter[lane])
+            # Two more gradients a draw: in warm-up they are needed only where states are about to
+            # be exchanged.
             wanted = iteration >= plan.num_warmup
             if plan.exchange is not None:
                 wanted |= iteration % plan.exchange == 0
@@ -274,6 +286,7 @@ def make_program(target: TemperedTarget, kernel: HamiltonianKernel, plan: Plan) 
             return moved, position, records
 
         empty = Position(state.z, _evaluate_if(jnp.zeros((), bool), target, kernel, state.z))
+        # Stores of fixed capacity: `count` is traced, and every call shares one compilation.
         stores = jax.tree.map(lambda leaf: jnp.zeros((plan.capacity, *leaf.shape), leaf.dtype), _record(state, empty))
         return jax.lax.fori_loop(0, count, body, (state, empty, stores))
 
@@ -288,9 +301,11 @@ def make_program(target: TemperedTarget, kernel: HamiltonianKernel, plan: Plan) 
         partner: Position | None,
     ) -> Exchanged:
         assert plan.exchange is not None
+        # Every process decides all swaps with the same key, so that only positions need to be sent.
         swap_key = jax.random.split(jax.random.fold_in(key, iteration))[0]
         parity = iteration // plan.exchange % 2
         moved, accepted, proposed = _swap(plan, swap_key, parity, levels, positions, partner)
+        # `moved` is of all lanes, the state of those of this process.
         own = jax.tree.map(lambda row: row[lane], moved)
         return Exchanged(_at_position(state, temperatures, own), _record(state, own), accepted, proposed)
 
@@ -351,6 +366,8 @@ def _swap(
 def _at_position(state: Any, temperatures: Array, position: Position) -> dict[str, Array]:
     """Return the exchanged draws and the potential and gradient of their new rung, by the names of the kernel."""
     draws, values = position
+    # Both terms are stored apart, so that a state needs no new gradient at its new rung. With the
+    # old energy left in place the next acceptance would be wrong.
     energy = -(values.log_prior + temperatures * values.log_likelihood)
     slope = -(values.gradient_log_prior + temperatures[:, None] * values.gradient_log_likelihood)
     usable = jnp.isfinite(energy)
@@ -401,6 +418,7 @@ def prior_pool(
             where, "a prior whose log density is finite at its draws", "none", "Check log_prior, sample_prior."
         )
     if init is not None:
+        # A half-Cauchy prior overflows now and then; one infinite draw would make the spread NaN.
         spread = SPREAD * np.nan_to_num(np.nanstd(np.where(np.isfinite(draws), draws, np.nan), axis=0))
         near = init + spread * _generator(key).normal(size=(copies, len(init)))
         near[0] = init
@@ -426,6 +444,8 @@ def choose_starts(pool: Pool, temperatures: Float[np.ndarray, " t"], num_chains:
     """
     usable = np.isfinite(pool.log_likelihood) & np.isfinite(pool.draws).all(axis=1)
     draws, likelihood, level = (array[usable] for array in pool)
+    # The largest of log weight plus Gumbel noise are a weighted sample without replacement; drawn
+    # with replacement, the chains of a cold rung would start at one and the same draw.
     gumbel = _generator(key).gumbel(size=(len(temperatures), len(draws)))
     starts, masses = [], []
     mass = None
@@ -436,6 +456,8 @@ def choose_starts(pool: Pool, temperatures: Float[np.ndarray, " t"], num_chains:
         weight = np.exp(log_weight - log_weight.max())
         weight /= weight.sum()
         size = 1 / (weight**2).sum()
+        # Five draws a coordinate, as for the standardising map (docs/mathematics.md section 2,
+        # Coordinates).
         if mass is None or size >= max(20, 5 * draws.shape[1]):
             mass = _covariance(draws, weight, size)
         masses.append(mass)
@@ -454,5 +476,7 @@ def _covariance(
     covariance = (centred * weight[:, None]).T @ centred
     variance = np.diagonal(covariance)
     scale = np.where((variance > 0) & np.isfinite(variance), variance, 1.0)
+    # The n/(n + 5) of Stan's and NumPyro's adaptation, towards the variances of the draws and not
+    # towards 1e-3, since coordinates of the prior need not be of unit scale.
     shrunk = size / (size + 5) * covariance + 5 / (size + 5) * np.diag(scale)
     return shrunk if size > 2 * len(scale) and np.isfinite(shrunk).all() else np.diag(scale)

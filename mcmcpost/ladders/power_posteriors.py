@@ -31,8 +31,8 @@ from mcmcpost.evidence import (
     REFERENCE_POWER,
     Normal,
     TemperedTarget,
-    adaptive_ladder as adaptive_temperatures,
     check_draws,
+    equidistributed_ladder,
     fit_normal,
     ladder_barrier,
 )
@@ -63,6 +63,7 @@ def reference_target(target: TemperedTarget, normal: Normal) -> TemperedTarget:
     `target` is not sampled.
     """
     mean, lower = normal  # NumPy's: as JAX arrays they would lose digits outside of 64 bits
+    # A product in place of a triangular solve at every gradient of every lane; the factor is small.
     inverse = np.linalg.inv(lower)
     constant = float(normal.log_density(np.zeros((1, len(mean))))[0])
 
@@ -71,6 +72,8 @@ def reference_target(target: TemperedTarget, normal: Normal) -> TemperedTarget:
         return constant - 0.5 * standard @ standard
 
     return TemperedTarget(
+        # With this for ℓ the path needs no code of its own: score, MBAR, rules and exchange see a
+        # ladder from a prior q (docs/mathematics.md section 3).
         log_likelihood=lambda draw: target.log_likelihood(draw) + target.log_prior(draw) - log_reference(draw),
         log_prior=log_reference,
         sample_prior=lambda key: jnp.matmul(lower, jax.random.normal(key, mean.shape, float)) + mean,
@@ -95,18 +98,24 @@ def place_rungs(
     ----------
     target : from `reference_target`.
     """
+    # Evenly spaced, so that every chain and its whole length take part.
     some = draws[np.linspace(0, len(draws) - 1, min(NUM_PLACING, len(draws))).astype(int)]
     exact = normal.restore(np.asarray(jax.random.normal(key, some.shape, float)))
     values = map_rows(target.log_likelihood, np.concatenate([some, exact]))
+    # Draws of the reference may leave the model's support, where a density may be NaN: they count
+    # as impossible.
     values = np.where(np.isnan(values) | (values == np.inf), -np.inf, values)
     at_draws, at_exact = values[: len(some)], values[len(some) :]
     inside = at_draws[np.isfinite(at_draws)]
     if not len(inside):
         cure = "Pass a trace of this model and of these data."
         raise InputError(where, "a `reference` inside the support of the model", "a density of zero at all draws", cure)
+    # Mixture weights of the two ends need log Z, of which a plain bridge is accurate enough to
+    # place rungs.
     log_z = solve_bridge(inside[None], at_exact, float(len(inside))).value
     if not np.isfinite(log_z):
         log_z = float(np.median(inside))  # without overlap: any constant separates the ends
+    # The mixture of both ends, equally many draws of each, over q: 1 + e^ℓ/Z.
     return path_barrier(values, np.logaddexp(0.0, values - log_z), power=REFERENCE_POWER).place(size)
 
 
@@ -146,6 +155,8 @@ def _terms(probed: ProbedModel, draw: Array) -> tuple[Array, Array]:
     free = probed.unravel(draw)
     substituted = handlers.substitute(probed.model, substitute_fn=lambda site: _constrain(free, site))
     values, trace = compute_log_probs(substituted, probed.args, probed.kwargs, {})
+    # The Jacobians are factors, which are observed sites to NumPyro: by name they belong to the
+    # prior.
     prior = {*probed.sites, *map(_jacobian_name, probed.sites)}
     zero = jnp.zeros((), draw.dtype)
     return (
@@ -163,12 +174,15 @@ def _constrain(free: dict[str, Array], site: dict[str, Any]) -> Array | None:
     if site["type"] != "sample" or site["name"] not in free:
         return None
     value, transform = free[site["name"]], biject_to(site["fn"].support)
+    # `scan` calls the site once a step, while its latent value is the whole sequence.
     step = site["infer"].get("_scan_current_index")
     shift = transform.codomain.event_dim - transform.domain.event_dim
     if step is not None and jnp.ndim(value) > len(site["fn"].shape()) - shift:
         value = value[step]  # inside a scan: one item of the sequence
     constrained = transform(value)
     jacobian = transform.log_abs_det_jacobian(value, constrained)
+    # Some transforms give a log-Jacobian for each entry, others one for each event; the factor has
+    # one for each batch entry.
     extra = jnp.ndim(jacobian) - jnp.ndim(constrained) + len(site["fn"].event_shape)
     numpyro.factor(_jacobian_name(site["name"]), sum_rightmost(jacobian, extra))
     return constrained
@@ -183,6 +197,8 @@ def _prior_draw(probed: ProbedModel, model: Callable[..., Any], key: jax.Array) 
     from numpyro.distributions import biject_to
 
     trace = handlers.trace(handlers.seed(model, rng_seed=key)).get_trace(*probed.args, **probed.kwargs)
+    # In the order of the probed sites: `ravel_pytree` would sort them by name, and coordinates
+    # would not match the labels.
     parts = [biject_to(trace[site]["fn"].support).inv(trace[site]["value"]) for site in probed.sites]
     return jnp.concatenate([jnp.ravel(part) for part in parts]).astype(jnp.result_type(float))
 
@@ -253,6 +269,7 @@ def sample_power_posteriors(
     """
     where = "sample_power_posteriors"
     check_key(where, key)
+    # The caller's key, before it is split for the rungs, so that the attribute reproduces the run.
     seed = str(np.asarray(jax.random.key_data(key)).tolist())
     if reference is None:
         target, probed = resolve_target(where, model, args, kwargs, log_likelihood, log_prior, sample_prior, names)
@@ -313,6 +330,7 @@ def _resolve_with_reference(
         target, probed = resolve_target(
             where, None, args, kwargs, log_likelihood, log_prior, sampler, labels if names is None else names
         )
+    # Chains do not matter to a normal fit: one row for each draw.
     points, _ = check_draws(where, draws, target.names)
     return target, probed, points.reshape(-1, points.shape[-1])
 
@@ -353,11 +371,13 @@ def add_rungs(
 
     check_key("add_rungs", key)
     ladder = read_ladder(tree)
+    # A ladder from a reference never draws from the prior; a sampler is needed for its shape only.
     if ladder.reference is not None and model is None and sample_prior is None:
         sample_prior = _no_prior_draw(len(ladder.names))
     target, probed = resolve_target(
         "add_rungs", model, args, kwargs, log_likelihood, log_prior, sample_prior, ladder.names
     )
+    # The same reference: rungs of another normal would be of another path.
     if ladder.reference is not None:
         target = reference_target(target, ladder.reference)
     sampled = sample_more_rungs(
@@ -371,13 +391,17 @@ def add_rungs(
         checkpoint=checkpoint,
     )
     more = _tree(sampled, probed, {}, ladder.reference)
+    # An evidence that stayed would be of fewer rungs than the ladder beside it.
     new = tree.drop_nodes(EVIDENCE_GROUP, errors="ignore").copy()
     for group in ("posterior", GROUP):
         if group not in tree.children:
             continue
         old, added = tree[group].to_dataset(), more[group].to_dataset()
         added = added[[name for name in added.data_vars if name in old.data_vars]]
+        # `concat` joins coordinates outer: chains counted from one in a file, and from zero here,
+        # would be twice as many, half of them NaN.
         added = added.assign_coords({dim: old[dim] for dim in ("chain", "draw") if dim in old.coords})
+        # "minimal": xarray otherwise gives a temperature to every variable that has none.
         joined = xarray.concat([old, added], dim=TEMPERATURE, data_vars="minimal", coords="minimal", compat="override")
         joined = joined.sortby(TEMPERATURE)
         joined.attrs = dict(old.attrs)
@@ -397,7 +421,7 @@ def adaptive_ladder(tree: "xarray.DataTree", size: int) -> np.ndarray:
     tree : a pilot run of `sample_power_posteriors`; a short one on ``power_ladder(9)`` will do.
     size : number of temperatures.
     """
-    return adaptive_temperatures(read_ladder(tree), size)
+    return equidistributed_ladder(read_ladder(tree), size)
 
 
 def barrier_ladder(tree: "xarray.DataTree", size: int | None = None) -> np.ndarray:
@@ -416,6 +440,7 @@ def barrier_ladder(tree: "xarray.DataTree", size: int | None = None) -> np.ndarr
     ValueError : the log likelihood does not vary, or the barrier cannot place so many rungs.
     """
     ladder = read_ladder(tree)
+    # MBAR's Newton steps end at a tolerance of 1e-11, which single precision cannot reach.
     return in_float64(ladder_barrier)(ladder).place(size)
 
 
@@ -450,6 +475,7 @@ def resolve_target(
             raise InputError(where, "`sample_prior` to return one draw (d,)", got, "Flatten it.")
         return jnp.asarray(draw)
 
+    # By shape alone: the sampler of the prior may be dear, and its draw is not needed yet.
     (d,) = in_either_precision(lambda: jax.eval_shape(prior_draw, jax.random.key(0))).shape
     for name, function in (("log_likelihood", log_likelihood), ("log_prior", log_prior)):
         check_scalar(where, function, d, name)
@@ -463,6 +489,7 @@ def _unconstrained_init(where: str, probed: ProbedModel | None, init: object) ->
         return init
     if probed is None:
         raise InputTypeError(where, "`init` to be an array (d,)", "a mapping", "Sites belong to a model.")
+    # One chain of one draw, as `unconstrain` reads sites of traces.
     sites = {name: as_real(where, f"init[{name!r}]", value).astype(float)[None, None] for name, value in init.items()}
     return probed.unconstrain(sites)[0][0, 0]
 
@@ -470,5 +497,7 @@ def _unconstrained_init(where: str, probed: ProbedModel | None, init: object) ->
 def _tree(
     sampled: SampledLadder, probed: ProbedModel | None, settings: Mapping[str, Any], reference: Normal | None
 ) -> "xarray.DataTree":
+    # Functions know no constrained values: their ladders have no `posterior`, only the
+    # unconstrained draws.
     values = None if probed is None else probed.constrain(sampled.ladder.draws)
     return ladder_to_datatree(sampled.ladder._replace(reference=reference), values, sampled.stats, settings)

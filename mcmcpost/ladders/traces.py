@@ -80,6 +80,7 @@ def ladder_from_traces(
     -----
     LadderWarning : stored log likelihoods carry an additive constant or differ otherwise, or stored gradients are off.
     """
+    # Mappings and lists come in any order, a ladder in that of its temperatures.
     rungs = sorted(((_level(t), _load(trace)) for t, trace in _pairs(traces)), key=lambda pair: pair[0])
     if not rungs:
         raise InputError(_WHERE, "at least two traces", "none", "Pass {t: trace, ...}.")
@@ -91,6 +92,9 @@ def ladder_from_traces(
         values = _stored_values(stored, temperatures)
         findings: list[str] = []
     else:
+        # The model's values are the ones that are used: a stored likelihood without its constant
+        # shifts the evidence by it, and nothing in the draws shows that (docs/results,
+        # stored_ladders).
         values = evaluate_at(target, draws)
         findings = _compare(stored, values)
     ladder = make_ladder(
@@ -118,6 +122,7 @@ def _pairs(traces: Any) -> list[tuple[float, Any]]:
             raise InputError(
                 _WHERE, f"a tree with a dim `{TEMPERATURE}`", "one without", "Pass {t: trace, ...} instead."
             )
+        # Groups such as `observed_data` have no temperature and go to every rung whole.
         return [(float(t), traces.isel({TEMPERATURE: i}, missing_dims="ignore")) for i, t in enumerate(levels[0])]
     check_kind(_WHERE, "traces", traces, (Mapping, list, tuple), "Pass {t: trace, ...}.")
     pairs = list(traces.items() if isinstance(traces, Mapping) else traces)
@@ -140,6 +145,7 @@ def _load(trace: Any) -> "xarray.DataTree":
 
 def _read(temperature: float, tree: "xarray.DataTree") -> _Stored:
     stats = tree.children[GROUP].to_dataset() if GROUP in tree.children else None
+    # Its ℓ is log p(y|x) + log p(x) − log q(x), which would be taken for a likelihood.
     if stats is not None and stats.attrs.get(REFERENCE, "prior") != "prior":
         got, cure = "one from a fitted reference", "Pass the whole ladder to log_evidence, which knows its reference."
         raise InputError(_WHERE, "rungs of a ladder from the prior", got, cure)
@@ -151,9 +157,12 @@ def _read(temperature: float, tree: "xarray.DataTree") -> _Stored:
 
     slope, prior_slope, score = stat(LIKELIHOOD_SLOPE), stat(PRIOR_SLOPE), stat("gradient")
     if prior_slope is None and slope is not None and score is not None:
+        # s_t = t∇ℓ + ∇log p, solved for what is missing.
         prior_slope = score - temperature * slope
     likelihood = stat(LOG_LIKELIHOOD)
     if likelihood is None and "log_likelihood" in tree.children:
+        # ArviZ keeps one value for each observation, in one variable for each observed site: their
+        # sum is ℓ.
         pointwise = tree.children["log_likelihood"].to_dataset().transpose("chain", "draw", ...)
         parts = [part.values.reshape(*part.shape[:2], -1).sum(axis=-1) for part in pointwise.data_vars.values()]
         likelihood = sum(parts[1:], start=parts[0]) if parts else None
@@ -174,6 +183,7 @@ def _target(
         return None, None
     if model is not None:
         return resolve_target(_WHERE, model, args, kwargs, log_likelihood, log_prior, None, None)
+    # Functions take unconstrained draws alone, from which the number of parameters is read.
     first = stored[0].draws
     if first is None:
         raise InputError(_missing(DRAWS, "the first trace"))
@@ -189,6 +199,8 @@ def _stack_draws(
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
     parts = []
     for t, rung in zip(temperatures, stored, strict=True):
+        # The model orders its coordinates itself; unlabelled draws of another program may be in any
+        # other order.
         if probed is not None and (rung.draws is None or _sites_rather(rung, probed)):
             parts.append(probed.unconstrain(rung.sites)[0])
         elif rung.draws is not None:
@@ -205,6 +217,7 @@ def _stack_draws(
         for t, rung in zip(temperatures, stored, strict=True)
         if probed is None or not _sites_rather(rung, probed)
     }
+    # Stacked in two orders, coordinates would be mixed up without an error.
     check_same_order(_WHERE, labels if probed is None else {"the model": probed.names} | labels)
     return np.stack(parts, axis=2), stored[0].labels
 
@@ -228,6 +241,7 @@ def _stored_values(stored: list[_Stored], temperatures: list[float]) -> Evaluati
                 raise InputError(_missing(name, f"the trace at temperature {t:g}"))
         columns.append(np.stack(arrays, axis=2))
     likelihood, slope, prior_slope = columns
+    # The value of the log prior is used by nothing after sampling.
     return Evaluation(likelihood, np.zeros_like(likelihood), slope, prior_slope)
 
 
@@ -235,6 +249,7 @@ def _compare(stored: list[_Stored], values: Evaluation) -> list[str]:
     """Return the findings about the stored quantities that every rung has."""
     findings: list[str | None] = []
     likelihood, slope, prior_slope = (
+        # What some rungs lack is not compared: shapes and temperatures of a part would mislead.
         np.stack(arrays, axis=2) if all(array is not None for array in arrays) else None
         for arrays in zip(
             *((rung.log_likelihood, rung.likelihood_slope, rung.prior_slope) for rung in stored), strict=True

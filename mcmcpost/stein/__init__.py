@@ -3,7 +3,7 @@
 There is no Matérn-1/2: its sample paths have no gradient, so it has no Stein kernel.
 """
 
-from mcmcpost.stein.discrepancy import Thinned, kernel_stein_discrepancy, stein_thin
+from mcmcpost.stein.discrepancy import Thinned, stein_discrepancy, stein_thin
 from mcmcpost.stein.kernels import (
     DOT_PRODUCT,
     STATIONARY,
@@ -76,7 +76,6 @@ __all__ = [
     "contract",
     "gram",
     "inner",
-    "kernel_stein_discrepancy",
     "matrix_stein_tile",
     "num_polynomial_features",
     "polynomial_exponents",
@@ -86,6 +85,7 @@ __all__ = [
     "second_order_stein_gram",
     "spread",
     "stein_diagonal",
+    "stein_discrepancy",
     "stein_gram",
     "stein_operator",
     "stein_thin",

@@ -15,7 +15,7 @@ from mcmcpost.stein.operators import Points, check_states, stein_operator
 from mcmcpost.stein.products import TileOperator
 
 
-def kernel_stein_discrepancy(
+def stein_discrepancy(
     kernel: AbstractKernel, X: Points, SX: Points, *, weights: Real[Array | np.ndarray, " n"] | None = None
 ) -> Float[Array, ""]:
     """Return √(Σ_ij w_i w_j k₀(x_i, x_j)), the V-statistic, tile by tile in O(n) memory.
@@ -27,7 +27,7 @@ def kernel_stein_discrepancy(
 
     Source: Gorham and Mackey, Measuring Sample Quality with Kernels (ICML 2017), section 3.
     """
-    where = "kernel_stein_discrepancy"
+    where = "stein_discrepancy"
     check_states(where, kernel, ("X", "SX"), X, SX)
     points = jnp.asarray(X)
     if weights is not None and np.shape(weights) != points.shape[:1]:

@@ -68,6 +68,7 @@ class FixedCovariance(AbstractTaskCovariance):
 
     def __check_init__(self) -> None:
         value = np.asarray(self.value)
+        # Relative to the largest entry, since B has the units of the integrands squared.
         tolerance = np.sqrt(np.finfo(value.dtype).eps) * max(np.abs(value).max(initial=0.0), 1e-300)
         symmetric = value.ndim == 2 and value.shape[0] == value.shape[1] and np.allclose(value, value.T, atol=tolerance)
         if not symmetric or np.linalg.eigvalsh(value)[0] < -tolerance:
@@ -102,6 +103,8 @@ class CholeskyCovariance(AbstractTaskCovariance):
 
     @property
     def matrix(self) -> Float[Array, "t t"]:
+        # The logarithm keeps the diagonal positive, so that L is unique and B never leaves the cone
+        # under Adam.
         factor = jnp.tril(self.lower, -1) + jnp.diag(jnp.exp(self.log_diagonal))
         return factor @ factor.T
 
@@ -151,6 +154,8 @@ class AbstractTaskControl(eqx.Module):
 
 def mix(along: Float[Array, "b t"], covariance: Float[Array, "t t"], tasks: Int[Array, " b"]) -> Float[Array, " b"]:
     """Return Σ_t' B[t_i, t'] along[i, t'], the separable structure that kernels and polynomials share."""
+    # along (b, T') times the rows of B of each draw's own task: a matrix (b, T') and not (b, T,
+    # T').
     return jnp.sum(along * covariance[tasks], axis=1)
 
 
@@ -167,6 +172,7 @@ def separable_trainable(control: Any) -> Any:
     """Return True at `control.coefficients` and at a free `control.covariance`, False elsewhere."""
     frozen = jax.tree.map(lambda _: False, control)
     free = isinstance(control.covariance, CholeskyCovariance)
+    # Kernel, training rows and scales never move: only coefficients, and B where it is free.
     chosen = jax.tree.map(lambda _: free, control.covariance)
     return eqx.tree_at(lambda c: (c.coefficients, c.covariance), frozen, (True, chosen))
 
@@ -194,6 +200,8 @@ class KernelTasks(AbstractTaskControl):
         """Return g = 0 with one coefficient for each of `rows`."""
         draws, scores, tasks = (jnp.asarray(a) for a in rows)
         task_sizes("KernelTasks", tasks, covariance.matrix.shape[0])
+        # The unit of B, as in the ridge form of docs/mathematics.md section 2: without it λ and the
+        # size of B depend on the scores' units.
         scale = jnp.mean(stein_diagonal(kernel, draws, scores))
         return cls(kernel, draws, scores, tasks, scale, jnp.zeros(draws.shape[0], draws.dtype), covariance)
 
@@ -206,6 +214,8 @@ class KernelTasks(AbstractTaskControl):
         return stein_gram(self.kernel, draws, scores, self.draws, self.scores) / self.scale
 
     def evaluate(self, features: Float[Array, "b m"], tasks: Int[Array, " b"]) -> Float[Array, " b"]:
+        # Σ_j B[t, t_j] k₀ θ_j = (K₀ D) Bᵀ with D = θ spread over tasks: one product (b, m)·(m, T),
+        # whatever T is.
         spread = self.coefficients[:, None] * jax.nn.one_hot(self.tasks, self.num_tasks, dtype=self.coefficients.dtype)
         return mix(features @ spread, self.covariance.matrix, tasks)
 
@@ -238,6 +248,8 @@ class PolynomialTasks(AbstractTaskControl):
         """Return g = 0 with the features' scale taken from `rows`."""
         num_tasks = covariance.matrix.shape[0]
         task_sizes("PolynomialTasks", rows.tasks, num_tasks)
+        # Features of degree three are far larger than those of degree one; one λ and one learning
+        # rate must serve all.
         features = polynomial_features(rows.draws, rows.scores, polynomial_exponents(rows.draws.shape[1], degree))
         scale = jnp.sqrt(jnp.mean(features**2, axis=0))
         coefficients = jnp.zeros((num_polynomial_features(rows.draws.shape[1], degree), num_tasks), scale.dtype)
@@ -289,6 +301,7 @@ class NeuralTasks(AbstractTaskControl):
     def evaluate(
         self, features: tuple[Float[Array, "b d"], Float[Array, "b d"]], tasks: Int[Array, " b"]
     ) -> Float[Array, " b"]:
+        # Nothing can be computed beforehand: the network itself moves.
         return jax.vmap(self._langevin)(*features, self.mixing[tasks])
 
     def _langevin(self, x: Float[Array, " d"], s: Float[Array, " d"], weights: Float[Array, " r"]) -> Float[Array, ""]:
@@ -301,6 +314,7 @@ class NeuralTasks(AbstractTaskControl):
             u = field(x)
             return u, u
 
+        # ∇·u + u·s from one pass: the value comes along as the auxiliary output.
         jacobian, u = jax.jacfwd(both, has_aux=True)(x)
         return jnp.trace(jacobian) + jnp.dot(u, s)
 
@@ -347,8 +361,11 @@ class NeuralNetwork(eqx.Module):
         hidden, mixing = jax.random.split(key)
         outputs = functions * dimension
         network = eqx.nn.MLP(dimension, outputs, self.width, self.depth, self.activation, dtype=np.float64, key=hidden)
+        # A last layer of zeros makes g = 0: training starts at the plain mean.
         silent = jax.tree.map(jnp.zeros_like, network.layers[-1])
         network = eqx.tree_at(lambda n: n.layers[-1], network, silent)
+        # With W exactly one-hot the first steps of each function would see one task only; the noise
+        # lets it serve the others too.
         spread = 0.1 * jax.random.normal(mixing, (num_tasks, functions), np.float64)
         turns = jax.nn.one_hot(np.arange(num_tasks) % functions, functions, dtype=np.float64)
         return NeuralTasks(network, turns + spread)

@@ -76,6 +76,7 @@ class JointEstimate(dict[str, Estimate]):
     @property
     def task_correlation(self) -> Float[np.ndarray, "t t"]:
         """The learnt B as a correlation matrix."""
+        # A learnt B has a floor under its spectrum (`floored`), so that no variance is zero.
         sd = np.sqrt(np.diagonal(self.task_covariance))
         return self.task_covariance / sd[:, None] / sd[None, :]
 
@@ -101,6 +102,8 @@ class JointEstimate(dict[str, Estimate]):
         """
         import xarray
 
+        # Labels must be unique along the dim: a task of several integrands is named with each of
+        # them.
         single = {name: len(part.names) == 1 for name, part in self.items()}
 
         def text(labels: tuple[tuple[str, str], ...]) -> np.ndarray:
@@ -121,6 +124,7 @@ class JointEstimate(dict[str, Estimate]):
             variables |= {"task_covariance": (pair, self.task_covariance)}
             variables |= {"task_correlation": (pair, self.task_correlation)}
             coords |= {name: text(self.task_labels) for name in pair}
+        # One fit has one set of facts, which each of its estimates repeats.
         attrs = {
             "info": json.dumps(json_able(next((part.info for part in parts if part.info), {})), allow_nan=False),
             "mcmcpost_version": version("mcmcpost"),
@@ -129,6 +133,7 @@ class JointEstimate(dict[str, Estimate]):
         tree[GROUP] = xarray.DataTree(xarray.Dataset(variables, coords=coords, attrs=attrs))
         for number, (name, part) in enumerate(self.items()):
             own = part.to_datatree()[GROUP].to_dataset()
+            # By number: names of tasks may hold a slash, which is a path to xarray.
             tree[f"task_{number}"] = xarray.DataTree(own.assign_attrs(task=name))
         return tree
 
@@ -155,10 +160,14 @@ def estimate_jointly(
     for item in inputs.values():
         options.check(item.trace)
     # Everything is estimated in the units of the tasks, in which no covariance between them overflows or vanishes.
+    # B compares integrands, and a quantity in thousands beside one in thousandths would have all of
+    # it.
     samples = {
         name: item.sample._replace(values=item.sample.scaled, units=np.ones(len(item.sample.names)))
         for name, item in inputs.items()
     }
+    # Bad scores of one task would spoil the common fit of all, so that it stands outside and is its
+    # plain mean.
     traces = {name: item.trace for name, item in inputs.items() if item.controlled and len(item.sample.columns)}
     labels = tuple((name, samples[name].names[j]) for name in traces for j in samples[name].columns)
     found = _fit_tasks(traces, samples, method, options)
@@ -174,6 +183,8 @@ def estimate_jointly(
     covariance = _covariance(estimates, inputs, *_common_error(estimates, found, samples))
     units = {name: item.sample.units for name, item in inputs.items()}
     every = np.concatenate(list(units.values()))
+    # Errors of 1e200 have a covariance that no number holds: infinite, with finite estimates beside
+    # it.
     with np.errstate(over="ignore"):
         covariance = covariance * every[:, None] * every
     estimates = {name: rescaled(estimate, units[name]) for name, estimate in estimates.items()}
@@ -182,6 +193,7 @@ def estimate_jointly(
 
 def check_dimensions(traces: Mapping[str, Trace]) -> None:
     """Refuse tasks that do not live in one space, their parameters in one order."""
+    # B⊗k needs one x for all tasks: k₀ is evaluated between draws of different ones.
     sizes = {name: trace.draws.shape[-1] for name, trace in traces.items()}
     if len(set(sizes.values())) > 1:
         expected = "tasks of one dimension, whose targets live on one unconstrained space"
@@ -200,6 +212,7 @@ def moving_in_all(traces: Mapping[str, Trace]) -> Bool[np.ndarray, " d"]:
     Stein features along a coordinate do not average to zero in a task that holds it fixed: the score along it is a
     gradient of the density of one value. Tasks that move it would lose what it explains were it left out of all.
     """
+    # The map to common coordinates divides by a spread, which a fixed coordinate has not.
     moves = {name: moving(trace.draws) for name, trace in traces.items()}
     everywhere = np.logical_and.reduce(list(moves.values()))
     somewhere = np.logical_or.reduce(list(moves.values()))
@@ -249,6 +262,8 @@ def _fit_tasks(
             mean, sd = (moment[moves] for moment in read_moments(moments, len(moves)))
             moments = (mean, sd)
     first, *others = traces.values()
+    # Shared draws: the system falls into diagonal ones (docs/mathematics.md section 2, shared
+    # draws).
     if all(same_states(first, other) for other in others):
         problem = make_problem(
             first, np.concatenate(values, axis=-1), states=states[0], num_folds=options.folds, moments=moments
@@ -277,6 +292,8 @@ def _common_error(
     those of the kernel's model, whose B often has rank one, as if it were known: they are shrunk as one observation of
     unrelated tasks would shrink a B that was learnt from each task's states.
     """
+    # Of shared draws the residual series show how the errors are correlated, and no model is
+    # needed.
     if found.model_covariance is None:
         return np.zeros(0, int), np.zeros((0, 0))
     sd = np.sqrt(np.maximum(np.diagonal(found.model_covariance), 0.0))
@@ -290,12 +307,19 @@ def _common_error(
         if name in found.fits:
             fit, problem = found.fits[name], found.problems[name]
             for k, j in enumerate(samples[name].columns):
+                # A task that went back to its plain mean or to its own fit shares no error with the
+                # others.
                 together = part.method[j] == fit.method[k] and not fit.method[k].endswith("alone")
                 error = float(sd[len(rows)] * problem.scale[k])
+                # The model's error may exceed the one from refits: in 2 of 30 replications of the
+                # South functions it left a correlation of 1 − 1e-8 (docs/results,
+                # vector_valued_south_quadratic).
                 errors.append(min(error, float(part.mcse[j])) if together else 0.0)
                 rows.append(start + int(j))
                 states.append(problem.num_states)
         start += len(part.names)
+    # The shrinkage that is described above, as a factor for each task, so that the matrix stays
+    # positive semidefinite.
     learnt = np.sqrt(1.0 - 1.0 / (np.array(states) + 1.0))
     correlation = np.where(np.eye(len(rows), dtype=bool), correlation, correlation * np.outer(learnt, learnt))
     return np.array(rows, int), np.outer(errors, errors) * correlation
@@ -312,9 +336,12 @@ def _covariance(
     mcse = np.concatenate([part.mcse for part in estimates.values()])
     total = np.zeros((len(mcse), len(mcse)))
     total[np.ix_(index, index)] = between
+    # Whatever part the common fit has, the diagonal is mcse² in the end.
     rest = np.sqrt(np.maximum(mcse**2 - np.diagonal(total), 0.0))
     names, left = list(estimates), list(range(len(estimates)))
     while left:
+        # Groups of tasks on the same draws: within them residuals correlate, between them draws are
+        # independent.
         same = [k for k in left if same_states(inputs[names[left[0]]].trace, inputs[names[k]].trace)]
         left = [k for k in left if k not in same]
         at = np.concatenate([np.flatnonzero(owner == k) for k in same])
@@ -367,6 +394,7 @@ def joint_expectation(
         raise InputError(where, "`tasks`, at least one", "none", cure)
     choice = VectorValued() if method is None else method
     inputs = {}
+    # By identity: two trees with equal content are gated twice, which costs time and nothing else.
     gated: dict[int, tuple[Trace, ScoreCheck]] = {}  # tasks may share a tree
     for name, pair in tasks.items():
         if not (isinstance(pair, tuple) and len(pair) == 2):
@@ -380,6 +408,8 @@ def joint_expectation(
         new = id(tree) not in gated  # the divergences of a tree are told once
         if new:
             try:
+                # The gate knows no tasks, and an error without the name would send a person through
+                # all of them.
                 trace = read_trace(tree)
                 gated[id(tree)] = trace, check_gate(tree, trace, allow_bad_scores)
             except ScoreError as error:
@@ -389,10 +419,13 @@ def joint_expectation(
         labels, values, events, _ = integrand_values(tree, integrands)
         found = check_convergence(tree, [([f"{name}: {label}" for label in labels], values)])
         warn_of_convergence(found if new else found._replace(divergences=0))
+        # A constant score or an edge leaves a right plain mean: only other failures make the draws
+        # doubtful.
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
         sample = Sample.of(trace, labels, values, events)
         inputs[name] = TaskInput(sample, bad, not failed or allow_bad_scores, check.verified)
     joint = in_float64(estimate_jointly)(inputs, choice, Options(standardize, folds, allow_bad_scores, fallback))
+    # After the fits: a controlled mean that contradicts the plain one is only then known.
     parts = ((task, contradicted(one, known=inputs[task].bad_scores)) for task, one in joint.items())
     warn_of_contradiction([f"{task}: {name}" for task, names in parts for name in names])
     return joint

@@ -49,6 +49,8 @@ def proportional_counts(sizes: Int[np.ndarray, " t"], total: int) -> Int[np.ndar
     Exact wherever total·m_t/Σm is an integer, else within one of it unless a small task was rounded up to one.
     """
     total = min(total, int(sizes.sum()))
+    # In proportion, so that all tasks use up their units in about as many steps and none is seen
+    # many times over in an epoch; the weights 1/b_t keep the gradient right for any counts.
     quota = total * sizes / sizes.sum()
     counts = np.maximum(np.floor(quota).astype(int), 1)
     while counts.sum() < total:
@@ -84,15 +86,20 @@ def make_schedule(
     ValueError
         if a label is out of range, `batch_size` is below T, or no run of a task is as long as `block`.
     """
+    # Faults are raised before anything is compiled.
     sizes = task_sizes("Stochastic", tasks, num_tasks)
     if batch_size < num_tasks:
         cure = "A mini-batch holds at least one draw of each task."
         raise InputError("Stochastic", f"`batch_size` of at least {num_tasks} tasks", batch_size, cure)
     labels = np.zeros_like(tasks) if runs is None else np.asarray(runs)
+    # Stretches of one task and one run, each in draw order (a stable sort): block means over a seam
+    # between two chains would be no batch means.
     pairs, member = np.unique(np.stack([tasks, labels], 1), axis=0, return_inverse=True)
     stretches = np.split(np.argsort(member.ravel(), kind="stable"), np.cumsum(np.bincount(member.ravel()))[:-1])
     longest = np.zeros(num_tasks, int)
     np.maximum.at(longest, pairs[:, 0], [len(stretch) for stretch in stretches])
+    # ⌊√n⌋ is the usual length of batch means; of the shortest task, so that every task has a whole
+    # block.
     length = max(int(np.sqrt(longest.min())), 1) if block is None else block
     if length > longest.min():
         expected = (
@@ -100,11 +107,14 @@ def make_schedule(
         )
         cure = "Use a shorter block: it must not straddle two chains or the draws that a fold holds out."
         raise InputError("ChainVariance", expected, length, cure)
+    # What does not fill a block is dropped at the start, where a chain is farthest from its
+    # posterior.
     units = np.concatenate([stretch[len(stretch) % length :].reshape(-1, length) for stretch in stretches])
     owner = np.asarray(tasks)[units[:, 0]]
     sizes = np.bincount(owner, minlength=num_tasks)
     counts = proportional_counts(sizes, max(num_tasks, batch_size // length))
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    # (e, b) with the same counts in every step: one compiled shape, and weights that do not change.
     steps = np.arange(int(np.max(-(-sizes // counts))))[:, None]
     slots = np.concatenate(
         [
@@ -118,6 +128,8 @@ def make_schedule(
 
 def shuffled_units(schedule: Schedule, *, key: PRNGKeyArray) -> Int[Array, "e b"]:
     """Return the units of every step of one epoch, shuffled within tasks; column i is always of one task."""
+    # Sorted by task first and by noise within it: slots stay valid, and the shuffle needs no loop
+    # over tasks.
     order = jnp.lexsort((jax.random.uniform(key, schedule.tasks.shape), schedule.tasks))
     return order[schedule.slots]
 
@@ -247,6 +259,7 @@ def fit_stochastic(
     """
     objective = choice.objective or MeanSquare()
     tasks = np.asarray(rows.tasks)
+    # On the host and once: the layout depends on sizes alone, only the shuffle is random.
     schedule = make_schedule(
         tasks,
         num_tasks=control.num_tasks,
@@ -258,8 +271,11 @@ def fit_stochastic(
         control = control.release_covariance()
     data, f = jax.device_put((TaskRows(rows.draws, rows.scores, tasks), values))
     shapes = eqx.filter_eval_shape(control.features, data)
+    # By shapes alone, without computing them: 4,000 rows of a kernel family are 16e6 entries.
     cached = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) <= CACHE_ENTRIES
     penalty, rate = jnp.asarray(choice.penalty, f.dtype), jnp.asarray(choice.learning_rate, f.dtype)
+    # At g = 0 the task means are the best constants. Adam moves by about its learning rate a step,
+    # and from zero it would take thousands of steps to find them.
     first = _task_means(f, data.tasks, control.num_tasks)
     trained, constants, loss, history = _train(
         control, first, data, f, schedule, penalty, rate, key, num_epochs=choice.num_epochs, cached=cached
@@ -291,6 +307,7 @@ def _train(
     cached: bool,
 ) -> tuple[AbstractTaskControl, Float[Array, " t"], Float[Array, ""], Float[Array, " e"]]:
     """Run every epoch in one scan; one compilation serves every key, penalty, learning rate and value."""
+    # Gradients of what is trained only: m training rows and their scores are leaves too.
     free, frozen = eqx.partition(control, control.trainable())
     features = control.features(rows) if cached else None
     weights = unit_weights(schedule, values.dtype)
@@ -303,6 +320,7 @@ def _train(
         index = members.ravel()
         batch = jax.tree.map(lambda a: a[index], rows)
         known = family.features(batch) if features is None else jax.tree.map(lambda a: a[index], features)
+        # f_t(x_tj) − g_t(x_tj) − β_t of equation 8 of the paper.
         residual = values[index] - family.evaluate(known, batch.tasks) - parameters[1][batch.tasks]
         return members.shape[1] * jnp.mean(residual.reshape(members.shape), axis=1) ** 2
 
@@ -315,6 +333,7 @@ def _train(
 
     def step(state: TrainState, units: Int[Array, " b"]) -> tuple[TrainState, Float[Array, ""]]:
         value, slope = jax.value_and_grad(loss)(state.parameters, units)
+        # The strict promotion of the tests would refuse a dependency's arithmetic.
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to its integer step count
             updates, adam = optimiser.update(slope, state.adam, state.parameters)
         return TrainState(optax.apply_updates(state.parameters, updates), adam), value
@@ -325,6 +344,8 @@ def _train(
 
     start = (free, beta)
     state, history = jax.lax.scan(epoch, TrainState(start, optimiser.init(start)), jax.random.split(key, num_epochs))
+    # The objective on all data: the history has mini-batches, each at other parameters. In chunks,
+    # since features that were not cached do not fit in memory all at once.
     squares = _in_chunks(lambda units: blocks(state.parameters, units), schedule.units.shape[0])
     total = jnp.sum(_task_means(squares, schedule.tasks, control.num_tasks)) + penalties(state.parameters)
     return eqx.combine(state.parameters[0], frozen), state.parameters[1], total, history
@@ -333,6 +354,8 @@ def _train(
 def _in_chunks(function: Any, count: int) -> Float[Array, " u"]:
     """Return function(0), …, function(count − 1) from blocks of indices, the last of which overlaps."""
     size = min(_CHUNK, count)
+    # The last block overlaps in place of a remainder, which would be a second compiled shape; equal
+    # values are written twice.
     starts = jnp.minimum(jnp.arange(-(-count // size)) * size, count - size)
     index = starts[:, None] + jnp.arange(size)[None]
     found = jax.lax.map(function, index)
@@ -419,6 +442,7 @@ class TrainedVectorValued(AbstractControlVariate):
         return f"TrainedVectorValued({type(self.family).__name__})"
 
     def crossfit(self, problem: Problem) -> FoldFit:
+        # Each integrand is a task of its own, on the same draws.
         copies = tuple(problem.select(np.array([j])) for j in range(problem.values.shape[1]))
         return concatenate_fits(self.crossfit_joint(join(copies)).fits)
 
@@ -430,9 +454,11 @@ class TrainedVectorValued(AbstractControlVariate):
             few = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
             return JointFit(few, np.zeros((t, t)), np.eye(t))
         keys = jax.random.split(self.key, joint.folds.num_folds + 1)
+        # For its loss and B only: the reported mean is that of the held-out residuals.
         whole = self._train(joint, joint.folds.everyone, training, keys[0])
         control = np.zeros(len(joint.values))
         finite, settled = bool(whole.finite), bool(whole.converged)
+        # A network follows its training draws: only rows that it has not seen say what it is worth.
         for (out, inside), key in zip(joint.folds.rows(), keys[1:], strict=True):
             fit = self._train(joint, inside, training, key)
             control[out] = np.asarray(fit.control(_rows(joint, out)))
@@ -473,6 +499,7 @@ def _rows(joint: JointProblem, index: np.ndarray) -> TaskRows:
 
 def runs_of(joint: JointProblem, index: Int[np.ndarray, " r"]) -> Int[np.ndarray, " r"]:
     """Return labels of the stretches of some rows, in order, that are consecutive rows of one chain of one task."""
+    # A fold that was left out interrupts a chain, too.
     breaks = (np.diff(index) != 1) | (np.diff(joint.chains[index]) != 0) | (np.diff(joint.labels[index]) != 0)
     return np.concatenate([[0], np.cumsum(breaks)])
 

@@ -81,9 +81,9 @@ def maximise_task_likelihood(
 ) -> TasksTuned | None:
     """Tune kernels, the B_q and the nugget η of A = Σ B_q⊗K_q/mean(diag) + η·diag(1/n) for all tasks together.
 
-    docs/mathematics.md section 2 (the recipe that turns the borehole error of 1.29 at m = 20 into 0.0007); Sun, Barp
-    and Briol (2023), Appendix D.2, with the quadratic form that its print lost. B = LLᵀ with a positive diagonal, or
-    WWᵀ + diag with W of `rank` columns. The overall amplitude is profiled out, the constants by generalised least
+    docs/mathematics.md section 2, Hyper-parameters, where the borehole error of 1.29 at m = 20 becomes 0.0007; Sun,
+    Barp and Briol (2023), Appendix D.2, with the quadratic form that its print lost. B = LLᵀ with a positive diagonal,
+    or WWᵀ + diag with W of `rank` columns. The overall amplitude is profiled out, the constants by generalised least
     squares.
 
     Parameters
@@ -100,27 +100,36 @@ def maximise_task_likelihood(
     """
     num_tasks = starts[0].num_tasks
     data = jax.device_put((draws, scores, np.eye(num_tasks)[tasks], basis, values[:, None], 1 / counts))
+    # Only the diagonal of L (or the free diagonal) is positive and searched as a logarithm; other
+    # entries have both signs.
     logs = _positive_entries(num_tasks, rank)
     free = TaskParameters(is_positive if learn_kernel else False, learn_covariance, free_nugget)
     packings, problems = [], []
+    # All starts are searched and the best is kept: a single start leaves rare outliers
+    # (docs/mathematics.md section 2, Hyper-parameters).
     for start in starts:
         entries = np.stack([_covariance_entries(b, rank) for b in np.asarray(start.covariances)])
         tree = TaskParameters(start.kernels, entries, np.asarray(nugget))
         packing = Packing(tree, free=free, positive=TaskParameters(True, logs, True))
         initial = packing.pack(tree)
         bounds = packing.box(initial, TASK_RANGE)
+        # Tasks that are multiples of each other drive a diagonal of L to zero, at which its
+        # logarithm has no minimum.
         bounds[packing.where(TaskParameters(False, logs, False))] = LOG_DIAGONAL_BOUNDS
         bounds[packing.where(TaskParameters(False, False, True))] = np.log(TASK_NUGGET_BOUNDS)
+        # The packing is static: starts of one structure share one compiled loss.
         loss = functools.partial(_task_loss, packing, num_tasks, rank, start.order, data)
         packings.append(packing)
         problems.append(TrainingProblem(loss, initial, bounds))
     best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from(problems)
     if best is None:
         return None
+    # Everything was given: there is a likelihood, but nothing to search.
     if not best.x.size:
         return TasksTuned(_scaled(starts[best.start], draws, scores), nugget, best.value, best.num_evaluations)
     found: TaskParameters = packings[best.start].unpack(jnp.asarray(best.x))
     between = np.asarray(_covariances(jnp.asarray(found.entries), num_tasks, rank))
+    # So that proportional tasks stay positive definite to the last digit.
     between = between + ROUNDING * np.trace(between, axis1=1, axis2=2)[:, None, None] * np.eye(num_tasks)
     tuned = Coregionalisation(jax.tree.map(np.asarray, found.kernels), between, starts[0].order)
     return TasksTuned(_scaled(tuned, draws, scores), float(found.nugget), best.value, best.num_evaluations)
@@ -135,6 +144,8 @@ def _scaled(kernel: Coregionalisation, draws: np.ndarray, scores: np.ndarray) ->
 
 
 def _kernel_scale(kernel: AbstractKernel, order: int, draws: Array, scores: Array) -> Float[Array, ""]:
+    # The scalar kernel as a matrix-valued one of a single task: mean(diag K_q) without the (m, m)
+    # Gram matrix.
     one = jnp.ones((draws.shape[0], 1), draws.dtype)
     tile = MatrixSteinTile((kernel,), jnp.ones((1, 1, 1), draws.dtype), order)
     return jnp.mean(tile_diagonal(tile, (draws, scores, one)))
@@ -151,10 +162,12 @@ def _covariance_entries(covariance: Float[np.ndarray, "t t"], rank: int | None) 
     """Return the parameters of B: the lower triangle of its factor, or W and the rest of the diagonal."""
     num_tasks = len(covariance)
     values, vectors = np.linalg.eigh(covariance)
+    # A start with perfectly related tasks has no Cholesky factor.
     values = np.maximum(values, COVARIANCE_FLOOR * values[-1])
     if rank is None:
         return np.linalg.cholesky((vectors * values) @ vectors.T)[np.tril_indices(num_tasks)]
     factor = vectors[:, -rank:] * np.sqrt(values[-rank:])
+    # At least a hundredth: searched as a logarithm, a remainder of zero would start at −∞.
     rest = np.maximum(np.diagonal(covariance) - (factor**2).sum(axis=1), 1e-2 * np.diagonal(covariance))
     return np.concatenate([factor.ravel(), rest])
 
@@ -184,10 +197,14 @@ def _task_loss(
     def covariance(x: Float[Array, " h"]) -> Float[Array, "m m"]:
         kernels, entries, nugget = packing.unpack(x)
         between = _covariances(entries, num_tasks, rank)
+        # Each kernel has mean diagonal one, and then their sum too: B carries the sizes, and η
+        # stays relative.
         scales = jnp.stack([_kernel_scale(kernel, order, draws, scores) for kernel in kernels])
         gram = tile_gram(MatrixSteinTile(kernels, between / scales[:, None, None], order), (draws, scores, tasks))
         return gram / jnp.mean(jnp.diagonal(gram)) + nugget * jnp.diag(noise)
 
+    # The slope in A is in closed form (docs/mathematics.md section 2, Hyper-parameters), so that
+    # automatic differentiation goes through the kernel only and never through a factorisation.
     matrix, pull_back = jax.vjp(covariance, jnp.asarray(x))
     likelihood = negative_restricted_likelihood(matrix, basis, values)
     return jnp.sum(likelihood.losses), pull_back(likelihood.slope)[0]
@@ -278,6 +295,8 @@ def alternating_task_covariance(
         raise InputError(where, "`start` positive definite", np.asarray(start), "Blend it with the identity.")
     history, rungs, raised, converged = [], [], False, False
     for rung, delta in enumerate(deltas):
+        # Each half step is an exact minimiser, so that the objective cannot rise, and δ decreases
+        # only after it has settled: small δ from a far B converges slowly.
         state = _best_coefficients(kernel, indicators, f, penalty, delta**2, covariance)
         for _ in range(max_steps):
             better = best_covariance(roughness(kernel, indicators, state), penalty, delta**2)
@@ -286,6 +305,7 @@ def alternating_task_covariance(
             state, raised = new, raised or new.raised
             history.append(new.objective)
             rungs.append(rung)
+            # NaN will not recover: the history shows where it came from.
             if converged or not np.isfinite(history[-1]):
                 break
         covariance = state.covariance
@@ -310,9 +330,13 @@ def _best_coefficients(
     covariance: Float[np.ndarray, "t t"],
 ) -> AlternatingState:
     """Return the minimiser over θ and β for this B, and the objective there: Σ(λ m_t θ)²/m_t + λθᵀGθ + …"""
+    # λ m_t for every row of task t: the mean over a task's draws in the objective, turned into a
+    # nugget.
     noise = indicators @ indicators.sum(axis=0)
     across = (indicators @ covariance @ indicators.T) * gram
     solution, used = fit_rows(across, noise, penalty, indicators, values[:, None])
+    # Residuals of a ridge system are noise · θ, which gives the objective without a further
+    # product.
     theta = solution.dual[:, 0]
     fit = np.sum((used * theta) ** 2 * noise) + penalty * theta @ across @ theta
     size = penalty * jitter * np.trace(np.linalg.inv(covariance)) + np.sum(covariance**2)
@@ -323,13 +347,18 @@ def roughness(
     gram: Float[np.ndarray, "m m"], indicators: Float[np.ndarray, "m t"], state: AlternatingState
 ) -> Float[np.ndarray, "t t"]:
     """Return C = Θ̃ᵀK₀Θ̃ = B (DᵀK₀D) B, D the coefficients θ_j spread over the columns t_j."""
+    # Θ̃ = D B with D (m, T) of one entry in each row: B stays outside of the large product.
     spread = indicators * state.coefficients[:, None]
     return state.covariance @ (spread.T @ gram @ spread) @ state.covariance
 
 
 def best_covariance(roughness: Float[np.ndarray, "t t"], penalty: float, jitter: float) -> Float[np.ndarray, "t t"]:
     """Return the minimiser of λ tr(B⁻¹(C + δ²I)) + ‖B‖²_F over B ≻ 0; `jitter` is δ²."""
+    # The stationarity condition 2B = λB⁻¹(C + δ²I)B⁻¹ has the eigenvectors of C, and b³ = λ(c +
+    # δ²)/2.
     size, vectors = np.linalg.eigh((roughness + roughness.T) / 2)
+    # C is positive semidefinite, but rounding leaves eigenvalues below zero, whose cube root is
+    # negative.
     size = np.cbrt(penalty * (np.maximum(size, 0) + jitter) / 2)
     return (vectors * size) @ vectors.T
 
@@ -437,6 +466,8 @@ def tune_tasks(
     if isinstance(model.kernel, Coregionalisation):
         starts: tuple[Coregionalisation, ...] = (model.kernel,)
     else:
+        # Tasks whose regressions on the scores are parallel start as related, which costs next to
+        # nothing to see.
         between = _first_covariance(joint) if model.covariance is None else model.covariance
         lengths = tuning.squared_lengthscales
         default = tuple(SquaredExponential(np.sqrt(v) * np.ones(d)) for v in lengths)
@@ -444,9 +475,13 @@ def tune_tasks(
         starts = tuple(Coregionalisation((kernel,), between[None], model.order) for kernel in kernels)
     if model.is_given:
         return starts[0], model.nugget or DEFAULT_NUGGET
+    # An evaluation costs m³; and at least twice as many rows as unpenalised columns, or no degrees
+    # of freedom are left for the likelihood.
     rows = _some_rows(joint, max(tuning.max_draws, 2 * design.shape[1]))
     nugget = tuning.nugget if model.nugget is None else model.nugget
     rank = tuning.rank or (LOW_RANK if num_tasks > MAX_FULL_TASKS else num_tasks)
+    # With no finite likelihood at any start the matrix is singular to rounding: long lengthscales
+    # need a larger nugget.
     while True:
         tuned = maximise_task_likelihood(
             starts,
@@ -479,6 +514,7 @@ def _convex(
     joint: JointProblem, design: Float[np.ndarray, "m q"], model: TaskModel, tuning: ConvexTaskCovariance
 ) -> tuple[Coregionalisation, float]:
     """Return the kernel tuned with B = I, and B by the convex scheme."""
+    # One target: the tasks share K₀, whose kernel is tuned as if they were unrelated.
     separate = model._replace(covariance=np.eye(joint.num_tasks), tuning=tuning.kernel)
     tuned, nugget = tune_tasks(joint, design, separate)
     rows = _some_rows(joint, tuning.kernel.max_draws)
@@ -501,12 +537,15 @@ def _first_covariance(joint: JointProblem) -> Float[np.ndarray, "t t"]:
     for t in range(joint.num_tasks):
         rows = joint.rows_of(t)
         scores, weight = joint.scores[rows], joint.counts[rows][:, None]
+        # A ridge of the size of the mean diagonal: with ten draws in eight coordinates directions
+        # would be noise without it.
         ridge = np.trace(scores.T @ (weight * scores)) / scores.shape[1]
         gram = scores.T @ (weight * scores) + ridge * np.eye(scores.shape[1])
         slope = np.linalg.solve(gram, scores.T @ (weight[:, 0] * joint.values[rows]))
         norm = np.linalg.norm(slope)
         slopes.append(slope / norm if norm > 0 else slope)
     related = np.array(slopes) @ np.array(slopes).T
+    # A task whose slope is zero has no direction: it is related to none of the others.
     np.fill_diagonal(related, 1.0)
     return START_CORRELATION * related + (1 - START_CORRELATION) * np.eye(joint.num_tasks)
 
@@ -517,6 +556,7 @@ def _some_rows(joint: JointProblem, size: int) -> np.ndarray:
     share = min(1.0, size / sizes.sum())
     parts = []
     for start, n in zip(joint.starts[:-1], sizes, strict=True):
+        # Evenly spaced within the task: neighbouring draws of a chain are alike.
         parts.append(start + np.linspace(0, n - 1, max(min(n, 2), int(n * share))).astype(int))
     return np.concatenate(parts)
 

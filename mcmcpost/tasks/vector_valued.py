@@ -69,17 +69,27 @@ def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget:
     subsets = Subsets.of(folds.num_folds)
     m, t = values.shape
     root = np.sqrt(counts)[:, None]
+    # N^(-1/2) K₀ N^(-1/2) of docs/mathematics.md section 2, N = diag(1/n): the nugget becomes a
+    # multiple of the identity, and one decomposition serves every task.
     spectrum, vectors = np.linalg.eigh(gram * root * root.T)
     spectrum = np.maximum(spectrum, 0.0)
+    # In B's eigenbasis tasks do not interact: one diagonal system for each direction.
     between, mixing = np.linalg.eigh(covariance / np.mean(np.diagonal(covariance)))
+    # A B of lower rank has eigenvalues of −1e-16 by rounding. Times λ they may exceed a tiny nugget,
+    # and A would not be positive definite.
+    between = np.maximum(between, 0.0)
     rotated, originals, columns = vectors.T @ (root * values) @ mixing, values @ mixing, vectors.T @ (root * basis)
     mean, fold_means, amplitude = np.empty(t), np.empty((folds.num_folds, t)), np.empty(t)
     held_out, real = folds.held_out()
     errors = np.zeros((*held_out.shape, t))
     parts = [(np.empty((len(sets), t)), folds.rows_of(sets)) for sets in subsets]
     for s, (b, y, original) in enumerate(zip(between, rotated.T, originals.T, strict=True)):
+        # Diagonal of A⁻¹ in direction s. Negative eigenvalues of rounding were cut above, or it
+        # could be infinite.
         weight = 1.0 / (b * spectrum + nugget)
         half = np.sqrt(weight)[:, None]
+        # Generalised least squares for the constant and the polynomial by QR, as in
+        # docs/mathematics.md section 2 (semi-exact); P y without forming P.
         q, r = np.linalg.qr(half * columns)
         inverse = solve_lower(r.T, np.eye(len(r))).T
         along = q.T @ (half[:, 0] * y)
@@ -89,6 +99,8 @@ def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget:
         for k, (out, _) in enumerate(folds.rows()):
             rows = vectors[out]
             onto = rows @ (half * q)
+            # P_FF of the fold: leaving it out takes a solve of its size, where a refit would be
+            # another decomposition.
             block = (rows * weight) @ rows.T - onto @ onto.T
             error = PositiveMatrix(block).solve((rows @ projected)[:, None])[:, 0]
             errors[k, : len(out), s] = error / root[out, 0]
@@ -96,8 +108,11 @@ def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget:
         for found, sets in parts:
             for part, index in enumerate(sets):
                 system = b * gram[np.ix_(index, index)], 1.0 / counts[index], nugget
+                # Halves and quarters are other matrices, whose decomposition is not that of the
+                # whole: factorised.
                 found[part, s] = fit_rows(*system, basis[index], original[index, None])[0].coefficients[0, 0]
 
+    # Back from B's eigendirections to the tasks: (k, s)·(s, t).
     means = fold_means @ mixing.T
     control = values[held_out] - errors @ mixing.T - means[:, None, :]
     return KernelFit(
@@ -117,6 +132,7 @@ def shared_covariance(tile: Tile, nugget: float, data: KernelData) -> Float[np.n
     Exact where the noise is separable too, B⊗(K₀ + ηD⁻¹), or absent. Sun, Barp and Briol (2023), special case II.
     """
     gram, basis, values, counts, _ = dense_system(tile, data)
+    # YᵀPY without P: the dual variables are PY.
     solution, _ = fit_rows(gram, 1.0 / counts, nugget, basis, values)
     return values.T @ solution.dual / (len(values) - basis.shape[1])
 
@@ -228,6 +244,8 @@ class VectorValued(AbstractControlVariate):
         iterative = problem.num_states > DENSE_LIMIT or isinstance(self.solver, ConjugateGradients)
         second_order = self._order == 2 and (self.kernel is None or iterative)
         if several or second_order or isinstance(self.tuning, ConvexTaskCovariance):
+            # What the Kronecker form does not have, sums of kernels, tuned or iterative second
+            # order, and a convex B, goes through the joint system of copies.
             copies = tuple(problem.select(np.array([j])) for j in range(problem.values.shape[1]))
             return concatenate_fits(self.crossfit_joint(join(copies)).fits)
         if problem.folds.num_train < MIN_TRAIN:
@@ -237,6 +255,8 @@ class VectorValued(AbstractControlVariate):
         if problem.folds.num_train < DRAWS_PER_FEATURE * size:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label, {"num_features": size - 1})
         if iterative:
+            # Too many states for an eigendecomposition, and B hardly matters for shared draws
+            # (autokrigeability, docs/mathematics.md section 2).
             fit = self._each_alone().crossfit(problem)
             return fit._replace(method=tuple(f"{label} alone" for label in fit.method))
         given = self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
@@ -280,6 +300,8 @@ class VectorValued(AbstractControlVariate):
     def _guarded(self, problem: Problem, together: FoldFit, alone: FoldFit) -> FoldFit:
         joint, scalar = judged_variance(problem, together), judged_variance(problem, alone)
         with np.errstate(invalid="ignore"):
+            # The lead is with the joint fit: the smaller of two estimated errors is too small, and
+            # a contrast of tasks has its error only there.
             better = ~np.isfinite(scalar) | (joint < SCALAR_MARGIN * scalar)
         renamed = alone._replace(method=tuple(f"{label} alone" for label in alone.method))
         info = together.info | {"joint": better.tolist()}
@@ -289,6 +311,7 @@ class VectorValued(AbstractControlVariate):
         num_tasks = joint.num_tasks
         design, features = _joint_design(joint, self.degree)
         each = min(problem.folds.num_train for problem in joint.problems)
+        # A kernel that is tuned needs more draws than one that is given.
         few = joint.folds.num_train < (MIN_TRAIN if self._tunes else MIN_GIVEN)
         if few or (features and each < DRAWS_PER_FEATURE * (features + 1)):
             plain = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
@@ -299,10 +322,13 @@ class VectorValued(AbstractControlVariate):
         tile = matrix_stein_tile(kernel)
         rows = (joint.draws, joint.scores, joint.indicators)
         data = kernel_data(rows, design, joint.values[:, None], joint)
+        # 7,000 rows are 400 MB of matrix, and as much again for its factor.
         solver = self.solver or (
             Cholesky() if len(joint.folds.everyone) <= MAX_ROWS else ConjugateGradients(rank=JOINT_RANK)
         )
         if isinstance(solver, ConjugateGradients) and self.nugget is None:
+            # Conjugate gradients need the condition that a larger nugget gives; a nugget that was
+            # asked for is kept.
             nugget = max(nugget, MIN_JOINT_NUGGET if solver.rank >= JOINT_RANK else MIN_ITERATIVE_NUGGET)
         if isinstance(solver, Cholesky):
             fit = crossfit_dense(tile, nugget, data, num_constants=num_tasks)
@@ -332,6 +358,8 @@ class VectorValued(AbstractControlVariate):
                 info=info,
             )
             if self.guard and not alone and num_tasks > 1:
+                # Negative transfer: a task can be worse off together. It is compared on the same
+                # folds.
                 one = self._guarded(problem, one, self._alone(problem))
             fits.append(one)
         return JointFit(tuple(fits), np.asarray(fit.model_covariance)[0], between)
@@ -342,6 +370,8 @@ class VectorValued(AbstractControlVariate):
         if isinstance(kernel, Coregionalisation):
             kernel = kernel.kernels[0] if len(kernel.kernels) == 1 else None
         everything_given = kernel is not None and self.tuning is None and self._brings_covariance
+        # A task alone has no B to be given; it would tune the nugget, which the joint fit took by
+        # default.
         nugget = DEFAULT_NUGGET if everything_given and self.nugget is None else self.nugget
         method = eqx.tree_at(
             lambda v: (v.kernel, v.covariance, v.nugget, v.order),
@@ -368,6 +398,7 @@ def _joint_design(joint: JointProblem, degree: int) -> tuple[Float[np.ndarray, "
         basis = polynomial_basis(problem, exponents_of_degree(problem.draws.shape[1], degree))
         features = basis.shape[1] - 1
         block = np.zeros((len(joint.values), features))
+        # Each task has polynomials of its own; the basis of a problem is padded beyond its states.
         block[joint.rows_of(t)] = basis[: problem.num_states, 1:]
         columns.append(block)
     return np.concatenate(columns, axis=1), features

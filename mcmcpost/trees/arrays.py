@@ -63,6 +63,7 @@ def from_arrays(
     ScoreError : the scores fail the gate.
     """
     check_flags(_WHERE, allow_bad_scores=allow_bad_scores)
+    # Before anything is transposed: labelled arrays of other draws would be taken by position.
     for name, array in (("scores", scores), ("values", values), ("log_weights", log_weights), ("num_live", num_live)):
         check_same_labels(_WHERE, name, array, draws)
     points, slopes = as_chain_draw(_WHERE, "draws", draws), as_chain_draw(_WHERE, "scores", scores)
@@ -87,6 +88,7 @@ def from_arrays(
         stats = {name: as_chain_draw(_WHERE, name, array).astype(float) for name, array in given_stats.items()}
     elif num_live is not None:
         raise InputError(_WHERE, "`log_weights` beside `num_live`", "none", "Pass both, or neither.")
+    # With the weights: Stein's identity holds under the target, not under what was drawn from.
     check = gate(trace, allow_bad_scores)
     return with_trace(_tree(quantities, labels, stats), trace, gate_attrs(check))
 
@@ -94,6 +96,7 @@ def from_arrays(
 def _tree(values: np.ndarray, names: tuple[str, ...], stats: dict[str, np.ndarray]) -> "xarray.DataTree":
     import xarray
 
+    # Copies: a view keeps the whole array alive, and the tree must not change with it.
     variables = {name: values[..., i].copy() for i, name in enumerate(names)}
     groups = {"posterior": sample_dataset(variables)} | ({GROUP: sample_dataset(stats)} if stats else {})
     return xarray.DataTree.from_dict(groups)

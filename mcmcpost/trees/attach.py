@@ -57,12 +57,16 @@ def read_target(
     check_tree_type(where, tree)
     check_function(where, "model", model, None, "Pass a NumPyro program.", optional=True)
     check_function(where, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True)
+    # Unconstrained draws as the sampler had them are exact; sites that are transformed back lose
+    # digits near a boundary.
     stored = stored_draws(where, tree)
     if stored is None and "posterior" not in tree.children:
         groups = ", ".join(map(str, tree.children)) or "no group"
         raise InputError(where, "a posterior group or unconstrained draws", groups, "Load a trace.")
     if model is not None and logdensity_fn is None:
         probed = probe_model(where, model, args, kwargs)
+        # Before any density is evaluated: bridges of an improper prior would converge to a number
+        # that means nothing.
         check_evidence_exists(probed)
         return Target(probed.draws_of(tree), probed.names, probed.logdensity)
     if logdensity_fn is not None and not (model or args or kwargs):
@@ -103,6 +107,7 @@ def _row_density(
     ------
     ValueError : arguments beside such a model; the tree lacks its variables.
     """
+    # By the module of the class: none of these packages is imported for a person who has not.
     package = next((name for name in _OBJECTS if _made_by(model, name)), None)
     if package is None:
         return None
@@ -117,6 +122,7 @@ def _row_density(
 
 
 def _made_by(model: object, package: str) -> bool:
+    # Of all bases: a person's subclass of `pymc.Model` has a module of its own.
     return any(base.__module__.partition(".")[0] == package for base in type(model).__mro__)
 
 
@@ -131,6 +137,7 @@ def read_density(
     """Return draws with a density that keeps its constants: as `read_target`, or of a PyMC or BridgeStan model."""
     check_tree_type(where, tree)
     if logdensity_fn is None:
+        # Normalised: a constant that is left out is missing from the evidence.
         rows = _row_density(where, tree, model, args, kwargs, normalised=True)
         if rows is not None:
             return rows
@@ -179,6 +186,7 @@ def attach_scores(
     check_count(_WHERE, "batch_size", batch_size, "Use 512.")
     check_function(_WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True)
     if GROUP in tree.children:
+        # Statistics of other draws would stand beside the new scores.
         check_aligned(_WHERE, tree, tree.children[GROUP], labels=False)  # those of the posterior are taken
     if model is not None and logdensity_fn is None:
         scored = _of_model(tree, model, args, kwargs, batch_size)
@@ -193,9 +201,12 @@ def attach_scores(
             "neither" if logdensity_fn is None else "both",
             "Call attach_scores(tree, model, *args) or attach_scores(tree, logdensity_fn=f).",
         )
+    # A model with other data passes Stein's identity where its posterior is near; the recorded
+    # density tells at once.
     if not allow_bad_scores:
         check_agreement(_WHERE, tree, scored)
     weights = read_weights(_WHERE, tree, scored.trace.draws.shape[:2])
+    # Stein's identity holds for the weighted draws only.
     check = gate(scored.trace._replace(weights=weights), allow_bad_scores)
     chains, draws, _ = scored.trace.draws.shape
     attrs = gate_attrs(check) | scored.versions | {"score_evaluations": str(chains * draws)}
@@ -205,6 +216,7 @@ def attach_scores(
 def _of_model(
     tree: "xarray.DataTree", model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], batch_size: int
 ) -> Scored:
+    # Scores know no constants, and PyStan's density has none.
     rows = _row_density(_WHERE, tree, model, args, kwargs, normalised=False)
     if rows is not None:
         return rows.scored()
@@ -234,6 +246,7 @@ def _of_function(
         rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[some], rows)
         return np.asarray(map_rows(lambda row: logdensity_fn(*row), rows, batch_size=batch_size), np.float64)
 
+    # In blocks: the intermediate states of an ODE solve fit into memory for some hundred draws.
     trace = make_trace(draws, batch_scores(logdensity_fn, draws, given=discrete, batch_size=batch_size), names)
     return Scored(trace, values, {"jax_version": version("jax")})
 
@@ -243,6 +256,7 @@ def check_evidence_exists(probed: ProbedModel) -> None:
     from numpyro import handlers
     from numpyro.infer import init_to_sample
 
+    # Collected in an abstract run and told together: a model may have several.
     improper: list[str] = []
     altered: list[str] = []
     observed: list[str] = []
@@ -256,6 +270,8 @@ def check_evidence_exists(probed: ProbedModel) -> None:
             if name in probed.sites:
                 kinds = [type(layer).__name__ for layer in _layers(site["fn"])]
                 improper.extend([name] * ("ImproperUniform" in kinds))
+                # `handlers.scale` and subsampling plates on a latent site raise its prior to a
+                # power.
                 altered.extend([name] * ("MaskedDistribution" in kinds or not _is_one(site["scale"])))
             elif site["type"] == "sample" and site["is_observed"]:
                 observed.append(name)
@@ -289,6 +305,7 @@ def _layers(distribution: Any) -> Iterator[Any]:
 
 
 def _is_one(scale: Any) -> bool:
+    # A scale that depends on an argument is not known in an abstract run, and counts as not one.
     if isinstance(scale, jax.core.Tracer):
         return False
     return scale is None or bool((np.asarray(scale) == 1).all())

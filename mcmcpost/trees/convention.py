@@ -69,9 +69,11 @@ def read_trace(tree: "xarray.DataTree", *, weighted: bool = False) -> Trace:
         attrs declare another convention than +∇ log density, log-Jacobian included, on the unconstrained space; draws
         and scores label their parameters in different orders; the draws have weights that are not asked for.
     """
+    # Refusals come before any value is read: a trace in chunks may be of many gigabytes.
     draws, scores, names = draws_and_scores(tree)
     if not weighted:
         refuse_weights("read_trace", tree)
+    # nutpie writes float64, NumPyro and BlackJAX float32 by default.
     x, s = (read_values(part, np.float64) for part in (draws, scores))
     trace = make_trace(x, s, names, copy=False)
     return trace._replace(weights=read_weights("read_trace", tree, trace.draws.shape[:2]))
@@ -80,6 +82,7 @@ def read_trace(tree: "xarray.DataTree", *, weighted: bool = False) -> Trace:
 def draws_and_scores(tree: "xarray.DataTree") -> "tuple[xarray.DataArray, xarray.DataArray, tuple[str, ...] | None]":
     """Return draws, scores and the labels of the parameters, after the checks of `read_trace`."""
     check_tree_type("read_trace", tree)
+    # A ladder has the same variables with one more dim, and its rungs are draws of other targets.
     if GROUP in tree.children and TEMPERATURE in tree.children[GROUP].dims:
         cure = (
             "Use log_evidence (mcmcpost evidence), or mcmcpost.trees.posterior_rung(tree), the trace of its last rung."
@@ -89,6 +92,7 @@ def draws_and_scores(tree: "xarray.DataTree") -> "tuple[xarray.DataArray, xarray
         if GROUP not in tree.children or name not in tree.children[GROUP].data_vars:
             raise InputError(_missing(tree, name))
     variables = tree.children[GROUP].to_dataset()
+    # Programs declare their convention on the group or on the variable.
     for attrs in (variables.attrs, variables[SCORES].attrs):
         _check_declared(attrs)
     for name in (SCORES, DRAWS):
@@ -105,6 +109,8 @@ def _is_reserved(variable: "xarray.DataArray") -> bool:
     """Return whether a variable has no number: nutpie's Zarr store makes room for what was not asked for, all NaN."""
     if variable.dtype.kind != "f" or not variable.size:
         return False
+    # nutpie's Zarr store allocates `gradient` and `unconstrained_draw`, all NaN, where they were
+    # not asked for.
     ends = variable.isel({dim: [0, -1] for dim in variable.dims})  # most have a number here, and are not read
     return bool(ends.isnull().all()) and bool(variable.isnull().all())
 
@@ -138,6 +144,7 @@ def read_weights(where: str, tree: "xarray.DataTree", shape: tuple[int, ...]) ->
     if not has_weights(tree):
         return None
     stats = tree.children[GROUP].to_dataset()
+    # `sampler="mclmc"` of nutpie writes `log_weight` too: its draws are weighted like others.
     arrays = [oriented(where, stats[name], rank=2).values for name in (LOG_WEIGHT, NUM_LIVE) if name in stats]
     return make_weights(where, *arrays, shape=shape)
 
@@ -151,6 +158,7 @@ def make_weights(where: str, log_weights: Any, num_live: Any = None, *, shape: t
     for name, array in (("log_weights", logs), (NUM_LIVE, logs if live is None else live)):
         if array.shape != tuple(shape):
             raise InputError(where, f"`{name}` of shape {tuple(shape)}", array.shape, "Give one for each draw.")
+    # A draw of weight zero takes part in nothing but the count of draws; NaN would spoil all.
     if not np.isfinite(logs).all():
         got = f"{int((~np.isfinite(logs)).sum())} that are not"
         raise InputError(where, "finite `log_weights`", got, "Leave out draws of weight zero, and repair NaN.")
@@ -182,6 +190,7 @@ WITH_PYMC = 'pm.sample(idata_kwargs={"include_transformed": True}, nuts={"store_
 
 def score_cure(tree: "xarray.DataTree") -> str:
     """Return how a trace of this sampler gets its scores."""
+    # A sampler's attributes stand on the groups or on the tree, as versions of ArviZ differ.
     nodes = (tree, *(tree.children[name] for name in (GROUP, "posterior") if name in tree.children))
     attrs = [node.attrs for node in nodes]
     if any("stan_version" in one for one in attrs):
@@ -211,6 +220,8 @@ def sample_dataset(variables: Mapping[str, np.ndarray]) -> "xarray.Dataset":
     import arviz_base
 
     check_names("Variables", {name: array.shape[2:] for name, array in variables.items()})
+    # Its attributes would say that ArviZ made the variables, with a time that makes equal trees
+    # differ.
     return arviz_base.dict_to_dataset(dict(variables), check_conventions=False).drop_attrs()
 
 
@@ -228,6 +239,8 @@ def check_names(where: str, shapes: Mapping[Any, tuple[int, ...]], dims: tuple[s
     bad = [name for name in shapes if not _can_be_saved(name)]
     if bad:
         raise InputError(where, "names without '/' and null bytes", bad, "Rename them: no file could have them.")
+    # xarray takes a variable with the name of a dim for its coordinate, and drops it without a
+    # word.
     axes = {f"{name}_dim_{i}" for name, shape in shapes.items() for i in range(len(shape))}
     lost = [name for name in shapes if name in axes or name in dims]
     if lost:
@@ -255,6 +268,8 @@ def stacked_dim(values: Any) -> str | None:
     """Return the dim of a labelled array that has chains and draws in one, as ``az.extract`` makes it."""
     dims = getattr(values, "dims", ())
     for dim in () if {"chain", "draw"} & set(dims) else dims:
+        # `az.extract` names the dim "sample", `stack` whatever a person likes: the MultiIndex
+        # tells.
         levels = getattr(getattr(values, "indexes", {}).get(dim), "names", ())
         if dim == "sample" or {"chain", "draw"} <= set(levels):
             return str(dim)
@@ -275,6 +290,7 @@ def check_same_labels(where: str, name: str, values: Any, other: Any) -> None:
     for dim in ("chain", "draw"):
         if dim in getattr(values, "coords", ()) and dim in getattr(other, "coords", ()):
             ours, theirs = np.asarray(values.coords[dim].values), np.asarray(other.coords[dim].values)
+            # xarray would align by label without a word; NumPy arrays beside it would not.
             if ours.shape == theirs.shape and not np.array_equal(ours, theirs):
                 place = int(np.argmax(ours != theirs)) if ours.ndim else 0
                 got = f"{ours.flat[place]} for {theirs.flat[place]} at position {place}"
@@ -315,6 +331,8 @@ def check_aligned(
             continue
         ours, got = posterior.sizes[dim], f"{stats.sizes[dim]} there"
         same = ours == stats.sizes[dim]
+        # As many draws are not the same draws: a slice of one group alone shifts all scores by its
+        # start.
         if labels and same and dim in posterior.coords and dim in stats.coords:
             one, other = (array.coords[dim].values for array in (posterior, stats))
             same = bool(np.array_equal(one, other))
@@ -329,6 +347,8 @@ def check_aligned(
 def coordinate_labels(variable: "xarray.DataArray") -> tuple[str, ...] | None:
     """Return the labels along the last dim; None where its coordinate holds no text."""
     dim = variable.dims[-1]
+    # Numbers are positions, which two programs may count alike in different orders: only text is a
+    # label.
     if dim in variable.coords and variable[dim].dtype.kind in "OUST":
         return tuple(str(label) for label in variable[dim].values)
     return None
@@ -348,12 +368,15 @@ def with_trace(tree: "xarray.DataTree", trace: Trace, attrs: dict[str, str]) -> 
     """Return a new tree: `tree` with the draws and scores of `trace`, and `attrs`, in its `sample_stats` group."""
     import xarray
 
+    # Shallow: arrays are shared and never written to.
     new = tree.copy()
     stats = new.children[GROUP].to_dataset() if GROUP in new.children else xarray.Dataset()
     stats = stats.drop_vars([SCORES, DRAWS, PARAMETER], errors="ignore")
     if stats.sizes.get(PARAMETER, trace.draws.shape[-1]) != trace.draws.shape[-1]:
         # Statistics of another parameterisation, as nutpie's mass matrix, would be mislabelled.
         stats = stats.drop_dims(PARAMETER)
+    # Labels of chains and draws are the posterior's: other ones in `sample_stats` would be refused
+    # at the next reading.
     known = new.children["posterior"].coords if "posterior" in new.children else stats.coords
     coords = {
         dim: known[dim].values if dim in known else np.arange(size)
@@ -413,6 +436,8 @@ def posterior_as_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray,
         if value.dtype.kind not in "fiub":
             cure = "Leave it out of the posterior group."
             raise InputTypeError(where, f"`{key}` to be a real number", f"dtype {value.dtype}", cure)
+    # In the order of the tree, as the docstring of `attach_scores` promises, and not sorted as
+    # `ravel_pytree` would.
     return np.concatenate([v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64), names
 
 
@@ -427,6 +452,7 @@ def starts_of(tree: "xarray.DataTree") -> np.ndarray:
     if group is None or not {"chain", "draw"} <= set(group.dims):
         return np.zeros((0, 0, 0))
     head = group.to_dataset().isel(draw=slice(COMPARED))
+    # Integers may be equal by chance over 100 draws; floats of different chains are not.
     chosen = (head[DRAWS],) if group is stats else head.data_vars.values()
     ordered = [one.transpose("chain", "draw", ...) for one in chosen if {"chain", "draw"} <= set(one.dims)]
     parts = [one.values.reshape(*one.shape[:2], -1) for one in ordered if one.dtype.kind == "f"]

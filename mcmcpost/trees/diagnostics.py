@@ -42,6 +42,7 @@ def gate(
     check_flags("score gate", allow_bad_scores=allow_bad_scores)
     check = check_scores(trace, log_density)
     if check.verdict == "error" and not allow_bad_scores:
+        # No flag makes a mean of NaN usable.
         cure = "" if check.pattern == "nonfinite" else " allow_bad_scores=True overrides."
         raise ScoreError(check.message + cure)
     if check.verdict == "warn":
@@ -51,6 +52,7 @@ def gate(
 
 def gate_attrs(check: ScoreCheck) -> dict[str, str]:
     """Return the attrs that record `check`; an error, which would have been raised, was overridden."""
+    # The attribute travels with the file: whoever reads it must see that the gate was overruled.
     verdict = "overridden" if check.verdict == "error" else check.verdict
     return {"score_check": verdict, "score_check_message": check.message}
 
@@ -83,15 +85,20 @@ def score_diagnostics(tree: "xarray.DataTree") -> "pandas.DataFrame":
     import pandas
 
     trace = read_trace(tree, weighted=True)
+    # About the mean: of a coordinate near 1e4 the products with x itself are 1e4 s, whose noise
+    # hides the rest.
     x, s = trace.draws - mean_over_draws(trace.draws, trace.weights), trace.scores
     columns = {}
     with np.errstate(invalid="ignore", divide="ignore"):
+        # L applied to the field (x − c)ᵏ in one coordinate, docs/mathematics.md section 1 (Stein
+        # kernels): k (x − c)ᵏ⁻¹ is its divergence.
         for order, series in enumerate((s, x * s + 1.0, x**2 * s + 2.0 * x)):
             columns[f"stein_z{order}"] = mean_over_draws(series, trace.weights) / mcse_mean(series, trace.weights)
         if trace.weights is None:
             columns |= {"ess": effective_size(x, x.std(axis=(0, 1))), "r_hat": rank_rhat(x)}
         else:
             columns |= {"ess": np.full(x.shape[2], trace.weights.ess), "r_hat": np.full(x.shape[2], np.nan)}
+    # Along a fixed coordinate the score is that of one point and averages to nothing in particular.
     fixed = np.ptp(trace.draws, axis=(0, 1)) == 0
     columns = {name: np.where(fixed, np.nan, column) for name, column in columns.items()}
     return pandas.DataFrame(columns, index=pandas.Index(trace.names, name="unconstrained_parameter"))
@@ -190,16 +197,21 @@ def check_convergence(
         weights = read_weights("check_convergence", tree, values.shape[:2]) if weights is None else weights
         if weights is not None:
             continue
+        # Ranks of all scalars at once would be a copy as large as the trace.
         for some in in_blocks(len(names), values.shape[0] * draws):
             with np.errstate(all="ignore"):
                 rhat |= zip(names[some], rank_rhat(values[..., some]).tolist(), strict=True)
+    # NaN is a constant scalar or a single chain: neither is a disagreement.
     known = {name: value for name, value in rhat.items() if not np.isnan(value)}
     worst = max(known, key=known.__getitem__, default="")
+    # R-hat itself scatters by some 1/n: at a fixed limit short chains that agree would be
+    # complained about.
     limit = RHAT_LIMIT + RHAT_SHORT / draws
     apart = sum(value > limit for value in known.values())
     stats = tree.children.get(GROUP)
     diverging = np.zeros(0) if stats is None or "diverging" not in stats else np.asarray(stats["diverging"].values)
     largest = known.get(worst, float("nan"))
+    # Joined files may lack the variable in some chains.
     divergences, repeated = int((diverging == 1).sum()), _repeated_chains(tree)  # NaN where no sampler recorded it
     return Convergence(largest, worst, apart, limit, divergences, diverging.size, weights, repeated)
 
@@ -210,6 +222,8 @@ def _repeated_chains(tree: "xarray.DataTree") -> tuple[int, int] | None:
     for chain, start in enumerate(starts_of(tree)):
         if not start.size or not np.ptp(start, axis=0).any():
             continue
+        # By bytes in a dict: comparing all pairs of a thousand short chains would be half a million
+        # comparisons.
         first = known.setdefault(start.tobytes(), chain)
         if first != chain:
             return first, chain
@@ -224,6 +238,7 @@ def warn_of_convergence(convergence: Convergence) -> None:
 
 def sampling_seconds(tree: "xarray.DataTree") -> float | None:
     """Return the seconds that sampling took, as samplers record them in the attribute `sampling_time`; None without."""
+    # PyMC writes the attribute on the posterior, `mcmcpost sample` and `from_cmdstan` on the tree.
     for node in (tree, *(tree.children[name] for name in ("posterior", GROUP) if name in tree.children)):
         seconds = node.attrs.get("sampling_time")
         if isinstance(seconds, int | float | np.number) and np.isfinite(seconds) and seconds > 0:
@@ -272,12 +287,15 @@ class RowDensity(NamedTuple):
 
     def values(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
         """Return the log density at any points."""
+        # Compiled functions of PyTensor and Stan take one point a call.
         return np.array([self.logdensity(point) for point in points], dtype=np.float64)
 
     def slopes(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m _"]:
         """Return the gradients at any points; NaN where the log density is not finite."""
         found = np.full((len(points), self.draws.shape[-1]), np.nan)
         for i, point in enumerate(points):
+            # Stan and PyMC raise, or return some numbers, for a gradient where the density is not
+            # finite.
             if np.isfinite(self.logdensity(point)):
                 found[i] = self.gradient(point)
         return found
@@ -329,6 +347,7 @@ def check_slopes(where: str, tree: "xarray.DataTree", trace: Trace) -> None:
     if stats is None or not {DRAWS, SCORES} <= set(stats.data_vars):
         return
     stored = read_trace(tree, weighted=True)
+    # Another parameterisation has other gradients of one density, and says nothing about the model.
     if stored.draws.shape != trace.draws.shape:
         return
     if np.abs(stored.draws - trace.draws).max() > _SAME_DRAWS * trace.draws.std():
@@ -364,6 +383,8 @@ def recorded_log_densities(tree: "xarray.DataTree", trace: Trace) -> Iterator[tu
             continue
         recorded = stats[name].transpose("chain", "draw").values
         if (
+            # Half: some values may be NaN, but a variable that was reserved and never written is
+            # NaN throughout.
             recorded.shape == trace.draws.shape[:2]
             and recorded.dtype.kind == "f"
             and np.isfinite(recorded).mean() >= 0.5
@@ -380,17 +401,21 @@ def recorded_log_density(tree: "xarray.DataTree", trace: Trace) -> Float[np.ndar
 def _compare(where: str, name: str, recorded: np.ndarray, scored: Scored) -> None:
     known = np.flatnonzero(np.isfinite(recorded.reshape(-1)))
     flat = recorded.reshape(-1)[known]
+    # Two hundred draws tell another model; a density of another package takes milliseconds each.
     chosen = np.unique(np.linspace(0, len(flat) - 1, _COMPARED).astype(int))
     values = scored.logdensity(known[chosen])
     values, known_values = values[np.isfinite(values)], flat[chosen].astype(np.float64)[np.isfinite(values)]
     if not values.size:
         return
+    # A float32 lp of −1e6 is known to 0.06, and CmdStan wrote six digits until 2.36: what the
+    # record cannot show is not held against the model.
     rounding = _ROUNDING * float(np.finfo(recorded.dtype).eps) * float(np.abs(flat).max()) + unit_of_text(known_values)
     allowed = _SHARE * max(1.0, float(flat.std(dtype=np.float64))) + rounding
     difference = values - known_values
     low, high = float(difference.min()), float(difference.max())
     if high - low <= allowed:
         return
+    # PyMC records minus the log density with nuts_sampler="numpyro".
     if np.ptp(values + known_values) <= allowed:
         warn(
             f"{where}: `{GROUP}.{name}` is minus the log density, as PyMC with nuts_sampler=numpyro and older ArviZ"

@@ -51,6 +51,8 @@ def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xa
     """
     import xarray
 
+    # Compared before they are joined: xarray fills what does not match with NaN, and a trace of
+    # half NaN would go on.
     groups_of = [_groups(tree) for tree in trees]
     first, *others = groups_of
     for name, other in zip(names[1:], others, strict=True):
@@ -60,18 +62,23 @@ def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xa
     for group in first:
         parts = [groups[group] for groups in groups_of]
         if "chain" not in parts[0].dims:
+            # Seeds and times differ between the files, and those of the first would be said of all
+            # chains.
             joined_groups[group] = parts[0].drop_attrs(deep=False).assign_attrs(_common([part.attrs for part in parts]))
             continue
         differing = _differing(parts)
         joined = xarray.concat(
             [part.drop_vars(["chain", *differing], errors="ignore") for part in parts],
             dim="chain",
+            # Without these three, variables without chains would get one, and equal coordinates be
+            # compared value by value. "exact" raises where labels differ, in place of NaN.
             data_vars="minimal",
             coords="minimal",
             compat="override",
             join="exact",
             combine_attrs="drop_conflicts",
         )
+        # Every job calls its chain zero.
         joined_groups[group] = joined.assign_coords(chain=np.arange(joined.sizes["chain"]))
     return xarray.DataTree.from_dict(joined_groups)
 
@@ -128,6 +135,7 @@ def _check_same_groups(
 
 def _check_distinct(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> None:
     """Refuse a chain that is in two trees: its first draws are the same, and are not constant."""
+    # Two files of one seed make the errors smaller without adding a draw.
     starts = [starts_of(tree) for tree in trees]
     for (i, ours), (j, theirs) in itertools.combinations(enumerate(starts), 2):
         for chain, start in enumerate(ours):
@@ -181,6 +189,8 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
         cure = 'Install it: pip install "mcmcpost[dask]"; or leave out `lazy`.'
         raise MissingPackageError("load_tree", "the package dask", "no dask", cure)
     places = [as_path("load_tree", one) for one in (path, *more)]
+    # CmdStan's outputs and diagnostic files pair up among all paths, so that they are read together
+    # or not at all.
     of_cmdstan = list(map(is_cmdstan, places))
     if all(of_cmdstan):
         return load_cmdstan(places)
@@ -195,6 +205,7 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
     if (alone := [place for place, tree in zip(places, trees, strict=True) if is_evidence_alone(tree)]) != []:
         cure = "Pass each to compare_evidence by its name."
         raise InputError("load_tree", "several files of draws", f"{alone[0]}, an evidence alone", cure)
+    # An evidence of the chains of one file is not that of all.
     trees = [tree.drop_nodes([EVIDENCE_GROUP, BRIDGE_GROUP], errors="ignore") for tree in trees]
     of_sums = [MOMENTS in tree.children for tree in trees]
     if all(of_sums):
@@ -221,12 +232,17 @@ def _load(place: Path, lazy: bool) -> "xarray.DataTree":
     try:
         if place.is_file():
             _check_links(place)
+        # Consolidated metadata is not in the Zarr 3 specification, and a folder that a job still
+        # writes to has none.
         engine = {"engine": "zarr", "consolidated": False} if _is_zarr(place) else {"engine": "h5netcdf"}
         with ExitStack() as stack:
             stored = xarray.open_datatree(place, **engine)
+            # Arrays in chunks are read later, from the open file; others are in memory, and a file
+            # that stays open cannot be replaced on every system.
             if not lazy:
                 stack.enter_context(stored)
             tree = _in_order(stored, lazy)
+    # h5py, zarr and xarray raise all of these for files that are cut off or of another kind.
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError("load_tree", f"a {kind} tree at {place}", repr(error), _CURE) from error
     except MemoryError as error:
@@ -273,6 +289,8 @@ def _check_written(place: Path) -> None:
     folder = zarr.open_group(place, mode="r")
     for name in (f"{GROUP}/{DRAWS}", f"{GROUP}/{SCORES}"):
         array = folder.get(name)
+        # Zarr reads a chunk that is missing as the fill value: draws of a job that was killed would
+        # be zeros.
         if isinstance(array, zarr.Array) and 0 < array.nchunks_initialized < array.nchunks:
             got = f"{array.nchunks_initialized} of {array.nchunks} chunks of {name}"
             cure = "It is still being written, or its job was stopped: wait, or save the draws before with save_tree."
@@ -310,6 +328,8 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     place = as_path("save_tree", path)
     if place.suffix.lower() not in (".nc", ".zarr"):
         raise InputError("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it.")
+    # Refused before the work, and again before renaming, since another program may have written
+    # meanwhile.
     if is_first_process():
         _refuse_existing(place)
     if _is_zarr(place):
@@ -322,6 +342,7 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     with written_beside(place) as temporary:
         try:
             if _is_zarr(place):
+                # Under a temporary name: netCDF that was cut off cannot be read at all.
                 written.to_zarr(temporary, consolidated=False)
             else:
                 written.to_netcdf(temporary, engine="h5netcdf")
@@ -371,6 +392,7 @@ def _storable(tree: "xarray.DataTree", zarr: bool) -> "tuple[xarray.DataTree, _A
 
     new = tree.copy()
     for node in new.subtree:
+        # Without inheritance: a coordinate of the root would be written into every group.
         content = node.to_dataset(inherit=False).copy()
         levels = [k for k in content.dims if k in content.indexes and content.indexes[k].nlevels > 1]
         content = content.reset_index(levels)
@@ -392,6 +414,8 @@ _KINDS = {"O": "objects", "c": "complex numbers"}
 
 def _has_form(variable: "xarray.Variable", zarr: bool) -> bool:
     """Return whether the format has such values: no ragged ones, and complex ones in Zarr alone."""
+    # PyMC's SMC has ragged statistics and nutpie texts in arrays of objects; netCDF has a place for
+    # texts alone.
     if variable.dtype.kind == "O":
         # A text may be missing, as nutpie's messages on transitions that did not diverge.
         missing = (value is None or (isinstance(value, float) and np.isnan(value)) for value in variable.values.flat)
@@ -422,6 +446,8 @@ def _with_order(tree: "xarray.DataTree") -> "xarray.DataTree":
     """Return a copy that records the order of groups and variables, which neither format keeps."""
     new = tree.copy()
     for node in new.subtree:
+        # Flattened draws follow the order of the variables: sorted by name, as a file returns them,
+        # labels would be in another order than those of the model.
         order = {"groups": list(node.children), "variables": [str(name) for name in node.data_vars]}
         node.attrs = {**node.attrs, _ORDER: json.dumps(order)}
     return new
@@ -430,6 +456,7 @@ def _with_order(tree: "xarray.DataTree") -> "xarray.DataTree":
 def _in_order(tree: "xarray.DataTree", lazy: bool) -> "xarray.DataTree":
     import xarray
 
+    # Values first: the file is closed after this.
     content = _read(tree.to_dataset(inherit=False), lazy)
     order = json.loads(content.attrs.pop(_ORDER, "{}"))
     if not isinstance(order, dict):
@@ -456,6 +483,7 @@ def _check_links(place: Path) -> None:
             for name in group:
                 if group.get(name, getclass=True) is not h5py.Group:
                     continue
+                # By address and not by name: hard links give one group several names.
                 address = h5py.h5o.get_info(group[name].id).addr
                 if address in seen:
                     raise ValueError(f"a group in two places, {group.name}/{name}")  # load_tree says where
@@ -481,6 +509,7 @@ def _in_chunks(variable: "xarray.DataArray") -> "xarray.DataArray":
 
 def _pieces(variable: "xarray.DataArray") -> tuple[int, tuple[int, ...]]:
     """Return the longest axis of a variable and the lengths of its pieces, whole chunks of the file each."""
+    # Along whole chunks of the file: a chunk that two pieces share would be unpacked twice.
     axis = int(np.argmax(variable.shape))
     chunks = variable.encoding.get("chunksizes") or variable.encoding.get("chunks") or (1,) * variable.ndim
     length, chunk = variable.shape[axis], chunks[axis]

@@ -65,6 +65,8 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     chains_draws = _chains_draws(tree)
     if integrands is None:
         variables = posterior_variables(tree)
+        # Chains and draws in one dim, as `az.extract` leaves them, have a cure; "no variable" would
+        # not say it.
         if not variables.usable:
             for variable in _posterior(tree).data_vars.values():
                 oriented("integrands", variable)  # tells what to do with chains and draws that are one dim
@@ -79,6 +81,7 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
         parts = _of_entries(tree, integrands, chains_draws)
     elif callable(integrands):
         parts = _of_entries(tree, {"f": integrands}, chains_draws)
+    # A method that is passed in the place of the integrands would be tried as an array.
     elif not isinstance(integrands, Sequence) and not hasattr(integrands, "__array__"):
         expected, got = "variable names, an array, a function, or a mapping to such", f"a {type(integrands).__name__}"
         raise InputTypeError("integrands", expected, got, "A method is passed as `method`.")
@@ -87,6 +90,8 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     if not parts:
         raise InputError("integrands", "at least one integrand", "none", "Name a variable or a function.")
     names = tuple(name for part in parts for name in part.names)
+    # Two columns of one name could not be told apart in a table, and would overwrite each other in
+    # a mapping.
     if len(set(names)) != len(names):
         repeated = sorted({name for name in names if names.count(name) > 1})
         raise InputError("integrands", "distinct names", repeated, "Rename the repeated integrands.")
@@ -122,6 +127,7 @@ class PosteriorVariables(NamedTuple):
 
     def pieces(self) -> "Iterator[dict[str, np.ndarray]]":
         """Yield the usable variables (c, b, ...), some draws at a time where they are in chunks of dask."""
+        # One pass for all functions and variables, by the draws of the first variable's chunks.
         chunked = [variable for variable in self.usable.values() if is_chunked(variable)]
         if not chunked:
             yield self.draws()
@@ -147,6 +153,7 @@ def posterior_variables(tree: "xarray.DataTree") -> PosteriorVariables:
     usable = {
         name: oriented("integrands", variable)
         for name, variable in variables.items()
+        # Texts and times are no integrands; xarray has them in the same group.
         if variable.dtype.kind in "fiub" and {"chain", "draw"} <= set(variable.dims)
     }
     return PosteriorVariables(usable, tuple(name for name in variables if name not in usable))
@@ -189,6 +196,7 @@ def names_of(variable: "xarray.DataArray") -> tuple[str, ...]:
 def _labels_along(variable: "xarray.DataArray", dim: str) -> tuple[str, ...]:
     """Return the coordinates along a dim, as ArviZ labels its tables; positions where they are none or repeat."""
     labels = tuple(map(str, variable[dim].values))
+    # Coordinates may repeat, as the county of each observation.
     return labels if len(set(labels)) == len(labels) else tuple(map(str, range(len(labels))))
 
 
@@ -206,6 +214,8 @@ def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draw
     known = computed or "posterior" in tree.children
     variables = posterior_variables(tree) if known else PosteriorVariables({}, ())
     found = _evaluated(entries, variables, chains_draws) if computed else {}
+    # A parameter that is zero throughout is fixed; an event that is zero throughout was not seen,
+    # and has an error.
     floats = (variable for variable in variables.usable.values() if variable.dtype.kind == "f")
     parameters = {name for variable in floats for name in names_of(variable)}
     parts = []
@@ -217,6 +227,7 @@ def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draw
 
 def _rows(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return variables (c, n, ...) with chains and draws as one axis, floats in float64, in native byte order."""
+    # Files may hold big-endian numbers, which JAX refuses. Integers stay so: they may be indices.
     return {
         name: values.reshape(-1, *values.shape[2:]).astype(
             np.float64 if values.dtype.kind == "f" else values.dtype.newbyteorder("="), copy=False
@@ -232,6 +243,8 @@ def _of_array(tree: "xarray.DataTree", name: str, values: Any, chains_draws: tup
     array = as_chain_draw("integrands", name, values)
     if array.shape[:2] != chains_draws or array.ndim < 2:
         cure = "Give one value, or one array of values, for every draw."
+        # A flat vector is refused even where its size fits: chain on chain and draw on draw cannot
+        # be told apart.
         if array.shape[:1] == (math.prod(chains_draws),):
             chains, draws = chains_draws
             cure = f"Where chain follows on chain, reshape it: values.reshape({chains}, {draws}, *values.shape[1:])."
@@ -251,6 +264,7 @@ def _numeric(
         )
     whole = array if isinstance(array, np.ndarray) else read_values(array, np.float64)
     values = whole.astype(np.float64, copy=False).reshape(*chains_draws, math.prod(array.shape[2:]))
+    # It may be the tree's own array.
     values.flags.writeable = False
     return values
 
@@ -272,6 +286,7 @@ def _evaluated(
             kept = found[name]
             if values.shape[2:] != kept.shape[2:]:
                 raise _ragged(name, {values.shape[2:], kept.shape[2:]})
+            # The first piece fixed the type by its own values.
             if not np.can_cast(values.dtype, kept.dtype, "safe"):  # untraced, it may return 0 here and 0.5 there
                 found[name] = np.zeros(kept.shape, np.promote_types(values.dtype, kept.dtype))
                 found[name][:, :start] = kept[:, :start]
@@ -293,11 +308,14 @@ def _evaluator(
             raise InputError("integrands", f"`{name}` to return a number", f"shape {array.shape}", "Return one.")
         return array
 
+    # In blocks: a function that simulates data would need them of all draws at once under `vmap`.
     compiled = jax.jit(lambda rows: jax.lax.map(of_row, rows, batch_size=_BATCH))
 
     def evaluate(rows: dict[str, np.ndarray]) -> np.ndarray:
         try:
             return in_either_precision(lambda: np.asarray(compiled(rows)))
+        # `if draw["x"] > 0` and calls of NumPy or SciPy need numbers: such functions are right, and
+        # slow.
         except NOT_TRACEABLE:
             return _one_by_one(name, function, rows)
         except KeyError as error:
@@ -336,6 +354,7 @@ def as_numbers[A: (jax.Array, np.ndarray)](where: str, name: str, value: object,
 
 def _one_by_one(name: str, function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]) -> np.ndarray:
     size = len(next(iter(draws.values())))
+    # Functions that use jax.numpy without being traceable would round float64 draws to float32.
     with jax.enable_x64(True):
         rows = ({key: array[i].copy() for key, array in draws.items()} for i in range(size))
         values = [as_numbers("integrands", name, function(row), np.asarray) for row in rows]

@@ -68,7 +68,10 @@ def ladder_to_datatree(
     """
     import xarray
 
+    # Functions without a model have no constrained sites: ArviZ's tables then show the
+    # unconstrained ones.
     variables = _draws_by_name(ladder) if values is None else values
+    # A site called `temperature` would be taken for the coordinate of that dim.
     check_names("Ladder", {name: array.shape[3:] for name, array in variables.items()}, DIMS)
     coords = {
         "chain": np.arange(ladder.draws.shape[0]),
@@ -80,12 +83,15 @@ def ladder_to_datatree(
     }
     record: dict[str, Any] = {
         LOG_LIKELIHOOD: (DIMS, ladder.log_likelihood),
+        # Apart, so that one pass over the draws has the score of any temperature
+        # (docs/mathematics.md section 3).
         LIKELIHOOD_SLOPE: ((*DIMS, PARAMETER), ladder.gradient_log_likelihood),
         PRIOR_SLOPE: ((*DIMS, PARAMETER), ladder.gradient_log_prior),
         DRAWS: ((*DIMS, PARAMETER), ladder.draws),
     }
     work: dict[str, Any] = {REFERENCE: "prior"}
     if ladder.reference is not None:
+        # xarray allows a variable no two dims of one name: the columns of the factor have another.
         record |= {MEAN: (PARAMETER, ladder.reference.mean), LOWER: ((PARAMETER, TWIN), ladder.reference.lower)}
         work = {REFERENCE: "normal"}
     if stats is not None:
@@ -100,6 +106,7 @@ def ladder_to_datatree(
             "gradient_evaluations": stats.gradient_evaluations,
             "lockstep_evaluations": stats.lockstep_evaluations,
         }
+        # Zero round trips of independent rungs would read as a ladder that does not mix.
         if np.isfinite(stats.swap_rate).any():
             work |= {ROUND_TRIPS: stats.round_trips}
     labels = np.array(ladder.names, dtype=object)
@@ -132,6 +139,7 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
     ):
         if name not in stats.data_vars:
             raise InputError("read_ladder", f"`{GROUP}.{name}`, {what}", ", ".join(map(str, stats.data_vars)), _CURE)
+    # Gradients of another sign or space pass every shape test.
     for name, value in ATTRS.items():
         if stats.attrs.get(name, value) != value:
             raise InputError("read_ladder", f"attribute {name}={value!r}", repr(stats.attrs[name]), _CURE)
@@ -140,11 +148,14 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
     if stats.attrs.get(REFERENCE, "prior") != "prior":
         if not {MEAN, LOWER} <= set(stats.data_vars):
             raise InputError("read_ladder", f"`{GROUP}.{MEAN}` and `{LOWER}` of its reference", "none", _CURE)
+        # Other programs may write the dims in any order, and a factor that is transposed has a
+        # covariance of its own.
         lower = stats[LOWER].transpose(PARAMETER, TWIN)
         normal = Normal(stats[MEAN].values.astype(np.float64), lower.values.astype(np.float64))
     exchange = None
     if ROUND_TRIPS in stats.attrs:
         rate = oriented("read_ladder", stats["swap_rate"], ("chain", TEMPERATURE), rank=2).mean("chain")
+        # The last rung has no next one: its rate is NaN.
         exchange = Exchange(rate.values[:-1], int(stats.attrs[ROUND_TRIPS]))
     return make_ladder(
         stats[TEMPERATURE].values,
@@ -177,14 +188,17 @@ def posterior_rung(tree: "xarray.DataTree") -> "xarray.DataTree":
 
 def last_rung(tree: "xarray.DataTree", ladder: Ladder) -> "xarray.DataTree":
     """Return the trace of the last rung of `tree`, which was read as `ladder`."""
+    # t = 1 in t∇ℓ + ∇log p.
     scores = ladder.gradient_log_likelihood[:, :, -1] + ladder.gradient_log_prior[:, :, -1]
     last = {
         name: node.to_dataset().isel({TEMPERATURE: -1}, missing_dims="ignore").drop_vars(TEMPERATURE, errors="ignore")
         for name, node in tree.children.items()
+        # An evidence of the whole ladder is none of its last rung's trace.
         if name in (GROUP, "posterior")
     }
     of_ladder = [name for name in (MEAN, LOWER) if GROUP in last and name in last[GROUP]]
     if GROUP in last:
+        # The reference is the ladder's: a trace of the posterior has none.
         last[GROUP] = last[GROUP].drop_vars(of_ladder)
         last[GROUP].attrs.pop(REFERENCE, None)
     rung = type(tree).from_dict(last)

@@ -68,6 +68,7 @@ class ProbedModel(NamedTuple):
 
     def unravel(self, draw: Array) -> dict[str, Array]:
         """Return the unconstrained sites of one flat draw (d,)."""
+        # In the order of the program: `ravel_pytree` sorts a dict by its keys.
         sizes = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
         parts = jnp.split(draw, sizes[:-1])
         return {site: part.reshape(shape) for (site, shape), part in zip(self.shapes.items(), parts, strict=True)}
@@ -76,6 +77,7 @@ class ProbedModel(NamedTuple):
         """Return the constrained and deterministic sites of one unconstrained draw (d,)."""
         from numpyro.infer.util import constrain_fn
 
+        # Deterministic sites come along: they are what people ask expectations of.
         return constrain_fn(self.model, self.args, self.kwargs, self.unravel(draw), return_deterministic=True)
 
     def constrain(self, draws: Float[np.ndarray, "*lead d"]) -> dict[str, np.ndarray]:
@@ -96,6 +98,7 @@ class ProbedModel(NamedTuple):
     def draws_of(self, tree: "xarray.DataTree") -> Float[np.ndarray, "c n d"]:
         """Return the unconstrained draws of a trace: stored ones with the model's labels, else its sites."""
         stored = stored_draws(self.where, tree)
+        # Without equal labels stored draws may be of another order or another parameterisation.
         if stored is not None and stored[1] == self.names:
             return stored[0]
         return self.unconstrain(posterior_sites(self.where, tree))[0]
@@ -104,6 +107,7 @@ class ProbedModel(NamedTuple):
         """Return the unconstrained draws and their labels from constrained sites (c, n, ...)."""
         from numpyro.infer.util import unconstrain_fn
 
+        # With both lists: within the mapped function it would be a KeyError of NumPyro's.
         missing = [site for site in self.sites if site not in samples]
         if missing:
             raise InputError(
@@ -129,6 +133,7 @@ class ProbedModel(NamedTuple):
 
         def one(row: tuple[dict[str, Array], dict[str, Array]]) -> Array:
             # A bound may depend on a discrete site: it takes its value from the same draw.
+            # Deterministic sites are passed through: only the latent ones are taken.
             free = unconstrain_fn(self._given(row[1]), self.args, self.kwargs, row[0])
             return jnp.concatenate([jnp.ravel(free[site]) for site in self.sites])
 
@@ -155,6 +160,7 @@ class ProbedModel(NamedTuple):
         ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
         parts = zip(self.shapes, np.split(~np.isfinite(draws), ends[:-1], axis=-1), strict=True)
         outside = {site: bad.any(axis=-1) for site, bad in parts if bad.any()}
+        # NaN draws are reported as such by the trace, with what to do about failed solves.
         if not outside or not all(np.isfinite(samples[site]).all() for site in self.sites):
             return
         refuse_outside(self.where, samples, outside)
@@ -165,6 +171,8 @@ def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of values outside the support, which sampling tells
+            # Called for its error: from within a run it names neither the site nor what does not
+            # fit.
             site["fn"].log_prob(site["value"])
     except (TypeError, ValueError) as error:
         value, got, cure = site["value"], "", "Match their shapes."
@@ -190,6 +198,7 @@ def with_dotted_sites(where: str, model: Callable[..., Any]) -> Callable[..., An
 
     given: dict[str, str] = {}
 
+    # A handler, because names are given while the program runs: `scope` adds its prefix within.
     class Dotted(Messenger):
         def process_message(self, msg: dict[str, Any]) -> None:
             if msg.get("name"):
@@ -206,6 +215,8 @@ def with_dotted_sites(where: str, model: Callable[..., Any]) -> Callable[..., An
 
 def _views(value: Any) -> Any:
     """Return an argument with a view in the place of each NumPy array in it, in lists, tuples and dicts."""
+    # JAX remembers an array object in the precision in which it first met it; a view is a new
+    # object with the same memory.
     if type(value) is np.ndarray:
         return value.view()
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -248,11 +259,15 @@ def probe_model(
         cure = 'Such as def model(y): numpyro.sample("mu", dist.Normal(0, 1)) and so on.'
         raise InputTypeError(where, "`model` to be a NumPyro program, a function", got, cure)
     try:
+        # A missing argument would otherwise be a TypeError from within the model, like those of its
+        # own faults.
         inspect.signature(model).bind(*args, **kwargs)
     except TypeError as error:
         got = f"{len(args)} and {', '.join(kwargs) or 'no keywords'}: {error}"
         raise InputError(where, f"the arguments of `model{inspect.signature(model)}`", got, "Pass its data.") from error
     args, kwargs = _views(args), _views(kwargs)
+    # A fixed key: subsampling plates and `prng_key` must be the same at every evaluation of the
+    # density.
     seeded = handlers.seed(with_dotted_sites(where, model), rng_seed=0)
     sites: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -288,7 +303,9 @@ def probe_model(
             shapes[name] = tuple(biject_to(site["fn"].support).inverse_shape(sites[name]))
         return jnp.zeros(())
 
+    # By shapes alone: no likelihood is evaluated, which may be an ODE solve.
     in_either_precision(lambda: jax.eval_shape(run))
+    # Names are refused here, before a run whose draws could not be saved.
     check_names(where, kept, dims)
     check_names(where, dict.fromkeys(observed, ()), dims)
     if refused:

@@ -80,12 +80,15 @@ def from_numpyro(
     if mcmc.last_state is None:
         raise InputError("from_numpyro", "a finished MCMC run", "one without draws", "Call mcmc.run first.")
     _attach_submodules("numpyro")
+    # Before ArviZ sees the names: a slash is a path in a DataTree, and raises without saying so.
     mcmc, slashed = _with_dotted_sites(mcmc)
     samples = mcmc.get_samples(group_by_chain=True)
     # ArviZ runs the model again: in the precision of the run, which the process may have left since.
     single = all(leaf.dtype != np.float64 for leaf in jax.tree.leaves(samples))
     with jax.enable_x64(not single):
         tree = arviz_base.from_numpyro(mcmc, log_likelihood=log_likelihood)
+    # ArviZ drops `z_grad` while it is a dict; of a flat potential it keeps it, in its own shape and
+    # sign.
     if GROUP in tree.children:
         tree[GROUP] = tree.children[GROUP].to_dataset().drop_vars("z_grad", errors="ignore")
     # Only HMC and its subclasses promise that z_grad is the gradient of the potential.
@@ -119,6 +122,7 @@ def _with_dotted_sites(mcmc: "numpyro.infer.MCMC") -> "tuple[numpyro.infer.MCMC,
     slashed = {dotted(name): name for name in sites if "/" in str(name)}
     if not slashed or model is None:
         return mcmc, {}
+    # A copy: a person may go on with the run, whose model and states stay as they are.
     new = copy.copy(mcmc)
     new.sampler = copy.copy(mcmc.sampler)
     new.sampler._model = with_dotted_sites("from_numpyro", model)
@@ -141,6 +145,8 @@ def _versions() -> dict[str, str]:
 
 
 def _model_trace(mcmc: "numpyro.infer.MCMC", samples: dict[str, Any], z_grad: dict[str, Any] | None) -> Trace:
+    # With gradients at hand only the sites that have one are coordinates: enumerated ones were
+    # summed out.
     only = None if z_grad is None else set(z_grad)
     model: ProbedModel = probe_model(
         "from_numpyro", mcmc.sampler.model, mcmc._args, mcmc._kwargs, only=only, drawn=samples
@@ -151,6 +157,7 @@ def _model_trace(mcmc: "numpyro.infer.MCMC", samples: dict[str, Any], z_grad: di
         scores = batch_scores(model.logdensity, draws, given=model.discrete_of(sites) or None)
         return make_trace(draws, scores, names)
     flat = [np.asarray(z_grad[name], dtype=np.float64).reshape(*draws.shape[:2], -1) for name in model.sites]
+    # NumPyro keeps the gradient of the potential, minus the log density, log-Jacobian included.
     return make_trace(draws, -np.concatenate(flat, axis=-1), names)
 
 
@@ -158,6 +165,7 @@ def _potential_trace(mcmc: "numpyro.infer.MCMC", samples: Any, z_grad: Any) -> T
     draws = _flatten(samples)
     leaves = samples._asdict() if hasattr(samples, "_asdict") else samples
     named = (
+        # JAX flattens a dict by sorted key and a named tuple in its own order: labels must follow.
         {str(key): leaves[key] for key in (sorted(leaves) if leaves is samples else leaves)}
         if isinstance(leaves, dict)
         else {f"Param:{i}": leaf for i, leaf in enumerate(jax.tree.leaves(leaves))}
@@ -174,6 +182,7 @@ def _potential_trace(mcmc: "numpyro.infer.MCMC", samples: Any, z_grad: Any) -> T
             'Run with extra_fields=("z_grad",).',
         )
     with jax.enable_x64(True):
+        # In 64 bits, or `unravel` would cast every draw to the precision of the run.
         _, unravel = ravel_pytree(jax.tree.map(lambda leaf: np.asarray(leaf[0, 0], dtype=np.float64), samples))
     return make_trace(draws, batch_scores(lambda x: -potential(unravel(x)), draws), names)
 
@@ -256,10 +265,13 @@ def from_blackjax(
             _WHERE, "states with a `position`", type(states).__name__, "Pass the stacked states of the kernel."
         )
     places = states.particles if weighted else states.position
+    # `lax.scan` over `vmap` stacks draws first, `vmap` over `scan` chains first: only the person
+    # knows which.
     position = jax.tree.map(lambda leaf: _chain_draw_first(leaf, dims), places)
     sites = _named_leaves(position)
     draws = _flatten_leaves(list(sites.values()))
     names = tuple(name for site, leaf in sites.items() for name in element_names(site, leaf.shape[2:]))
+    # BlackJAX keeps the gradient of the log density itself: no sign to change, unlike NumPyro's.
     gradient = getattr(states, "logdensity_grad", None)
     if gradient is not None:
         scores = _flatten_leaves([_chain_draw_first(leaf, dims) for leaf in jax.tree.leaves(gradient)])
@@ -276,9 +288,11 @@ def from_blackjax(
     if weighted:
         shares = _chain_draw_first(states.weights, dims).astype(float)
         with np.errstate(invalid="ignore", divide="ignore"):
+            # Particles of weight zero have no logarithm, and cannot be left out of an array (c, n).
             statistics[LOG_WEIGHT] = np.log(np.maximum(shares, LEAST * shares.max()))
         trace = trace._replace(weights=make_weights(_WHERE, statistics[LOG_WEIGHT], shape=draws.shape[:2]))
     check = gate(trace, allow_bad_scores)
+    # What the scores cost beyond sampling is part of every comparison of gains.
     evaluations = 0 if gradient is not None else draws.shape[0] * draws.shape[1]
     attrs = {"blackjax_version": version_of("blackjax") or "unknown", "score_evaluations": str(evaluations)}
     return with_trace(_tree(sites, statistics), trace, gate_attrs(check) | attrs)
@@ -297,6 +311,7 @@ def _chain_draw_first(leaf: Any, dims: tuple[str, ...]) -> np.ndarray:
 
 def _named_leaves(position: Any) -> dict[str, np.ndarray]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(position)
+    # "." and not "/", which a tree would take for a path; a bare array has no path at all.
     return {jax.tree_util.keystr(path, simple=True, separator=".") or "x": leaf for path, leaf in leaves}
 
 
@@ -352,15 +367,18 @@ def pymc_density(where: str, tree: "xarray.DataTree", model: "pymc.Model", *, no
             "A score exists for continuous parameters only: sum the discrete ones out of the model.",
         )
     sites = _free_values(where, tree, model)
+    # PyMC's transformations may have other parameters as bounds: they are evaluated draw by draw.
     values = _unconstrain(model, list(sites.values()))
     outside = {}
     for variable in model.free_RVs:
         value = values[model.rvs_to_values[variable].name]
         bad = ~np.isfinite(value).reshape(*value.shape[:2], -1).all(axis=-1)
+        # NaN in the draws is told by the trace; here finite values are on or beyond a boundary.
         if bad.any() and np.isfinite(sites[variable.name]).all():
             outside[variable.name] = bad
     if outside:
         refuse_outside(where, sites, outside)
+    # In the order of `compile_dlogp`, which is not that of the posterior group.
     # A row is the continuous values and after them the discrete ones, which no score is of.
     ordered = [*continuous, *model.discrete_value_vars]
     shapes = {variable.name: values[variable.name].shape[2:] for variable in ordered}
@@ -400,6 +418,7 @@ def check_normalised(where: str, model: "pymc.Model") -> None:
     if improper:
         cure = "The evidence does not exist: give them proper ones."
         raise InputError(where, "proper priors", f"improper ones of {', '.join(improper)}", cure)
+    # A constant that is left out shifts the evidence, and no draw shows it.
     loose = [f"{name}, a {kind.removesuffix('RV')}" for name, kind in kinds.items() if kind in UNNORMALISED]
     loose += [
         f"{rv.name}, with the transformation {type(transform).__name__}"
@@ -430,6 +449,7 @@ def _free_values(where: str, tree: "xarray.DataTree", model: "pymc.Model") -> di
             f"{', '.join(sites)} without {', '.join(missing)}",
             "Keep every free variable when sampling, and pass the model that was sampled.",
         )
+    # Other data may have other sizes, and a broadcast would hide it.
     shapes = model.eval_rv_shapes()
     for variable in model.free_RVs:
         if sites[variable.name].shape[2:] != tuple(shapes[variable.name]):
@@ -465,6 +485,8 @@ def _unconstrain(model: "pymc.Model", sites: list[np.ndarray]) -> dict[str, np.n
         on_unused_input="ignore",
     )
     lead = sites[0].shape[:2]
+    # The compiled function refuses what it would have to round, such as float64 draws of a float32
+    # model.
     types = [value.type.dtype for value in given.values()]
     flat = [site.reshape(-1, *site.shape[2:]).astype(dtype) for site, dtype in zip(sites, types, strict=True)]
     rows = [compiled(*row) for row in zip(*flat, strict=True)]

@@ -41,12 +41,15 @@ def pystan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalise
     if normalised:
         got, cure = "a model of PyStan, whose density drops them", "Compile the program with BridgeStan."
         raise InputError(where, "a density with all of its constants", got, cure)
+    # Generated quantities are no parameters, and PyStan refuses names that it does not know.
     sites = {name: site for name, site in posterior_sites(where, tree).items() if name in model.param_names}
     if not sites:
         raise InputError(
             where, f"some of {', '.join(model.param_names)} among the draws", "none", "Pass the model's own trace."
         )
     lead = next(iter(sites.values())).shape[:2]
+    # CmdStan wrote six digits until 2.36: a simplex that sums to 1 + 1e-6 is refused by Stan, which
+    # allows 1e-8.
     flat = {name: _unrounded(site).reshape(-1, *site.shape[2:]) for name, site in sites.items()}
 
     def unconstrain(i: int) -> Any:
@@ -56,10 +59,13 @@ def pystan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalise
     size = draws.shape[-1]
     constrained = model.constrain_pars(draws[0, 0].tolist(), include_tparams=False, include_gqs=False)
     labels = tuple(model.constrained_param_names[:size])
+    # A simplex of k entries has k − 1 unconstrained values: constrained names would label the wrong
+    # ones.
     names = labels if len(constrained) == size else tuple(f"unconstrained[{i}]" for i in range(size))
     return RowDensity(
         draws,
         names,
+        # adjust_transform adds the log-Jacobian, which PyStan's `grad_log_prob` has by default.
         lambda row: float(model.log_prob(row.tolist(), adjust_transform=True)),
         lambda row: np.array(model.grad_log_prob(row.tolist()), dtype=np.float64),
         {"pystan_version": version_of("pystan") or "unknown"},
@@ -80,6 +86,7 @@ def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, norma
     whole = {name: _unrounded(site) for name, site in sites.items()}
     columns = [_element(where, whole, name) for name in model.param_names()]
     theta = np.stack(columns, axis=-1)
+    # BridgeStan hands pointers to C: a strided row would be read as what lies behind it.
     flat = np.ascontiguousarray(theta.reshape(-1, theta.shape[-1]))
     used = {name.partition(".")[0] for name in model.param_names()}
     known = {name: site for name, site in sites.items() if name in used}
@@ -88,6 +95,7 @@ def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, norma
     def logdensity(row: np.ndarray) -> float:
         try:
             return float(model.log_density(np.ascontiguousarray(row), propto=not normalised, jacobian=True))
+        # `reject()` and failed solves throw: for a sampler, too, such a point has no density.
         except RuntimeError:
             return -np.inf
 
@@ -95,6 +103,7 @@ def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, norma
         draws,
         tuple(model.param_unc_names()),
         logdensity,
+        # Constants have no gradient, and without them it is cheaper.
         lambda row: model.log_density_gradient(np.ascontiguousarray(row), propto=True, jacobian=True)[1],
         {"bridgestan_version": version_of("bridgestan") or "unknown"},
     )
@@ -120,6 +129,7 @@ def stan_model(path: Path, data: Path | None) -> Any:
     except ImportError as error:
         cure = "Install it: pip install bridgestan; it also needs make and a C++ compiler."
         raise MissingPackageError(where, "the package bridgestan, which computes its scores", "none", cure) from error
+    # Only standard output, in which a command's own table or JSON stands.
     with redirect_stdout(StringIO()):  # it says line by line that it downloads its sources, and could not
         try:
             library = bridgestan.compile_model(path)
@@ -139,6 +149,8 @@ def stan_model(path: Path, data: Path | None) -> Any:
 def _cause(error: Exception) -> str:
     """Return the line of an error that says what is wrong: compilers and make print many."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # make prints the commands first: the first line that names a fault is the cause, later ones
+    # follow from it.
     telling = (line for line in lines if re.search(r"error|exception|not found|no such", line, re.IGNORECASE))
     return next(telling, lines[0] if lines else type(error).__name__)[:300].rstrip(".")
 
@@ -153,11 +165,13 @@ def _unrounded(values: np.ndarray) -> np.ndarray:
     Simplexes and the rows of Cholesky factors of correlations are scaled, and the diagonal of a correlation matrix is
     set, where every draw has them to within rounding; other variables are returned as they are.
     """
+    # Draws of full precision are never touched: what is off there is wrong, and not rounded.
     if values.ndim < 3 or values.dtype.kind != "f" or not np.isfinite(values).all() or digits_of_text(values) is None:
         return values
     square = values.ndim > 3 and values.shape[-1] == values.shape[-2]
     totals, norms = values.sum(axis=-1, keepdims=True), np.sqrt((values**2).sum(axis=-1, keepdims=True))
     diagonal = np.diagonal(values, axis1=-2, axis2=-1)
+    # At every draw: a vector that adds up to one now and then is no simplex.
     if (values >= 0).all() and (np.abs(totals - 1) < _ROUNDED).all():
         return values / totals
     if square and (np.abs(norms - 1) < _ROUNDED).all() and (np.triu(values, 1) == 0).all():
@@ -184,6 +198,8 @@ def _unconstrained(
             continue
         values = {name: site.reshape(-1, *site.shape[2:])[i, ...] for name, site in sites.items()}
         got, cure = f"chain {i // lead[1]}, draw {i % lead[1]}: {refused}", _CURE
+        # Stan's message names neither the variable nor the cause, a correlation that rounding moved
+        # to one.
         ends = [name for name, value in values.items() if _on_an_end(value)]
         if ends:
             got = f"{' and '.join(ends)} with a correlation of exactly one or minus one at {got}"
@@ -207,6 +223,7 @@ def _element(where: str, sites: dict[str, np.ndarray], name: str) -> np.ndarray:
     site, *index = name.split(".")
     if site not in sites:
         raise InputError(where, f"`{site}` among the draws", ", ".join(sites), _CURE)
+    # Stan counts from one.
     values, place = sites[site], tuple(int(i) - 1 for i in index)
     if len(place) != values.ndim - 2 or any(i >= n for i, n in zip(place, values.shape[2:], strict=True)):
         raise InputError(where, f"`{site}` with an element {name}", values.shape, _CURE)
@@ -283,6 +300,8 @@ def is_cmdstan(path: Path) -> bool:
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         header = next((line for line in file if line.strip() and not line.startswith("#")), "")
     columns = [column.strip().strip('"') for column in header.split(",")]
+    # CmdStan writes a file for each chain; with a column of chains it is a table of another
+    # program, which `read_csv` reads.
     chains = {"chain", ".chain", "chain__"} & set(columns)
     return "lp__" in columns and not chains and any(c.startswith(("g_", "accept_stat__")) for c in columns)
 
@@ -300,6 +319,7 @@ def load_cmdstan(paths: Sequence[Path]) -> "xarray.DataTree":
     chains = [_read(path) for path in paths]
     outputs = [chain for chain in chains if not _is_diagnostic(chain)]
     diagnostics = [chain for chain in chains if _is_diagnostic(chain)]
+    # A person names the outputs alone, as CmdStan's guide does.
     if outputs and not diagnostics:
         beside = {output.path: _diagnostic_beside(output) for output in outputs}
         lacking = [str(path) for path, found in beside.items() if found is None]
@@ -335,6 +355,8 @@ def _diagnostic_beside(output: "_File") -> Path | None:
     CmdStanPy names them: model_1.csv and model-diagnostic_1.csv. Whether the draws are the same is tested later.
     """
     stem = output.path.stem
+    # The header of output_3.csv says output.csv and diagnostic.csv: both names lack the number of
+    # the chain.
     written, recorded = (Path(output.settings.get(key, "")).stem for key in ("file", "diagnostic_file"))
     match = _NUMBERED.fullmatch(stem)
     assert match is not None  # every text does
@@ -351,6 +373,7 @@ def _diagnostic_beside(output: "_File") -> Path | None:
 
 def _scored(diagnostics: list["_File"], outputs: list["_File"] | None) -> "tuple[xarray.DataTree, Trace]":
     """Return the tree of chains, and their unconstrained draws and scores."""
+    # Columns p_NAME are momenta. A parameter that is itself called g_x has a column g_g_x.
     names = [tuple(c.removeprefix("g_") for c in chain.table.columns if c.startswith("g_")) for chain in diagnostics]
     for chain, own in zip(diagnostics, names, strict=True):
         if not own or not set(own) <= set(chain.table.columns):
@@ -364,6 +387,7 @@ def _scored(diagnostics: list["_File"], outputs: list["_File"] | None) -> "tuple
     columns = _stack(diagnostics)
     draws, scores = (
         np.stack([sign * columns[prefix + name] for name in names[0]], axis=-1)
+        # g_NAME is the gradient of the potential (base_hamiltonian.hpp): minus the score.
         for sign, prefix in ((1, ""), (-1, "g_"))
     )
     trace = make_trace(draws, scores, names[0])
@@ -397,6 +421,7 @@ def _tree(values: dict[str, np.ndarray], statistics: dict[str, np.ndarray], chai
     tree.attrs |= {name: int(settings[name]) for name in _RECORDED if settings.get(name, "").isdigit()}
     times = [chain.seconds for chain in chains if chain.seconds is not None]
     if len(times) == len(chains):
+        # Chains run side by side: the slowest one is what a person waits for.
         tree.attrs["sampling_time"] = max(times)
     return tree
 
@@ -416,6 +441,7 @@ def _read(path: Path) -> _File:
         raise FileNotFoundError(fault(_WHERE, "an existing file", str(path), "Check the path."))
     try:
         text = path.read_text(encoding="utf-8")
+        # Comments stand between warm-up and draws and at the end too, where the seconds are.
         table = pandas.read_csv(path, comment="#", compression=None)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InputError(_WHERE, f"a CSV of CmdStan at {path}", repr(error), "Give CmdStan's own file.") from error
@@ -442,6 +468,7 @@ def _read(path: Path) -> _File:
         if not (warmup.isdigit() and thin.isdigit() and int(thin)):
             got, cure = f"num_warmup = {warmup}, thin = {thin}", "Give CmdStan's own file."
             raise InputError(_WHERE, f"settings num_warmup and thin in the comments of {path}", got, cure)
+        # Warm-up is thinned as well: num_warmup counts iterations and not rows.
         table = table.iloc[-(-int(warmup) // int(thin)) :]
     if table.empty:
         raise InputError(_WHERE, f"draws after warm-up in {path}", "none", "The run was cut: run it again.")
@@ -459,6 +486,7 @@ def _check_chains(chains: list[_File], names: list[tuple[str, ...]]) -> None:
                 _WHERE, f"the parameters {', '.join(names[0])} in {path}", ", ".join(own), "Give one run's files."
             )
     # A chain that is given twice, under one path or as a copy.
+    # Both are wrong alike: the draws would count twice.
     for one, other in itertools.combinations(chains, 2):
         if one.table.equals(other.table):
             got = f"the same draws in {one.path} and {other.path}"
@@ -473,6 +501,7 @@ def _stack(chains: list[_File]) -> dict[str, np.ndarray]:
 
 def _same_draws(output: _File, diagnostic: _File) -> bool:
     """Return whether two files of one chain have the same log densities, to the digits of either."""
+    # Files are paired by their order, and nothing else in them says which chain they are of.
     one, other = output.table["lp__"].to_numpy(), diagnostic.table["lp__"].to_numpy()
     return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-4, atol=1e-4))
 
@@ -499,6 +528,8 @@ def _values(chains: list[_File], diagnostics: list[_File]) -> dict[str, np.ndarr
             one, other = output.table[name].to_numpy(np.float64), diagnostic.table[name].to_numpy(np.float64)
             tolerance = _SAME * np.abs(one).max(initial=0.0)
             same = np.abs(one - other) <= tolerance
+            # Equal once sorted: the same draws in another order. A constrained parameter has other
+            # values in the two files, and is no fault.
             if not same.all() and (np.abs(np.sort(one) - np.sort(other)) <= tolerance).all():
                 raise InputError(
                     _WHERE,

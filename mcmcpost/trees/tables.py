@@ -30,12 +30,15 @@ def variables(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     ``theta.1.2``, as Stan writes it, and ``theta[0, 1]`` or ``theta[1,2]`` are elements of `theta`, counted from one or
     from zero. Where they do not fill an array, every column stays a scalar by its own name.
     """
+    # By the indices in the names and not by position: programs write elements in row or column
+    # order.
     groups: dict[str, dict[tuple[int, ...], str]] = {}
     for column in columns:
         match = _STAN.fullmatch(column) or _BRACKETS.fullmatch(column)
         name, index = (
             (column, ()) if match is None else (match["name"], tuple(map(int, re.split(r"\.|, ?", match["index"]))))
         )
+        # theta.1 and theta[1] are one element, and one would replace the other.
         same = groups.setdefault(name, {}).setdefault(index, column)
         if same != column:
             raise InputError("Tables", f"each element of {name} once", f"{same} and {column}", "Leave one out.")
@@ -54,11 +57,13 @@ def _parent(column: str) -> str:
 
 def _array(elements: dict[tuple[int, ...], np.ndarray]) -> np.ndarray | None:
     """Return the array (c, n, ...) of elements by index, None where they do not fill one."""
+    # x[0] beside x[0, 1] is no array, as are gaps: such columns stay scalars under their own names.
     if len({len(index) for index in elements}) > 1:
         return None
     indices = np.array(list(elements), dtype=int).reshape(len(elements), -1)
     first = indices.min(axis=0)
     shape = tuple(int(size) for size in indices.max(axis=0) - first + 1)
+    # Counted from zero or from one along all axes alike: beta.3 and beta.4 alone are two columns.
     if not np.isin(first, (0, 1)).all() or len(set(first)) > 1 or math.prod(shape) != len(elements):
         return None
     lead = next(iter(elements.values())).shape
@@ -74,6 +79,8 @@ def posterior_tree(columns: Mapping[str, np.ndarray]) -> "xarray.DataTree":
 
     dataset = sample_dataset(variables(columns))
     dims = [dim for name in _from_one(columns) if name in dataset for dim in dataset[name].dims[2:]]
+    # Elements keep their numbers in every table: theta[1] of the file must not be shown as
+    # theta[0].
     labels = {dim: dataset[dim].values + 1 for dim in dims}
     return xarray.DataTree.from_dict({"posterior": dataset.assign_coords(labels)})
 
@@ -107,6 +114,7 @@ STATISTICS = {
 def sampler_statistics(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return those of the columns (c, n) that are statistics of Stan's sampler, under ArviZ's names."""
     found = {name: columns[column] for column, name in STATISTICS.items() if column in columns}
+    # CmdStan writes 0 and 1; ArviZ's schema has booleans.
     if "diverging" in found:
         found["diverging"] = found["diverging"].astype(bool)
     return found
@@ -137,12 +145,14 @@ def read_csv(path: Path) -> "xarray.DataTree":
     """
     import xarray
 
+    # Names are compared in lower case: R writes .chain, other programs Chain.
     table = _numbers(path)
     known = {str(column).lower(): str(column) for column in table}
     place = {name: known[own] for name, names in (("chain", _CHAIN), ("draw", _DRAW)) for own in names if own in known}
     chains = _chains(path, table, place)
     kept = [name for name in table.columns if name.lower() not in (*_CHAIN, *_DRAW)]
     columns = {name: np.stack([chain[name].to_numpy(np.float64) for chain in chains]) for name in kept}
+    # Weights are no quantity of the posterior.
     stats = {name: columns.pop(name) for name in (LOG_WEIGHT, NUM_LIVE) if name in columns}
     if "accept_stat__" in columns:  # draws_pd() of CmdStanPy; lp__ alone is a quantity like others
         stats |= sampler_statistics(columns)
@@ -151,6 +161,7 @@ def read_csv(path: Path) -> "xarray.DataTree":
     gradients = [name for name in kept if name.startswith(PREFIX)]
     names = [name.removeprefix(PREFIX) for name in gradients]
     orphans = [name for name in names if name not in columns]
+    # A gradient of which no draws are there is a misspelt name, most often.
     if orphans or len(gradients) == len(kept):
         raise InputError(
             _WHERE,
@@ -196,6 +207,8 @@ def _tell_of_parameters(path: Path, alone: Mapping[str, np.ndarray], trace: Trac
     for name, values in alone.items() if trace.draws[..., 0].size >= ENOUGH else ():
         if name in NO_PARAMETERS:
             continue
+        # For b a function g of the parameters E[(b − b̄)s] = −E[∇g], which is not zero along some
+        # coordinate; for a parameter whose score is missing it is zero along all others.
         products = (values - values.mean())[..., None] * trace.scores
         with np.errstate(all="ignore"):
             z = np.abs(products.mean(axis=(0, 1)) / mcse_mean(products))
@@ -218,8 +231,10 @@ def _numbers(path: Path) -> "pandas.DataFrame":
             _WHERE, f"a table with a header in {path}", repr(error), "Write one row for each draw."
         ) from error
     _check_header(path, table)
+    # An index that was written with the table would otherwise be a quantity of the posterior.
     if len(table.columns) and str(table.columns[0]).startswith("Unnamed"):
         table = table.drop(columns=table.columns[0])  # row numbers, as pandas and R write them
+    # Its gradients are of the potential: taken as scores they have the wrong sign.
     if "lp__" in table and any(f"g_{name}" in table for name in table):
         got, cure = f"those of CmdStan's diagnostic files in {path}", "Give CmdStan's own files, one a chain."
         raise InputError(_WHERE, f"gradients in columns {PREFIX}NAME", got, cure)
@@ -242,10 +257,14 @@ def _check_header(path: Path, table: "pandas.DataFrame") -> None:
     import pandas
 
     rows = np.arange(len(table))
+    # One unnamed value at the front of each row, as R writes row names, shifts no column; two would
+    # shift all.
     numbered = any(np.array_equal(table.index, rows + first) for first in (0, 1))
     if not numbered or (len(rows) == 1 and _is_longer(path, len(table.columns))):
         got = f"rows of {len(table.columns) + table.index.nlevels} values under {len(table.columns)} names"
         raise InputError(_WHERE, f"as many values as columns in {path}", got, "Name every column.")
+    # Read again as text: pandas renames the second x to x.1, which looks like an element of an
+    # array.
     names = pandas.read_csv(path, comment="#", skipinitialspace=True, header=None, nrows=1, dtype=str).iloc[0]
     twice = sorted({str(name) for name in names[names.duplicated() & names.notna()]})
     if twice:
@@ -281,6 +300,7 @@ def _chains(path: Path, table: "pandas.DataFrame", place: dict[str, str]) -> "li
         twice = table.loc[table.duplicated(list(place.values())), list(place.values())].iloc[0].to_dict()
         raise InputError(_WHERE, f"every draw once in {path}", f"{twice} twice", "Number the draws of each chain.")
     if "draw" in place:
+        # Rows may be sorted by value; folds and autocorrelations need the order of the chain.
         table = table.sort_values(place["draw"], kind="stable")
     chains = [chain for _, chain in table.groupby(place["chain"])] if "chain" in place else [table]
     check_equal_lengths(f"{_WHERE}, {path}", [len(chain) for chain in chains])

@@ -51,9 +51,11 @@ def from_dynesty(results: Any, names: Iterable[str] | None = None) -> "xarray.Da
     labels = as_labels(where, names, draws.shape[-1])
     logs = as_float64(where, "logwt", results.logwt, "draw")
     live = as_float64(where, "samples_n", _live_points(where, results, len(draws)), "draw")
+    # Checked whole, before points without weight are left out and with them what is wrong there.
     make_weights(where, logs[None], live[None], shape=(1, len(draws)))
     if not np.isfinite(draws).all():
         raise InputError(where, "finite `samples`", f"{int((~np.isfinite(draws)).sum())} that are not", "Remove them.")
+    # The first dead points weigh next to nothing, and each would need a score.
     kept = logs > logs.max() + np.log(LEAST)
     variables = {name: draws[None, kept, i] for i, name in enumerate(labels)}
     stats = sample_dataset({LOG_WEIGHT: logs[None, kept], NUM_LIVE: live[None, kept]})
@@ -75,6 +77,7 @@ def _live_points(where: str, results: Any, size: int) -> Any:
     check_count(where, "nlive", results.nlive, "It is the number of live points.")
     if getattr(results, "niter", None) == size:  # without its last live points
         return np.full(size, results.nlive)
+    # A static run ends by removing its live points one by one, each from one fewer.
     return np.minimum(np.arange(size, 0, -1), results.nlive)
 
 
@@ -111,8 +114,11 @@ def resample(tree: "xarray.DataTree", *, key: jax.Array, num_draws: int | None =
     size = max(int(weights.ess), 1) if num_draws is None else num_draws
     first, second = jax.random.split(key)
     total = np.cumsum(weights.values.reshape(-1))
+    # One uniform number for all: the copies of a draw differ from their expected number by less
+    # than one.
     steps = (np.arange(size) + float(jax.random.uniform(first))) / size * total[-1]
     rows = np.minimum(np.searchsorted(total, steps), len(total) - 1)
+    # In the order of the likelihood, neighbours would look like the autocorrelation of a chain.
     if weights.num_live is not None:
         rows = rows[np.asarray(jax.random.permutation(second, size))]
     chain, draw = (xarray.DataArray(part, dims="draw") for part in np.divmod(rows, weights.values.shape[1]))

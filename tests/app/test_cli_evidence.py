@@ -1,6 +1,7 @@
 """``mcmcpost evidence``: from a model file or a saved ladder to the log evidence, and one-line errors."""
 
 import json
+import os
 import warnings
 from contextlib import nullcontext
 
@@ -87,6 +88,18 @@ def test_a_ladder_from_the_trace_stands_beside_its_bridge(run, trace):
     assert all(word in done.out for word in ("pooled", "bridge (warp-III)", "swap_rate"))
     again = run("evidence", "ladder.nc", "--method", "zv2", "--json")
     assert json.loads(again.out)["evidence"][0]["reference"] == "fitted normal"
+
+
+def test_a_ladder_whose_rungs_are_not_placed_yet_may_have_32(run, trace, monkeypatch):
+    def sampled(*_):
+        raise mcmcpost.InputError("it is sampled")
+
+    path, model = trace
+    monkeypatch.setattr(commands, "sample_ladder", sampled)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)  # 4 MB
+    asked = ["evidence", path, "--model", model, "--ladder", "--draws", 2_500]  # 0.24 MB for a rung
+    assert refused(run(*asked), "draws that fit into", "fewer than 32 --rungs")
+    assert refused(run(*asked, "--rungs", 9), "it is sampled")
 
 
 @pytest.mark.filterwarnings("default")

@@ -12,6 +12,7 @@ from ladder_cases import short_ladder
 import mcmcpost
 from mcmcpost.app import command_line as cli
 from mcmcpost.app.edge import SETTING, doctor_text, examine
+from mcmcpost.app.source import load_trace
 from mcmcpost.core.runtime import version_of
 
 QUICK = ["--method", "zv2"]
@@ -123,6 +124,24 @@ def test_warnings_are_said_once(run, tmp_path, rng):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("scratch", "times"), [(2**27, 1), (1_000, 2)])
+def test_a_ladder_is_read_again_only_for_what_stayed_in_its_file(tmp_path, rng, monkeypatch, scratch, times):
+    pytest.importorskip("dask")
+    mcmcpost.save_tree(mcmcpost.ladder_from_arrays(*short_ladder(rng)[0][:5]), tmp_path / "ladder.nc")
+    read = []
+
+    def load_tree(*paths, **options):
+        read.append(paths)
+        return load(*paths, **options)
+
+    load = mcmcpost.load_tree
+    monkeypatch.setattr(mcmcpost, "load_tree", load_tree)
+    monkeypatch.setattr("mcmcpost.trees.files.SCRATCH", scratch)
+    tree = load_trace([tmp_path / "ladder.nc"], None, None)
+    assert len(read) == times
+    assert not any(variable.chunks for node in tree.subtree for variable in node.data_vars.values())
+
+
 def test_a_ladder_has_its_evidence_in_the_report(run, tmp_path, rng):
     drawn, path = short_ladder(rng)
     mcmcpost.save_tree(mcmcpost.ladder_from_arrays(*drawn[:5]), tmp_path / "ladder.nc")

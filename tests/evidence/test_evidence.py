@@ -36,7 +36,7 @@ from mcmcpost.evidence import (
     simpson_rule,
     trapezoid_rule,
 )
-from mcmcpost.evidence.mbar import adjacent_overlap, asymptotic_covariance, solve_free_energies
+from mcmcpost.evidence.mbar import adjacent_overlap, asymptotic_covariance, mbar_estimate, solve_free_energies
 from mcmcpost.tasks import TaskREML, VectorValued
 
 
@@ -144,6 +144,31 @@ def test_mbar_agrees_with_pymbar(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(np.sqrt(np.diagonal(covariance)), theirs["dDelta_f"][0], atol=1e-6)
     overlap = adjacent_overlap(levels, flat, np.ones_like(flat), sizes, found.values)
     np.testing.assert_allclose(overlap, np.diagonal(peer.compute_overlap()["matrix"], 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("asymptotic", "without", "error"),
+    [
+        (0.3, (1.0, 1.2), 0.3),
+        (0.05, (1.0, 1.2), 0.1),
+        (np.nan, (1.0, 1.2), 0.1),
+        (0.3, (1.0, np.nan), 0.3),
+        (np.nan, (1.0, np.nan), np.nan),
+    ],
+)
+def test_mbar_has_the_larger_of_the_errors_that_are_numbers(
+    asymptotic: float,
+    without: tuple[float, float],
+    error: float,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ladder = usual(rng)
+    covariance = jnp.full((len(ladder.temperatures),) * 2, asymptotic**2)
+    monkeypatch.setattr("mcmcpost.evidence.mbar.asymptotic_covariance", lambda *_: covariance)
+    energies = np.zeros(len(ladder.temperatures))
+    found = mbar_estimate(ladder, energies, np.array(without), converged=True)
+    np.testing.assert_allclose(found.mcse, error, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 
 import mcmcpost as mp
 from mcmcpost.core.mcse import mcse_mean
-from mcmcpost.evidence import TemperedTarget, adaptive_ladder, make_ladder, power_ladder
+from mcmcpost.evidence import TemperedTarget, equidistributed_ladder, make_ladder, power_ladder
 from mcmcpost.ladders import HamiltonianKernel, sample_ladder, sample_more_rungs, sampling
 from mcmcpost.ladders.lanes import potential
 
@@ -281,7 +281,7 @@ def test_new_rungs_must_be_new(exchanged, key):
         sample_more_rungs(exchanged.ladder, gaussian(2), [0.5], key=key)
 
 
-def test_an_adaptive_ladder_equidistributes_the_error():
+def test_an_equidistributed_ladder_equidistributes_the_error():
     """On exact variances the trapezoid's error is below the power ladder's, and all intervals contribute alike."""
 
     def exact(t):
@@ -290,7 +290,7 @@ def test_an_adaptive_ladder_equidistributes_the_error():
         values = -0.5 * ((1.3 - draws) / 0.5) ** 2
         return make_ladder(t, draws[..., None], values, draws[..., None], draws[..., None])
 
-    temperatures = adaptive_ladder(exact(power_ladder(41, 3)), 11)
+    temperatures = equidistributed_ladder(exact(power_ladder(41, 3)), 11)
     assert temperatures[0] == 0
     assert temperatures[-1] == 1
     assert (np.diff(temperatures) > 0).all()
@@ -298,7 +298,7 @@ def test_an_adaptive_ladder_equidistributes_the_error():
     share = np.abs(np.diff(fine.log_likelihood.var(axis=(0, 1)))) * np.diff(temperatures) ** 2
     assert share.max() < 3 * share.min()
     with pytest.raises(ValueError, match="`size` of at least 2"):
-        adaptive_ladder(fine, 1)
+        equidistributed_ladder(fine, 1)
 
 
 DEVICES = """

@@ -780,7 +780,7 @@ ROWS = [
     ((None, X[:, :1]), lambda g, v: stein.stein_gram(RBF, X, -X, v, -X), "Y"),
     (("rbf", None), lambda g, v: stein.second_order_stein_gram(v, X, -X), "kernel"),
     ((X[:3], "a"), lambda g, v: stein.second_order_stein_diagonal(RBF, X, v), "SX"),
-    ((np.ones(3), np.ones((8, 1))), lambda g, v: stein.kernel_stein_discrepancy(RBF, X, -X, weights=v), "weights"),
+    ((np.ones(3), np.ones((8, 1))), lambda g, v: stein.stein_discrepancy(RBF, X, -X, weights=v), "weights"),
     (COUNT, lambda g, v: stein.stein_thin(RBF, X, -X, v), "size"),
     (COUNT, lambda g, v: stein.polynomial_exponents(v, 2), "`d`"),
     (COUNT, lambda g, v: stein.polynomial_exponents(2, v), "degree"),

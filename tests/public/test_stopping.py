@@ -53,6 +53,18 @@ def test_plain_means_need_the_draws_that_their_errors_say():
     assert np.array_equal(before.mean, found.estimate.mean)
 
 
+def test_looks_at_chains_that_run_are_few_and_come_in_time():
+    """A sampler of 100 draws a second after three seconds of warm-up: 12 looks and not 260 for a thousand draws."""
+    time, wait, before, looks = 0.0, stopping.WAIT, 0, 0
+    while (have := int(100 * max(time - 3.0, 0.0))) < 1_000:
+        time += wait
+        looks += 1
+        wait, before = stopping._next_wait(wait, have - before, 1_000 - have), have
+    assert looks <= 20
+    assert 13.0 <= time < 13.0 + stopping.LONGEST_WAIT
+    assert stopping._next_wait(1.0, 100, 1) == stopping.WAIT
+
+
 def test_controlled_errors_need_a_batch_alone():
     draw = batches(1)
     found = ask(draw, 0.006, method="zv2")

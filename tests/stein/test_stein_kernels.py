@@ -17,8 +17,8 @@ from mcmcpost.stein import (
     RationalQuadratic,
     SquaredExponential,
     Weighted,
-    kernel_stein_discrepancy,
     stein_diagonal,
+    stein_discrepancy,
     stein_gram,
     stein_operator,
 )
@@ -213,16 +213,16 @@ def test_operator_and_discrepancy_are_the_dense_ones(rng: np.random.Generator) -
     np.testing.assert_allclose(operator.matmul(w[:, None])[:, 0], K @ w, rtol=1e-10, atol=1e-11 * K.max())
     np.testing.assert_array_equal(operator.diagonal(), np.diag(K))
     np.testing.assert_array_equal(operator.diagonal(), stein_diagonal(kernel, X, S))
-    np.testing.assert_allclose(kernel_stein_discrepancy(kernel, X, S), np.sqrt(K.mean()), rtol=1e-10)
-    np.testing.assert_allclose(kernel_stein_discrepancy(kernel, X, S, weights=w), np.sqrt(w @ K @ w), rtol=1e-10)
+    np.testing.assert_allclose(stein_discrepancy(kernel, X, S), np.sqrt(K.mean()), rtol=1e-10)
+    np.testing.assert_allclose(stein_discrepancy(kernel, X, S, weights=w), np.sqrt(w @ K @ w), rtol=1e-10)
 
 
 def test_discrepancy_falls_with_good_draws_and_not_with_biased_ones(rng: np.random.Generator) -> None:
     X = rng.normal(size=(800, 2))
     kernel = InverseMultiquadric()
-    many, biased = (float(kernel_stein_discrepancy(kernel, x, -x)) for x in (X, X + 0.5))
+    many, biased = (float(stein_discrepancy(kernel, x, -x)) for x in (X, X + 0.5))
     counts = (np.arange(800) < 50).astype(int)
-    few, counted = (float(kernel_stein_discrepancy(kernel, X, -X, weights=w)) for w in (counts / 50, counts))
+    few, counted = (float(stein_discrepancy(kernel, X, -X, weights=w)) for w in (counts / 50, counts))
     np.testing.assert_allclose(counted / 50, few, rtol=1e-5)
     assert many < few / 2
     assert biased > 3 * many
@@ -238,4 +238,4 @@ def test_nan_scores_never_give_a_finite_discrepancy(rng: np.random.Generator) ->
     X = rng.normal(size=(12, 3))
     S = -X.copy()
     S[2, 1] = np.nan
-    assert np.isnan(kernel_stein_discrepancy(SquaredExponential(ARD), X, S))
+    assert np.isnan(stein_discrepancy(SquaredExponential(ARD), X, S))

@@ -90,6 +90,20 @@ def test_the_task_covariance_matters_for_shared_draws_only_with_a_ridge(shared):
     assert np.ptp(means(0.3), axis=0).min() > 1e-3
 
 
+def test_a_singular_task_covariance_has_no_negative_eigenvalue(rng):
+    """One of −1.2e-16 by rounding, times a large λ, would outweigh the nugget and make the weights negative."""
+    x = rng.normal(size=(2, 16, 2))
+    values = np.stack([smooth(x), np.cos(x[..., 1]) + x[..., 0], x[..., 1] ** 2], axis=-1)
+    data = kronecker_data(make_problem(make_trace(x, -x), values, num_folds=4), 0)
+    u = np.array([0.1, -0.1, 0.6])
+    spectrum, mixing = np.linalg.eigh(np.outer(u, u) / np.mean(u**2))
+    assert spectrum[0] < 0
+    fit = crossfit_kronecker(SteinTile(KERNEL), np.outer(u, u), 1e-17, data)
+    assert fit.converged
+    null = mixing[:, 0]  # a direction that the kernel has no part in keeps its plain mean
+    np.testing.assert_allclose(null @ fit.mean[:, 0], (np.asarray(data.values) @ null).mean(), atol=1e-12)
+
+
 def test_the_covariance_of_shared_draws_is_the_definition(shared):
     data, nugget = kronecker_data(shared, 1), 1e-2
     found = shared_covariance(SteinTile(KERNEL), nugget, data)
