@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads spin against XLA's and the other workers'
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # most of the time goes into compiling
+# Most of the time goes into compiling: LLVM's dearer passes cost a twentieth of it and gain nothing at such sizes.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 import jax
 import jaxtyping
