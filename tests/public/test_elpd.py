@@ -78,6 +78,7 @@ def test_an_observation_of_much_influence_is_told(rng):
     assert found.status[found.names.index("lppd(y[0])")] == "plain"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rank_promotion")
 def test_numpyro_keeps_the_log_likelihood(key, y):
     def model(y):

@@ -164,6 +164,7 @@ def test_sums_over_named_dimensions_are_read_back_and_added(tmp_path):
     assert (mp.expectation(again).gain > 4).all()
 
 
+@pytest.mark.slow
 def test_errors_are_honest_and_gains_those_of_the_draws():
     squares, plain, errors = [], [], []
     for seed in range(24):
@@ -180,6 +181,7 @@ def test_errors_are_honest_and_gains_those_of_the_draws():
     assert gains[5] > 1.5
 
 
+@pytest.mark.slow
 def test_functions_of_a_coordinate_gain_from_sums_with_honest_errors():
     """Events and smooth functions in six dimensions, whose polynomials of degree three leave most of them."""
     lower = np.linalg.cholesky(0.6 + 0.4 * np.eye(6))
