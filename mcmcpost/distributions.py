@@ -112,6 +112,7 @@ PILOT = 1 << 14
 
 def distribution_of_chunks(chunks: InChunks) -> Distribution:
     """Return the distributions of quantities under draws in the chunks of dask; see `is_summed`."""
+    # Quantiles in memory take a search for each; of some thousand draws it is short, and near enough.
     chunks = chunks.thinned(PILOT)
     question = chunks.question
     pilot = in_float64(Distribution.of)(question.sample, question.method, question.options, of_all=False)
@@ -158,6 +159,7 @@ class OverChunks(NamedTuple):
         for _ in range(MOST_PASSES):
             if not len(left):
                 break
+            # All quantities and levels in one pass: reading the draws is what it costs.
             upper = np.concatenate([brackets[k].points for k in left])
             sizes = [len(brackets[k].points) for k in left]  # of a discrete quantity there may be fewer
             found = self.probabilities(np.repeat(of[left], sizes), np.full(len(upper), -np.inf), upper)
@@ -189,11 +191,13 @@ def _of_events(
     status, method, ratio = list(start.status), list(start.method), start.variance_ratio.copy()
     for k in range(len(few)):
         own = events.get(k)
+        # A constant has no runs of its own; its residual is what it is.
         residuals[..., k] = start.mean[k] if own is None else own.residuals[..., 0]
         if own is not None:
             status[k], method[k], ratio[k] = own.status[0], own.method[0], own.variance_ratio[0]
         status[k] = Status.UNSEEN if few[k] and status[k] in TRUSTED else status[k]
     mean, mcse, mean_plain, mcse_plain, mean_crossfit = numbers
+    # A polynomial through five points may do worse than the draws where these hardly gain.
     worse = mcse > mcse_plain
     mean, mcse = np.where(worse, mean_plain, mean), np.where(worse, mcse_plain, mcse)
     for k in np.flatnonzero(worse).tolist():
@@ -311,6 +315,7 @@ class Bracket(NamedTuple):
             left, inside = reach * max(abs(at), 1.0), False
         else:
             slope, again = float(function.deriv()(at)), self._where(curve(below.mean, CUBIC + 1))
+            # What a polynomial of one degree more moves it by bounds what this one does not follow.
             left, inside = reach * (2.0 if again is None else abs(again - at)), True
         slope /= reach
         found, errors = (
@@ -328,6 +333,7 @@ class Bracket(NamedTuple):
 
     def _where(self, function: np.polynomial.Polynomial) -> float | None:
         """Return where a distribution function has the level, between the points; None where nowhere."""
+        # Of a cubic there may be three; that of a distribution function is where it rises, nearest to the middle.
         roots = (function - self.level).roots()
         real = roots.real[(np.abs(roots.imag) < REAL) & (np.abs(roots.real) <= 1)]
         real = real[function.deriv()(real) > 0]
@@ -341,6 +347,7 @@ class Bracket(NamedTuple):
         known = float(np.hypot(error, ROUNDING)) / slope
         if error < STRAIGHT * min(self.level, 1 - self.level):
             return known
+        # Then the draws themselves say how far apart the levels are that it may have.
         ends = np.quantile(self.values, np.clip([self.level - error, self.level + error], 0, 1))
         return max(known, float(np.ptp(ends)) / 2)
 
@@ -352,6 +359,7 @@ class Bracket(NamedTuple):
             return int(np.searchsorted(np.maximum.accumulate(function), self.level).clip(0, len(function) - 1))
 
         def error(function: Float[np.ndarray, " k"], errors: Float[np.ndarray, " k"], at: int) -> float:
+            # P(level ≤ F(v)) for each value v: the least with the level may be any that is as near as its error.
             deviates = (function - self.level) / np.where(errors > 0, errors, np.finfo(float).tiny)
             chances = np.diff(np.concatenate([[0.0], np.maximum.accumulate(ndtr(deviates))]), append=1.0)
             chances[-2] += chances[-1]  # beyond the last

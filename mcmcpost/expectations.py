@@ -169,6 +169,7 @@ def delta_method(
     options = Options(standardize, folds, allow_bad_scores, fallback)
     answers = Answers.of(tree, integrands, method, options)
     question, chunks = answers.question, answers.chunks
+    # Any mean may enter a user's function: JAX finds the slopes, zero where it does not.
     every = np.arange(len(question.sample.names))[None]
     parts = [
         Smooth((name,), every, _of_means(name, function, question.shapes), steps=True)
@@ -191,6 +192,7 @@ def _of_means(
     def of_vector(means: Float[Array, " p"]) -> Float[Array, ""]:
         pieces = jnp.split(means, ends[:-1])
         named = {key: piece.reshape(shape) for (key, shape), piece in zip(shapes.items(), pieces, strict=True)}
+        # It is traced: NumPy's functions and `if` fail in JAX's words, which do not name the user's function.
         try:
             value = function(named)
         except NOT_TRACEABLE as error:
@@ -308,6 +310,7 @@ def expectation(
         ``heavy_tail``.
     """
     options = Options(standardize, folds, allow_bad_scores, fallback)
+    # Sums have no draws: what they are of was chosen when they were made.
     if (sums := as_moments(tree)) is not None:
         return expectation_of_moments(sums, integrands, method, options)
     assert not isinstance(tree, TraceMoments)
@@ -356,12 +359,14 @@ def summary(
     interval = resolve_interval("summary", ci_prob, ci_kind)
     options = Options(standardize, folds, allow_bad_scores, fallback)
     if (sums := as_moments(tree)) is not None:
+        # Squares and events of theirs would have to be sums, too.
         if sd or median or interval or len(levels):
             cure = 'Sum the squares too, {"x2": lambda draw: draw["x"] ** 2}, or ask the trace.'
             raise InputError("summary", "means alone of sums", "what needs the draws", cure)
         found = expectation_of_moments(sums, integrands, method, options)
         return found.to_dataframe().drop(columns=["mean", "sd"])
     assert not isinstance(tree, TraceMoments)
+    # One question for all columns: the score gate, R-hat and their warnings come once.
     answers = Answers.of(tree, integrands, method, options)
     table = answers.expectation().to_dataframe().drop(columns=["mean", "sd"])
     if sd:
@@ -370,6 +375,7 @@ def summary(
     if not (median or interval or len(levels)):
         return table
     dist = answers.distribution()
+    # Columns in the order of `az.summary`: median, interval, quantiles.
     asked: list[tuple[Sequence[str], Estimate]] = []
     if median:
         asked.append((["median"], dist.quantile(0.5)))
@@ -423,11 +429,13 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
             draws = f"{parts[0].residuals.shape[1]} and {part.residuals.shape[1]}"
             cure = "Reduce as many draws of each chain: tree.isel(draw=slice(n))."
             raise InputError(where, "estimates from chains of one length", draws, cure)
+    # Told by the residuals of its draws, since files of estimates have no draws.
     shared = repeated_chain(parts)
     if shared is not None:
         got = f"one of the chains of estimate {shared[0]} in estimate {shared[1]}, counting from 0"
         raise InputError(where, "every chain once", got, "Pass estimates of different chains.")
     pooled = pool(parts)
+    # Averaging what contradicts itself would hide it: the mean is returned, and the warning names it.
     apart = [name for name, bad in zip(pooled.names, contradicting(parts, pooled), strict=True) if bad]
     if apart:
         warn(
@@ -491,6 +499,7 @@ def elpd(
     check_tree_type(where, tree)
     found = _log_likelihood(tree, var_name)
     values = found.values
+    # e^ℓ of a thousand terms underflows: ratios to the largest and the smallest draw do not, and their logs come back.
     best, worst = values.max(axis=(0, 1)), values.min(axis=(0, 1))
     with np.errstate(invalid="ignore"):
         scaled = np.exp(values - best), np.exp(worst - values)
@@ -498,6 +507,7 @@ def elpd(
     densities |= {f"1/p({name})": scaled[1][..., i] for i, name in enumerate(found.names)}
     options = Options(standardize, folds, allow_bad_scores, fallback)
     question = pose(tree, densities, method, options, weighted=True)
+    # Sums over observations are functions of all 2n means, whose errors are correlated: hence memory of (2n)².
     n = len(found.names)
     own, other = np.arange(n), np.arange(n) + n
     parts = [
@@ -512,8 +522,10 @@ def elpd(
     estimate = in_float64(estimate_derived)(sample, parts, question.method, question.options)
     with np.errstate(invalid="ignore"):
         shift = np.concatenate([[worst.sum(), best.sum(), (best - worst).sum()], worst, best])
+    # The ratios' logs, and what was divided by.
     moved = {name: getattr(estimate, name) + shift for name in ("mean", "mean_plain", "mean_crossfit")}
     alone = [_few_decide(one) for one in scaled[::-1]]  # of 1/p and of p
+    # Totals are as doubtful as the worst of their observations.
     heavy = np.concatenate([[alone[0].any(), alone[1].any(), np.any(alone)], *alone])
     status = tuple(Status.HEAVY_TAIL if h and s in TRUSTED else s for h, s in zip(heavy, estimate.status, strict=True))
     return estimate._replace(**moved, residuals=estimate.residuals + shift, status=status)

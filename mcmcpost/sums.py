@@ -97,6 +97,7 @@ def moments(
     chains, whole = draws.shape[:2]
     check_count("moments", "start", start, "It is a number of draws.", least=0, most=whole - 1)
     options = Options(allow_bad_scores=allow_bad_scores)
+    # Smaller arrays in chunks are read whole: tasks would cost more than sums.
     if is_chunked(draws) and is_chunked(scores):
         chunked = InChunks.of(tree, integrands, method, options, start)
         features = chunked.features(resolve_method(method), like)
@@ -151,6 +152,7 @@ def expectation_of_moments(
     """
     import xarray
 
+    # What was summed can only be estimated in the one way for which it was.
     if method != "auto" or options.standardize is not None or options.folds is not None:
         got = "`method`, `standardize` or `folds`"
         raise InputError("expectation", "sums alone", got, "Choose the method where they are summed: moments(tree).")
@@ -158,6 +160,7 @@ def expectation_of_moments(
         names = [integrands] if isinstance(integrands, str) else as_names("expectation", "integrands", integrands)
         trace = trace.select(_places(trace.features.names, names))
     samples = [group.sample for group in trace.groups]
+    # R-hat wants chains of one length: the shortest of those that are kept.
     length = min(sample.shape[1] for sample in samples)
     values = np.concatenate([sample[:, :length] for sample in samples])
     warn_of_convergence(check_convergence(xarray.DataTree(), [(trace.features.names, values)]))
@@ -229,6 +232,7 @@ def _problem_of(
     """Return the problem of some of the draws, in units that other traces have too, and the values there, finite."""
     draws, scores, values = (np.asarray(part[:, some]) for part in (trace.draws, trace.scores, values))
     mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
+    # Powers of two: those of two traces are the same, or twice as large, and rounding does not enter.
     scale = 2.0 ** np.rint(np.log2(np.where(sd > 0, sd, 1.0)))
     values = np.where(np.isfinite(values), values, 0.0)
     return make_problem(Trace(draws, scores, trace.names), values, coordinates=(mean, np.diag(scale))), values
@@ -284,6 +288,7 @@ def _arrays_cut(integrands: Any, chains: slice, draws: slice) -> Any:
 
 def _step_of(shape: tuple[int, ...], most: int) -> int:
     """Return the step of the draws that the score gate and R-hat see: as many as they see of an array in memory."""
+    # A power of two, as that of the draws that are kept, which are among these.
     step = most
     while step > 1 and 2 * np.prod(shape) <= step * SAMPLED:
         step //= 2
@@ -385,6 +390,7 @@ class InChunks(NamedTuple):
         served = {name for family, _ in functions for name in family.names}
         total = self.layout.chains * self.layout.draws
         linear = zip(*method.families(method.coordinates(problem), _train(total)), strict=True)
+        # Events of functions of a coordinate need no linear families beside: these would be most of the products.
         is_served = np.array([name in served for name in names])
         parts: list[tuple[Features, Transform]] = []
         for kept, named in ((is_served, functions), (~is_served, list(linear))):
@@ -415,6 +421,7 @@ class InChunks(NamedTuple):
         """Return variances, standard deviations, covariances or correlations of what the question is about."""
         sample = self.question.sample
         standard = Standard.of(sample, Pairs.of(kind, sample.names))
+        # Their own values at the evenly spaced draws tell units, splines and whether they vary.
         products = Sample.of(sample.trace, standard.pairs.names, standard(sample.values), states=sample.states)
         # A product is no event, whatever its values.
         question = self.question._replace(sample=products._replace(events=np.zeros(len(products.names), bool)))
@@ -480,8 +487,11 @@ def _over_chunks(tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray
     stored = {str(name): _blocks_of(variable, chains, lengths) for name, variable in dataset.data_vars.items()}
     rows = [_blocks_of(variable, chains, lengths) for variable in (draws, scores)]
     facts = {str(name): (variable.dims, variable.attrs) for name, variable in dataset.data_vars.items()}
+    # Not pure: names of tasks would be hashes of all that they are given.
     summed = dask.delayed(_sums_of_chunk, pure=False)
+    # One object that workers get once, not with every task; its parts are no tasks, and dask need not look for any.
     shared = dask.delayed((given, kept, frame, facts), traverse=False)
+    # A box of chains and draws each, whose sums know where they belong.
     parts = []
     for (i, own), (k, some) in itertools.product(enumerate(slices_of(chains)), enumerate(slices_of(lengths))):
         box = Box(own, some)
@@ -519,6 +529,7 @@ def _sums_of_chunk(
 
     (parts, layout, fingerprints), kept, frame, facts = shared
     piece = frame.assign({name: (dims, variables[name], attrs) for name, (dims, attrs) in facts.items()})
+    # Functions of a draw see one chunk of draws, as they see one of all in memory.
     values = integrand_values(xarray.DataTree.from_dict({"posterior": piece}), integrands).values
     place, states = (box.chains.start, box.draws.start), (draws[..., kept], scores[..., kept])
     return [

@@ -8,7 +8,7 @@ quantity's mean.
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -16,7 +16,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
 from mcmcpost.control.auto import Auto
-from mcmcpost.control.estimate import Curve, Estimate, assemble, rescaled, side_by_side, spread
+from mcmcpost.control.estimate import Curve, Estimate, OverAll, assemble, rescaled, side_by_side, spread
 from mcmcpost.control.functions import (
     SAME,
     Marginal,
@@ -45,21 +45,6 @@ from mcmcpost.core.errors import REPRODUCED, TRUSTED, InputError, Status
 from mcmcpost.core.mcse import Weights, mcse_mean, mean_over_draws
 from mcmcpost.core.precision import in_float64
 from mcmcpost.scores import effective_size
-
-
-class OverAll(Protocol):
-    """What is known of the p quantities of a sample by more draws than it has."""
-
-    def probabilities(
-        self, of: Int[np.ndarray, " q"], lower: Float[np.ndarray, " q"], upper: Float[np.ndarray, " q"]
-    ) -> Estimate:
-        """Return the probabilities that quantities are above one number and at most another."""
-
-    def quantiles(self, levels: Float[np.ndarray, " a"]) -> Estimate:
-        """Return the quantiles of all p quantities, those of one after those of another."""
-
-    def select(self, places: Int[np.ndarray, " r"]) -> "OverAll":
-        """Return what is known of some of the quantities."""
 
 
 class Distribution(NamedTuple):
@@ -123,6 +108,7 @@ class Distribution(NamedTuple):
             each = [found.select(row) for row in np.arange(at.size).reshape(at.shape)]
         rows = [Curve.of(row, own) for row, own in zip(at, each, strict=True)]
         curve = Curve.side_by_side(rows, self.names)
+        # Each probability is estimated by itself: together they may decrease by as much as their errors.
         order = np.argsort(at, axis=1, kind="stable")
         mean = curve.mean.copy()
         for own, by in zip(mean, order, strict=True):
@@ -241,6 +227,7 @@ class Distribution(NamedTuple):
         others share their regression, unless they are taken `apart`, too.
         """
         p = len(self.sample.names)
+        # Splines of all quantities at once would be some hundred numbers a state and quantity.
         alone = np.array([apart or self.marginal(j) is not None for j in range(p)])
         parts = [answer(self._one(j)) for j in np.flatnonzero(alone).tolist()]
         parts += [] if alone.all() else [answer(self.select(np.flatnonzero(~alone)))]
@@ -319,6 +306,7 @@ class Distribution(NamedTuple):
             found = assemble(events, self.options, sizes=sizes)
             return found, found.mean[None]
         best, plain = PlainMean().crossfit(problem), plain_variance(problem)
+        # Events of what is no known function of the coordinates are regressed on the scores, as any integrand.
         direct: list[int] = []
         for j in range(len(sample.names)):
             own = np.flatnonzero(of[events.columns] == j)
@@ -346,6 +334,7 @@ class Distribution(NamedTuple):
             rest = np.array(direct)
             best = replace_columns(best, method.crossfit(problem.select(rest)), rest, np.arange(len(rest)))
         found = assemble(events, self.options, problem, best, sizes)
+        # The jackknife of shortest intervals asks for these: of plain estimates those of the draws.
         without = np.repeat(found.mean[None], problem.folds.num_folds, axis=0)
         moved = np.asarray(best.refits.without_fold)
         used = found.mean[events.columns] != found.mean_plain[events.columns]
@@ -366,6 +355,7 @@ def _clipped(estimate: Estimate) -> Estimate:
 
 def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
     """Return the density of the quantity of a sample of one."""
+    # p(t) = −E[c 1{h > t}]/E[v·∇h | h = t] (docs/mathematics.md section 2): the numerator is an expectation.
     sample, problem, marginal, each = dist.sample, dist.problem, dist.marginal(0), at[None]
     if not sample.varying[0] or problem is None:
         nothing = np.full(each.shape, np.nan)
@@ -625,6 +615,7 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     finite = np.isfinite(flat).all(axis=0)
     safe = np.where(finite, flat, 0.0)
     safe[:, ~varying] = np.median(safe[:, ~varying], axis=0)
+    # Sorted once for all levels and passes.
     order = np.argsort(safe, axis=0, kind="stable")
     ordered, weights = np.take_along_axis(safe, order, axis=0), sample.trace.weights
     places = None if weights is None else middle_places(weights.values.reshape(-1)[order])

@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import scipy.stats
@@ -234,6 +234,21 @@ class Curve(NamedTuple):
         *numbers, status = list(zip(*rows, strict=True))[1:]
         at, mean, mcse, mean_plain, mcse_plain, gain = map(np.concatenate, numbers)
         return cls(names, at, mean, mcse, mean_plain, mcse_plain, gain, tuple(itertools.chain(*status)))
+
+
+class OverAll(Protocol):
+    """What is known of the p quantities of a sample by more draws than it has."""
+
+    def probabilities(
+        self, of: Int[np.ndarray, " q"], lower: Float[np.ndarray, " q"], upper: Float[np.ndarray, " q"]
+    ) -> Estimate:
+        """Return the probabilities that quantities are above one number and at most another."""
+
+    def quantiles(self, levels: Float[np.ndarray, " a"]) -> Estimate:
+        """Return the quantiles of all p quantities, those of one after those of another."""
+
+    def select(self, places: Int[np.ndarray, " r"]) -> "OverAll":
+        """Return what is known of some of the quantities."""
 
 
 def significant_digits(mean: np.ndarray, mcse: np.ndarray) -> np.ndarray:

@@ -110,6 +110,7 @@ class Regression:
         """Prepare for integrands at the states of a problem; its own are not looked at."""
         n, k = problem.num_states, problem.folds.num_folds
         self.root = np.sqrt(problem.counts[:n])[:, None]
+        # Orthonormal, so that sums over folds of what the fit on all leaves have as many digits as that has.
         self.basis, self.rule = _orthonormal(shared[:n], self.root)
         self.folds = [np.flatnonzero(problem.labels[:n] == fold) for fold in range(k)]
         self.parts = [self.basis[rows] for rows in self.folds]
@@ -123,6 +124,7 @@ class Regression:
         """Regress each integrand without each fold and on halves of them; `last` has the column of each."""
         n, p, k = len(self.basis), problem.values.shape[1], len(self.folds)
         left = problem.values[:n] * self.root
+        # First the fit on all draws; what the others differ by is then small, and so are its sums.
         start = self.basis.T @ left
         left = left - self.basis @ start
         own_column, last_rule = np.zeros((n, p)), np.zeros(p)
@@ -145,6 +147,7 @@ class Regression:
         gamma = np.where(known, gamma, 0.0)
         theta, gamma = start + by_values - by_last * gamma[:, None], own + gamma
         constants = np.einsum("r,srp->sp", self.rule, theta) + gamma * last_rule
+        # Quarters would be fits on too few draws for some twenty splines.
         refits = Refits(constants[:k], constants[k:-1], Refits.none(k, constants.shape[1]).quarters)
         control = np.zeros_like(problem.values)
         for fold, (rows, (part, x, _)) in enumerate(zip(self.folds, by_fold, strict=True)):
@@ -160,6 +163,7 @@ def _orthonormal(
     norms = np.linalg.norm(design, axis=0)
     design = design[:, norms > 0] / norms[norms > 0]
     basis, upper = np.linalg.qr(design)
+    # Splines sum to one, so that a field that vanishes somewhere makes columns that depend on each other.
     while (dependent := np.abs(np.diagonal(upper)) <= DISTANCE).any():
         design = design[:, ~dependent]
         basis, upper = np.linalg.qr(design)
@@ -278,6 +282,7 @@ def crossfit_functions(
         fit = splines.crossfit(problem, f"FunctionOf({method})", last)
         variance = judged_variance(problem, fit)
         better = np.isfinite(variance) & (variance * NEED < lowest) & (lowest > ROUNDING**2)
+        # By 5 per cent (`NEED`): the choice is made on the folds that give the error.
         best, lowest = merge_fits(best, fit, better), np.where(better, variance, lowest)
     return best
 
@@ -302,6 +307,7 @@ def crossfit_of_coordinates(
     for quantity, columns, fields in zip(
         quantities, served.values(), fields_by_method(problem, quantities, fits), strict=True
     ):
+        # Each event has a column of its own, and all smooth functions of the coordinate have the same ones.
         is_event = are_events(problem, columns)
         parts = [(columns[~is_event], None), *((columns[[k]], quantity.value) for k in np.flatnonzero(is_event))]
         for some, value in parts:
@@ -363,6 +369,7 @@ def families_of_functions(
     problem : in the trace's own coordinates, of the draws that stand for all. names : of its integrands.
     lowest : (p,) their error variances. fits : as in `crossfit_of_coordinates`.
     """
+    # One linear fit serves all coordinates: its right-hand sides are the coordinates themselves.
     served = by_coordinate(problem, lowest)
     if not served:
         return []
@@ -512,6 +519,7 @@ def _steps_of(problem: Problem, value: Float[np.ndarray, " m"]) -> tuple[Float[n
 
     That is a uniform one: of the probability between them, which their neighbours tell.
     """
+    # Halfway between the two draws: where between them it is, nothing tells.
     n = problem.num_states
     order = np.argsort(value[:n], kind="stable")
     h, f = value[:n][order], problem.values[:n, 0][order]
@@ -573,6 +581,7 @@ def _monotone(
     problem: Problem, column: int, j: int
 ) -> tuple[Quantity, Float[np.ndarray, " k"], Float[np.ndarray, " k"]] | None:
     """Return a coordinate as what an integrand is a monotone function of, and the map to it; None where it is not."""
+    # In the order of the coordinate a monotone integrand moves one way, but for rounding.
     n = problem.num_states
     quantity, f = coordinate(problem, j), problem.values[:n, column]
     order = np.argsort(quantity.value[:n], kind="stable")

@@ -67,6 +67,7 @@ class Layout(NamedTuple):
         if draws < runs:
             cure = "Sum eight chains at once, or longer ones."
             raise InputError("moments", f"{MIN_FOLDS} chains, or draws of each", f"{chains} of {draws}", cure)
+        # Powers of two, so that runs of twice the length, and every second draw, are those of longer traces.
         while 2 * runs * chains <= MOST_RUNS and 2 * runs <= draws:
             runs *= 2
         step = 1
@@ -157,6 +158,7 @@ def sum_at(
     axes = len(start)
     low = np.minimum(start, other)
     high = np.maximum(np.add(start, one.shape[:axes]), np.add(other, two.shape[:axes]))
+    # Chunks next to each other have a run in common, where their sums overlap.
     found = np.zeros((*(high - low), *one.shape[axes:]))
     for part, place in ((one, start), (two, other)):
         found[tuple(slice(i, i + n) for i, n in zip(place - low, part.shape, strict=False))] += part
@@ -231,6 +233,7 @@ def sums_of(
             found.controls[chain, runs[first]] += np.add.reduceat(controls, first)
             found.values[chain, runs[first]] += np.add.reduceat(f, first)
             label, ones = folds[chain, some] - fold, np.ones(len(at))
+            # Each fit by itself: products of the controls of two would be most of the work, and none needs them.
             for k, of in enumerate(sets):
                 moments[k] += Moments.of(controls[:, of.places], f[:, of.columns], label, ones, num_folds)
     return Sums(fold, tuple(moments), found, low, high, missing)
@@ -302,6 +305,7 @@ class TraceMoments(NamedTuple):
             change, both = self.features.in_terms_of(other.features)
             mine = self.with_controls(both)
             theirs = other.converted(mine.features, change[:, both])
+        # What is kept does not grow with the traces: fewer of the draws of each, and longer runs.
         groups = (*mine.groups, *theirs.groups)
         step = max(group.layout.step for group in groups)
         groups = tuple(group.thinned(step) for group in groups)
@@ -332,6 +336,7 @@ class TraceMoments(NamedTuple):
     def _check_addable(self, other: "TraceMoments") -> None:
         check_same_features(self.features, other.features.names, other.features.coordinates)
         for group in other.groups:
+            # The same draws twice would halve the variance of every error.
             before = self.draws_of(group.fingerprints)
             if before > group.layout.start:
                 got = f"draws {group.layout.start} to {before - 1} of a chain in both"
@@ -356,6 +361,7 @@ class TraceMoments(NamedTuple):
         for controls in features.sets:
             own, (gram, cross, squares) = known[controls.serves]
             by, columns = change[np.ix_(own.places, controls.places)], controls.columns
+            # f = location + unit·g of both: with the constant among the controls, sums of g follow from their own.
             moved = cross * factor[columns] + gram[:, :, :1] * offset[columns]
             squares = factor[columns] ** 2 * squares + 2 * (factor * offset)[columns] * cross[:, 0]
             squares = squares + offset[columns] ** 2 * gram[:, 0, :1]
@@ -391,6 +397,7 @@ class TraceMoments(NamedTuple):
         }
         facts = {name: getattr(self, name) for name in ("verified", "bad_scores", "controlled", "seconds")}
         facts |= {name: getattr(features, name) for name in ("coordinates", "names", "labels")}
+        # Families are what they are made of, in JSON: controls are computed anew where they are needed.
         facts |= {"families": [family.to_json() for family in features.families]}
         facts |= {"layouts": [group.layout for group in self.groups]}
         attrs = {"moments": json.dumps(facts), "mcmcpost_version": version("mcmcpost")}
@@ -432,6 +439,7 @@ class TraceMoments(NamedTuple):
             columns = controls.columns
             own, left, facts = self._controlled(controls, moments, folds, plain, options, at_kept)
             first = controls.serves is None
+            # Functions of a coordinate must be better by 5 per cent (`NEED`), as any richer family.
             better = first | (own.used & (own.mcse**2 * NEED < found.mcse[columns] ** 2))
             source = np.arange(p)
             source[columns[better]] = p + np.flatnonzero(better)
@@ -546,13 +554,16 @@ class TraceMoments(NamedTuple):
         """Return what is reported of quantities by some controls, means of the residuals over runs, and the facts."""
         columns = controls.columns
         outline, fits = self._fits(controls, sums, folds, plain)
+        # (k, q + 1, j): without each fold, so that the residual of a run comes from a fit that has not seen it.
         theta = fits.in_controls()
         with np.errstate(invalid="ignore", divide="ignore"):
             ess = np.fmax((plain.sd / plain.mcse) ** 2, 1.0)
+        # A probability times the range of an event, which is one but for its units.
         spread = (self.high - self.low)[columns] / self.features.unit[columns]
         fits = fits._replace(doubt=fits.doubt + spread * controls.doubt(columns, self.features.names, ess))
         left = [_residuals(group, folds, theta, controls.places, columns) for group in self.groups]
         variance = np.empty(len(columns))
+        # Var f − θᵀx from the sums of the folds that the fits have not seen.
         for own, fit in fits.fits:
             variance[own] = Part.of(fits.system, fit.without.shape[1], own).held_out(fit)[1]
         if (lost := variance < LOST).any():
@@ -569,6 +580,7 @@ class TraceMoments(NamedTuple):
         moments = sums.over(np.arange(folds.max() + 1)[:, None] == folds)
         sizes, first = moments.gram[:, 0, 0], moments.cross[:, 0]
         draws, sample = self._kept("draws"), self._kept("sample")[:, columns]
+        # Of the draws that are kept; all have as large a share of draws that make up the variance.
         share = np.minimum(participants(sample), participants(draws).min()) / len(draws)
         outline = Outline(sizes, share * total, int(total - sizes.max()), len(features.shift))
         mean = first.sum(axis=0) / total
@@ -592,6 +604,7 @@ class TraceMoments(NamedTuple):
         variance : of the residuals. left : their means over runs.
         """
         location, unit = self.features.location[columns], self.features.unit[columns]
+        # Runs differ in length by a draw, and chains by any number.
         weighted = [np.tensordot(group.counts, own, 2) for group, own in zip(self.groups, left, strict=True)]
         crossfit, error = np.sum(weighted, axis=0) / self.num_draws, _error(self.groups, left)
         seen = Residuals(location + unit * crossfit, unit**2 * variance, unit * error, plain.sd[columns] ** 2)
@@ -616,6 +629,7 @@ class TraceMoments(NamedTuple):
         for group, own in zip(self.groups, controls, strict=True):
             layout = group.layout
             label = folds[layout.folds[:, layout.run_of(layout.sampled)]].reshape(-1)
+            # The sums' differences have no digits of it: these draws do.
             residual = self.features.standard(group.sample.reshape(len(label), -1))[:, columns]
             for fold, coefficients in enumerate(theta):
                 residual[label == fold] -= own[label == fold] @ coefficients
@@ -680,6 +694,7 @@ def _residuals(
 
 def _error(groups: Sequence[Chains], means: Sequence[Float[np.ndarray, "_ _ p"]]) -> Float[np.ndarray, " p"]:
     """Return the error of the mean of all draws from means over runs, of chains of each length."""
+    # Chains of different lengths are independent of each other: variances add, with squared shares.
     sizes = np.array([group.counts.sum() for group in groups])
     parts = np.stack([mcse_mean(own) for own in means])
     return np.sqrt(((sizes / sizes.sum())[:, None] ** 2 * parts**2).sum(axis=0))

@@ -76,6 +76,7 @@ class Field(NamedTuple):
         See Chen, Goldstein and Shao (2011, *Normal Approximation by Stein's Method*, chapter 2).
         """
         x, t, inside = normal.deviates(self.value, at)
+        # √(2π) e^(x²/2) Φ(min) Φ(−max), in logarithms: its factors overflow and vanish from 38 sd on.
         g = np.sqrt(2 * np.pi) * np.exp(0.5 * x**2 + log_ndtr(np.minimum(x, t)) + log_ndtr(-np.maximum(x, t)))
         slope = x * g + (self.value[:, None] <= at) - ndtr(t)
         return self._control(g, np.where(inside, slope, 0.0), normal.sd)
@@ -95,6 +96,7 @@ class Field(NamedTuple):
 
     def as_normal(self, counts: Float[np.ndarray, " m"]) -> "Normal":
         """Return the normal density that the field implies: of mean E(h − c) and variance |E v·∇h|."""
+        # The step's jump is exact under any normal; this one only makes what is left of it small.
         total = counts.sum()
         mean = counts @ (self.value - self.control) / total
         return Normal(float(mean), float(np.sqrt(abs(counts @ self.along) / total)) or 1.0)
@@ -134,6 +136,7 @@ def spline_basis(knots: Float[np.ndarray, " t"]) -> Callable[[np.ndarray], tuple
     spline, derivative = _splines(tuple(knots.tolist()))
 
     def evaluated(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # A cubic beyond the last knot would grow as t³ where there is hardly a draw.
         inside = np.clip(points, low, high)
         slopes = derivative(inside)
         return spline(inside) + slopes * (points - inside)[:, None], slopes
@@ -207,6 +210,7 @@ def fields_at(
     The controls that fields are made of are computed once: those of all coordinates are mostly the same, and there may
     be hundreds of either.
     """
+    # Families compare by identity: of sums that were read from a file each is made anew, and nothing is shared.
     controls: dict[tuple[AbstractFamily, ...], np.ndarray] = {}
     known: dict[tuple[int, int], Field] = {}
     for own in functions:
@@ -216,6 +220,7 @@ def fields_at(
         if own.families not in controls:
             controls[own.families] = controls_of(own.families, draws, scores)[:, 1:]
         along, direction, end = np.zeros(len(draws)), np.eye(draws.shape[1])[own.place], 0
+        # v·∇h of a coordinate is v along it, and a control is affine in the score: see `AbstractFamily.along`.
         for family in own.families:
             which, values = family.along(draws, direction)
             along += values @ own.coefficients[end + which]
@@ -266,6 +271,7 @@ def coordinate_of(problem: Problem, lowest: Float[np.ndarray, " p"] | float = np
     """
     rows = np.linspace(0, problem.num_states - 1, min(problem.num_states, TELLING_STATES)).astype(int)
     draws, values = np.asarray(problem.draws[rows]), problem.values[rows]
+    # Ranks do what values do not where a few of these are far out, and events have the same of both.
     both = np.stack([values, rankdata(values, axis=0)])
     size = 2 * len(rows) * both.var(axis=1)
     ratio = np.full((draws.shape[1], values.shape[1]), np.inf)
