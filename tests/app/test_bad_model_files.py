@@ -65,7 +65,7 @@ BAD = [
     ("init nowhere", "jnp.zeros(3)", "jnp.full(3, jnp.nan)", "invalid loc parameter"),
     ("density of NaN", "numpyro.deterministic", 'numpyro.factor("f", jnp.nan)\n    numpyro.deterministic', "nan"),
     ("ODE solve that fails", "    numpyro.deterministic", FAILS + "    numpyro.deterministic", "throw=False"),
-    ("no latent site", '.to_event(1))', '.to_event(1), obs=jnp.zeros(3))', "a model with latent sites"),
+    ("no latent site", '.to_event(1))', '.to_event(1), obs=jnp.zeros(3))', "a model with continuous latent sites"),
     ("quantities of a missing site", 'draw["x"][0]', 'draw["z"][0]', "expected `quantities` to run, got KeyError: 'z'"),
     ("quantities without argument", "quantities(draw)", "quantities()", "a function of one argument"),
     ("quantity of NumPy", 'draw["x"][0] ** 2', '__import__("numpy").exp(draw["x"][0])', "Use jax.numpy: jnp.exp"),
@@ -163,7 +163,7 @@ def test_what_was_sampled_is_kept_where_the_rest_fails(run, write, monkeypatch, 
     tree = mp.from_arrays(draws, -draws, names=("x",))
     monkeypatch.setattr("mcmcpost.app.source.sample_model", lambda *_, **__: tree)
     with monkeypatch.context() as broken:
-        broken.setattr("mcmcpost.app.commands.answer", lambda *_: np.ones(2) @ np.ones(3))
+        broken.setattr("mcmcpost.app.commands.Answers.expectation", lambda *_: np.ones(2) @ np.ones(3))
         with pytest.raises(ValueError, match="mismatch"):
             run("reduce", write(), "--method", "zv1")
     np.testing.assert_array_equal(mp.load_tree("model-draws.nc")["posterior"]["x"], draws[..., 0])

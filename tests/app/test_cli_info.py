@@ -172,4 +172,8 @@ def test_sums_of_traces_are_told_and_reduced(run, tmp_path, rng):
     assert refused(run("report", grown, "-o", tmp_path / "report.html"), "Sums have no draws")
     assert refused(run("moments", one, "--append", sums, "-o", unused), "not summed yet")
     assert refused(run("moments", one, "--append", two, "-o", unused), "a file of sums")
-    assert refused(run("reduce", one, two), "mcmcpost moments")
+    # Chains of other lengths are added by `reduce` too.
+    both = run("reduce", one, two, "--json")
+    assert "weighs as many draws as it has" in both.err
+    assert [row["name"] for row in json.loads(both.out)["quantities"]] == ["a", "b"]
+    assert refused(run("reduce", one, two, "--ci", "0.9"), "chains of one length")
