@@ -180,13 +180,14 @@ PAGES = {
     ),
     "large_traces": Page(
         "Traces on the command line, small and large",
-        "How much time and memory do reductions need, of small traces and of large ones, in chunks or temporary files?",
+        "How much time and memory do reductions need, of small traces and of large ones?",
         (
             "first_reduce",
             "lazy_traces",
             "lazy_traces_8",
             "lazy_traces_40",
             "lazy_traces_auto",
+            "lazy_traces_functions",
             "large_trace",
             "large_trace_auto",
             "large_trace_half_gb",

@@ -225,8 +225,8 @@ POINTS = np.linspace(-1.0, 1.0, 5)
 """Where a distribution function is known about a quantile, in units of how far it is looked for."""
 
 CUBIC = 3
-"""Degree of the polynomial that it is there. Five errors on either side of the quantile of 16,384 draws of 10⁸ are a
-hundred of its own errors, and a parabola would be off by one of these in a tail."""
+"""Degree of the polynomial that it is there: four errors of 16,384 draws are hundreds of those of 10⁸, and over that
+distance a distribution function is no parabola to within one of the latter."""
 
 REACH = 4.0
 """Standard errors of a quantile of the evenly spaced draws within which that of all draws is looked for."""
@@ -318,11 +318,10 @@ class Bracket(NamedTuple):
             # What a polynomial of one degree more moves it by bounds what this one does not follow.
             left, inside = reach * (2.0 if again is None else abs(again - at)), True
         slope /= reach
-        found, errors = (
-            centre + reach * at,
-            (float(np.interp(at, POINTS, part)) for part in (below.mcse, below.mcse_plain)),
+        found = centre + reach * at
+        mcse, mcse_plain = (
+            self._in_units(float(np.interp(at, POINTS, errors)), slope) for errors in (below.mcse, below.mcse_plain)
         )
-        mcse, mcse_plain = (self._in_units(own, slope) for own in errors)
         mean_plain, mean_crossfit = (
             found + (float(function(at)) - float(part(at))) / slope for part in (plain, crossfit)
         )

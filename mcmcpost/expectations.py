@@ -232,13 +232,27 @@ class Answers(NamedTuple):
 
     @classmethod
     def of(
-        cls, tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, options: Options
+        cls,
+        tree: "xarray.DataTree",
+        integrands: Any,
+        method: str | AbstractControlVariate,
+        options: Options,
+        *,
+        weighted: bool = True,
     ) -> "Answers":
-        """Return them, after the score gate."""
+        """Return them, after the score gate; draws with weights are refused unless `weighted`."""
         if is_summed(tree, method, options):
             chunks = InChunks.of(tree, integrands, method, options)
             return cls(chunks.question, chunks)
-        return cls(pose(tree, integrands, method, options, weighted=True), None)
+        return cls(pose(tree, integrands, method, options, weighted=weighted), None)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The chains, and the draws of each."""
+        if self.chunks is not None:
+            return self.chunks.layout.chains, self.chunks.layout.draws
+        chains, draws, _ = self.question.every.draws.shape
+        return chains, draws
 
     def expectation(self) -> Estimate:
         """Return the expectations of the integrands."""

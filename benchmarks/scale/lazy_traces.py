@@ -2,15 +2,18 @@
 
     python -m benchmarks.scale.lazy_traces --gigabytes 0.5 2 8 --methods zv1
     python -m benchmarks.scale.lazy_traces --gigabytes 40 --kind generated --methods zv1
+    python -m benchmarks.scale.lazy_traces --gigabytes 0.5 2 --methods auto --ask quantiles spreads
 
 Independent normals with standard deviations from 1 to 3 and their scores, 4 chains; ``gigabytes`` counts draws and
-scores. ``zarr`` is a folder on the disk, with chunks of about 8 MB; ``generated`` draws are computed by dask whenever a
-chunk is read, as often as a folder would be. Five integrands are asked for, functions of one coordinate each. Every
-case is a process of its own. ``private`` is the largest memory that belongs to no file, ``resident`` counts pages of
-temporary files too. CPU seconds are those of all processes; on a shared machine the wall clock says less.
-``difference`` from the first row of the same trace and method is that of means and errors, relative.
+scores. ``asked`` of five integrands, functions of one coordinate each, are means, quantiles at .05, .5 and .95, or
+standard deviations. ``zarr`` is a folder on the disk, with chunks of about 8 MB; ``generated`` draws are computed by
+dask whenever a chunk is read, as often as a folder would be. Every case is a process of its own. ``private`` is the
+largest memory that belongs to no file. CPU seconds are those of all processes; on a shared machine the wall clock says
+less. ``difference`` from the first row of the same trace, method and question is that of means and errors, relative;
+``gain`` is the median reported one.
 """
 
+import itertools
 import json
 import os
 import resource
@@ -44,13 +47,14 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, nargs="+", default=[0.5])
     parser.add_argument("--dimension", type=int, default=50)
     parser.add_argument("--methods", nargs="+", default=["zv1"])
+    parser.add_argument("--ask", nargs="+", choices=QUESTIONS, default=["means"])
     parser.add_argument("--kind", choices=["zarr", "generated"], default="zarr")
     parser.add_argument("--schedulers", nargs="+", choices=SCHEDULERS, default=["threads"])
     parser.add_argument("--name", default="", help="added to the name of the JSON file")
     parser.add_argument("--one", nargs=3, metavar=("PLACE", "METHOD", "SCHEDULER"), help="what each process runs")
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(reduced(*args.one, args.gigabytes[0], args.dimension)))
+        print(json.dumps(reduced(*args.one, args.ask[0], args.gigabytes[0], args.dimension)))
         return
     rows: list[dict[str, Any]] = []
     for gigabytes in args.gigabytes:
@@ -58,10 +62,10 @@ def main() -> None:
             place = Path(folder) / "trace.zarr" if args.kind == "zarr" else None
             if place is not None:
                 generated(gigabytes, args.dimension).to_zarr(place, consolidated=False)
-            for method in args.methods:
+            for method, asked in itertools.product(args.methods, args.ask):
                 first = None
                 for scheduler in args.schedulers:
-                    found = launch(str(place), method, scheduler, gigabytes, args.dimension)
+                    found = launch(str(place), method, scheduler, asked, gigabytes, args.dimension)
                     first = np.array(found["numbers"]) if first is None else first
                     apart = np.abs(np.array(found.pop("numbers")) / first - 1).max()
                     rows.append({"kind": args.kind, "gigabytes": gigabytes, "method": method} | found)
@@ -70,9 +74,9 @@ def main() -> None:
     emit("lazy_traces" + args.name, "Traces that stay in chunks", rows, dimension=args.dimension)
 
 
-def launch(place: str, method: str, scheduler: str, gigabytes: float, dimension: int) -> dict[str, Any]:
+def launch(place: str, method: str, scheduler: str, asked: str, gigabytes: float, dimension: int) -> dict[str, Any]:
     module = [sys.executable, "-m", "benchmarks.scale.lazy_traces", "--gigabytes", str(gigabytes)]
-    given = ["--dimension", str(dimension), "--one", place, method, scheduler]
+    given = ["--dimension", str(dimension), "--ask", asked, "--one", place, method, scheduler]
     done = subprocess.run([*module, *given], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -127,7 +131,7 @@ def block_of_one(j: int, block_info: Any = None) -> np.ndarray:
     return INTEGRANDS[j](normals(block_info[None]["chunk-location"], j, block_info[None]["chunk-shape"]))
 
 
-def reduced(place: str, method: str, scheduler: str, gigabytes: float, dimension: int) -> dict[str, Any]:
+def reduced(place: str, method: str, scheduler: str, asked: str, gigabytes: float, dimension: int) -> dict[str, Any]:
     """Reduce the trace in this process and return the numbers and what they took."""
     jax.config.update("jax_enable_x64", True)
     largest, stop = [0], threading.Event()
@@ -147,15 +151,17 @@ def reduced(place: str, method: str, scheduler: str, gigabytes: float, dimension
             if on_disk
             else generated(gigabytes, dimension)
         )
-        found = mp.expectation(tree, sorted(map(str, tree["posterior"].data_vars)), method)
+        found = QUESTIONS[asked](tree, sorted(map(str, tree["posterior"].data_vars)), method)
         seconds = time.perf_counter() - start
     stop.set()
     watcher.join()
     own, workers = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
+        "asked": asked,
         "scheduler": scheduler,
         "draws": tree["posterior"].sizes["chain"] * tree["posterior"].sizes["draw"],
-        "integrands": len(found.names),
+        "integrands": len(INTEGRANDS),
+        "gain": float(np.median(found.gain)),
         "s": round(seconds, 1),
         "cpu s": round(own.ru_utime + own.ru_stime + workers.ru_utime + workers.ru_stime, 1),
         "private MB": largest[0],
@@ -163,6 +169,13 @@ def reduced(place: str, method: str, scheduler: str, gigabytes: float, dimension
         "status": ", ".join(sorted(set(map(str, found.status)))),
         "numbers": [*found.mean.tolist(), *found.mcse.tolist(), *found.gain.tolist()],
     }
+
+
+QUESTIONS: dict[str, Callable[[xarray.DataTree, list[str], str], mp.Estimate]] = {
+    "means": mp.expectation,
+    "quantiles": lambda tree, names, method: mp.quantile(tree, [0.05, 0.5, 0.95], names, method),
+    "spreads": mp.standard_deviation,
+}
 
 
 def threads(_: ExitStack) -> None:

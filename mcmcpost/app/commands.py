@@ -453,7 +453,9 @@ def report_facts(
         scalars = None
         if subject is not None:
             say_left_out(subject.variables)
-            scalars = named_scalars(subject.tree, subject.variables, asked)
+            settings = Options(allow_bad_scores=allow_bad_scores)
+            chosen = where_they_are if is_summed(subject.tree, method, settings) else named_scalars
+            scalars = chosen(subject.tree, subject.variables, asked)
         elif asked.expressions or asked.names:
             cure = "Report the trace or ladder that it is of."
             raise InputError("report", "draws, of which to report quantities", f"{trace}, an evidence alone", cure)

@@ -27,12 +27,14 @@ MANY_ROWS, FOLDED_ROWS = 30, 8
 class PosteriorPart(NamedTuple):
     """One trace: its estimate, the integrands (c, n, p) behind it, and what the score gate found.
 
+    values : at all draws; of a trace that stayed in its file at evenly spaced ones. size : the chains and their draws.
     parameters : d labels of the unconstrained coordinates. divergences : transitions after warm-up, None where they
     are not recorded. quantiles, intervals : of the integrands, where they are asked for.
     """
 
     estimate: Estimate
     values: Float[np.ndarray, "c n p"]
+    size: tuple[int, int]
     check: ScoreCheck
     parameters: tuple[str, ...]
     divergences: int | None
@@ -153,7 +155,7 @@ def request(contents: Contents) -> str:
     """Return in one sentence what was asked."""
     wanted = [] if contents.evidence is None else ["the log evidence"]
     if contents.posterior is not None:
-        chains, draws, p = contents.posterior.values.shape
+        (chains, draws), p = contents.posterior.size, contents.posterior.values.shape[-1]
         means = "the posterior mean" if p == 1 else "the posterior means"
         asked = [means]
         asked += ["the quantiles"] if contents.posterior.quantiles is not None else []

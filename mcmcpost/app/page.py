@@ -64,7 +64,7 @@ from mcmcpost.core.arrays import columns_of
 from mcmcpost.core.devices import is_first_process
 from mcmcpost.core.errors import InputError, fault
 from mcmcpost.core.runtime import digits_of, number_of_draws, significant, versions, written_beside
-from mcmcpost.distributions import answer_distribution, resolve_interval
+from mcmcpost.distributions import resolve_interval
 from mcmcpost.evidence import (
     EVIDENCE_GROUP,
     BridgeOverlap,
@@ -74,8 +74,8 @@ from mcmcpost.evidence import (
     stored_evidence,
 )
 from mcmcpost.evidences import evidence_of
-from mcmcpost.expectations import answer
-from mcmcpost.sample import pose, resolve_method
+from mcmcpost.expectations import Answers
+from mcmcpost.sample import resolve_method
 from mcmcpost.tasks import JointEstimate
 from mcmcpost.trees import (
     Convergence,
@@ -199,7 +199,7 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
     part_of = f" The first {MOST_ROWS} of {shown} quantities." if shown > MOST_ROWS else ""
     d = len(part.parameters)
     part_of_scores = f" The first {MOST_ROWS} of {d} parameters." if d > MOST_ROWS else ""
-    return {
+    drawings = {
         "forest": draw(
             "forest",
             "Plain and controlled estimates",
@@ -216,14 +216,6 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
             size,
             lambda axes: plot_gain(head, axes),
         ),
-        "autocorrelation": draw(
-            "autocorrelation",
-            "Autocorrelation of integrands and residuals",
-            "Autocorrelation against lag, averaged over chains: dashed for the integrands, solid for what the control"
-            f" variate leaves of them; thick lines are medians over the quantities.{part_of}",
-            (WIDTH, 3.2),
-            lambda axes: plot_residual_autocorrelation(head, values, axes),
-        ),
         "scores": draw(
             "scores",
             "Tests of the scores",
@@ -233,6 +225,17 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
             lambda axes: plot_score_check(part.check, part.parameters, axes, rows=MOST_ROWS),
         ),
     }
+    # Of sums there are residuals of runs only, which are long beside the autocorrelation.
+    if "num_runs" not in head.info:
+        drawings["autocorrelation"] = draw(
+            "autocorrelation",
+            "Autocorrelation of integrands and residuals",
+            "Autocorrelation against lag, averaged over chains: dashed for the integrands, solid for what the control"
+            f" variate leaves of them; thick lines are medians over the quantities.{part_of}",
+            (WIDTH, 3.2),
+            lambda axes: plot_residual_autocorrelation(head, values, axes),
+        )
+    return drawings
 
 
 def evidence_drawings(evidence: Evidence) -> list[Drawing]:
@@ -547,19 +550,18 @@ def gather(
     posterior = None
     if subject is not None:
         lines |= {} if subject.note is None else {"Trace": subject.note}
-        question = pose(subject.tree, integrands, method, options)
-        estimate = answer(question)
+        answers = Answers.of(subject.tree, integrands, method, options, weighted=False)
+        question, estimate = answers.question, answers.expectation()
         # Distributions take several times as long as means: only where they are asked for.
         quantiles = intervals = None
         if levels is not None or interval is not None:
-            dist = answer_distribution(question)
+            dist = answers.distribution()
             quantiles = None if levels is None else dist.quantile(levels)
             intervals = None if interval is None else dist.interval(*interval)
         trace, check = question.every, question.check
-        chains, draws, d = trace.draws.shape
         lines |= {
             "Method": method if isinstance(method, str) else repr(method),
-            "Draws": f"{number_of_draws(chains, draws)}, {d} unconstrained parameters",
+            "Draws": f"{number_of_draws(*answers.size)}, {len(trace.names)} unconstrained parameters",
             "Expectations": listing(question.sample.names),
         }
         convergence = question.convergence
@@ -568,7 +570,14 @@ def gather(
             convergence = convergence._replace(divergences=whole.divergences, transitions=whole.transitions)
         notices += [text for text in (convergence.complaint, convergence.note, check.message) if text]
         posterior = PosteriorPart(
-            estimate, question.sample.values, check, trace.names, convergence.recorded_divergences, quantiles, intervals
+            estimate,
+            question.sample.values,
+            answers.size,
+            check,
+            trace.names,
+            convergence.recorded_divergences,
+            quantiles,
+            intervals,
         )
     if evidence is not None:
         if "score_gate" in evidence.info:

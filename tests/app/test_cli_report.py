@@ -107,6 +107,20 @@ def test_bad_input_is_one_line(run, trace, tmp_path, rng):
     assert not list((tmp_path / "cwd").iterdir())
 
 
+def test_a_report_of_a_trace_that_stays_in_its_file_comes_from_sums(run, trace, tmp_path, monkeypatch):
+    pytest.importorskip("dask")
+    monkeypatch.setattr("mcmcpost.trees.files.LAZY", 1_000)
+    monkeypatch.setattr("mcmcpost.core.arrays.LARGE", 1_000)
+    done = run("report", trace, "-o", "report.html", "--quantile", "0.9", *QUICK)
+    assert done.code == 0
+    reading = Reading((tmp_path / "cwd" / "report.html").read_text())
+    assert reading.problems == []
+    assert "4 × 200, 2 unconstrained parameters" in reading.texts("dd")
+    # Runs of draws say nothing about lags.
+    assert "Gain per quantity" in reading.texts("h2")
+    assert "What the control variates leave" not in reading.texts("h2")
+
+
 def test_a_missing_extra_is_the_users_error(run, trace, monkeypatch):
     monkeypatch.setattr("mcmcpost.app.canvas.find_spec", lambda _: None)
     assert refused(run("report", trace, "-o", "report.html", "--method", "plain"), "mcmcpost[report]")
@@ -136,7 +150,7 @@ def test_a_ladder_is_read_again_only_for_what_stayed_in_its_file(tmp_path, rng, 
 
     load = mcmcpost.load_tree
     monkeypatch.setattr(mcmcpost, "load_tree", load_tree)
-    monkeypatch.setattr("mcmcpost.trees.files.SCRATCH", scratch)
+    monkeypatch.setattr("mcmcpost.trees.files.LAZY", scratch)
     tree = load_trace([tmp_path / "ladder.nc"], None, None)
     assert len(read) == times
     assert not any(variable.chunks for node in tree.subtree for variable in node.data_vars.values())
