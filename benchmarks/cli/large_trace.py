@@ -5,8 +5,8 @@
 
 A correlated Gaussian in 50 dimensions, 4 chains of 25,000 autoregressive draws (lag-one correlation 0.5) with their
 scores, 120 MB on disk with the constrained values; 420,000 draws are 2 GB. Each command is a process of its own with an
-empty compilation cache. Peak memory: ``private``, which only swapping could free, and ``resident``, which counts the
-pages of temporary files too while nothing else asks for the memory. ``limit`` marks a command that was stopped.
+empty compilation cache. Peak memory: ``private``, which only swapping could free, and ``resident``, which counts
+pages of files too. ``limit`` marks a command that was stopped.
 """
 
 import os

@@ -115,7 +115,7 @@ def test_a_report_of_a_trace_that_stays_in_its_file_comes_from_sums(run, trace, 
     assert done.code == 0
     reading = Reading((tmp_path / "cwd" / "report.html").read_text())
     assert reading.problems == []
-    assert "4 × 200, 2 unconstrained parameters" in reading.texts("dd")
+    assert "4 chains of 200 draws, 2 unconstrained parameters" in reading.texts("dd")
     # Runs of draws say nothing about lags.
     assert "Gain per quantity" in reading.texts("h2")
     assert "What the control variates leave" not in reading.texts("h2")
