@@ -249,6 +249,7 @@ class Answers(NamedTuple):
     @property
     def size(self) -> tuple[int, int]:
         """The chains, and the draws of each."""
+        # The question of a trace in chunks is about evenly spaced draws only.
         if self.chunks is not None:
             return self.chunks.layout.chains, self.chunks.layout.draws
         chains, draws, _ = self.question.every.draws.shape
