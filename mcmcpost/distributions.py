@@ -152,7 +152,8 @@ class OverChunks(NamedTuple):
             Bracket.of(values[:, j], float(level), float(start.mean[k]), float(start.mcse[k]))
             for k, (j, level) in enumerate(zip(of, np.tile(levels, p), strict=True))
         ]
-        left = np.flatnonzero(np.isfinite(start.mean))
+        # Beside an atom, as of max(x, 0), no polynomial follows: the quantile stays that of the few draws.
+        left = np.flatnonzero(np.isfinite(start.mean) & [not bracket.atom for bracket in brackets])
         numbers = np.stack([start.mean, start.mcse, start.mean_plain, start.mcse_plain, start.mean_crossfit])
         events: dict[int, Estimate] = {}
         few = np.array([status is Status.UNSEEN for status in start.status])
@@ -196,6 +197,9 @@ def _of_events(
         if own is not None:
             status[k], method[k], ratio[k] = own.status[0], own.method[0], own.variance_ratio[0]
         status[k] = Status.UNSEEN if few[k] and status[k] in TRUSTED else status[k]
+        # Every draw is at most the largest value, which many may have: no event is unseen.
+        status[k] = Status.PLAIN if status[k] is Status.UNSEEN and not few[k] else status[k]
+        status[k] = Status.UNDEFINED if np.isnan(numbers[0, k]) else status[k]
     mean, mcse, mean_plain, mcse_plain, mean_crossfit = numbers
     # A polynomial through five points may do worse than the draws where these hardly gain.
     worse = mcse > mcse_plain
@@ -237,6 +241,9 @@ SPACINGS = 2.0
 TIED = 10
 """Draws for each of its values from which a quantity is taken for a discrete one."""
 
+REPEATS = 10
+"""Draws with one value that a chain which stands still may have, beside a tenth of those near: more are an atom."""
+
 FURTHER = 3.0
 """How far outside a quantile is looked for at once, in units of a bracket."""
 
@@ -261,13 +268,15 @@ class Root(NamedTuple):
 class Bracket(NamedTuple):
     """Where a quantile of all draws is looked for, about that of some of them.
 
-    values : (n,) in order, of some draws. points : (k,) thresholds: values themselves where these are few.
+    values : (n,) in order, of some draws. points : (k,) thresholds: values themselves where these are few, `tied`.
+    atom : whether one value near the quantile has a probability of its own, among others that have none.
     """
 
     values: Float[np.ndarray, " n"]
     level: float
     points: Float[np.ndarray, " k"]
     tied: bool
+    atom: bool = False
 
     @classmethod
     def of(cls, values: Float[np.ndarray, " n"], level: float, centre: float, error: float) -> "Bracket":
@@ -281,7 +290,10 @@ class Bracket(NamedTuple):
         apart = SPACINGS / len(ordered)
         spacing = np.ptp(np.quantile(ordered, np.clip([level - apart, level + apart], 0, 1))) / 2
         reach = max(REACH * error, spacing) if np.isfinite(error) else spacing
-        return cls(ordered, level, centre + reach * POINTS, False)
+        inside = ordered[np.abs(ordered - centre) <= reach]
+        most = np.unique(inside, return_counts=True)[1].max(initial=0)
+        atom = reach == 0 or most > REPEATS + len(inside) / TIED
+        return cls(ordered, level, centre + reach * POINTS, False, bool(atom))
 
     def moved(self, root: Root) -> "Bracket":
         """Return another one about a quantile that is not known yet."""
@@ -364,6 +376,9 @@ class Bracket(NamedTuple):
             chances[-2] += chances[-1]  # beyond the last
             return float(np.sqrt(chances[:-1] @ (self.points - self.points[at]) ** 2))
 
+        if len(known) == 1 and below.mean[0] >= self.level:
+            # One value at some thousand draws, and yet the quantile is another: they do not say which.
+            return Root((np.nan,) * 5, 0, True, False)
         at, plain = least(below.mean), least(below.mean_plain)
         below_first = below.mean[0] >= self.level and self.points[0] > known[0]
         above_last = below.mean[-1] < self.level and self.points[-1] < known[-1]

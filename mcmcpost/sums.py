@@ -30,6 +30,7 @@ from mcmcpost.control import (
 from mcmcpost.control.derived import Kind, Pairs, Smooth, derived_of_sums
 from mcmcpost.control.estimate import rescaled, side_by_side
 from mcmcpost.control.features.families import AbstractFamily
+from mcmcpost.control.features.quantity import FunctionsOf
 from mcmcpost.control.functions import families_of_events
 from mcmcpost.control.problem import MIN_FOLDS, Problem, make_problem
 from mcmcpost.control.trace_moments import TELLING
@@ -378,15 +379,18 @@ class InChunks(NamedTuple):
         between = Between(of, lower, upper)
         names = tuple(map(str, range(len(of))))  # those of quantities would be the same for several events
         inside = between(sample.values)
-        problem, _ = _problem_of(sample.trace, sample.fitted_values, slice(None))
-        # Thresholds as the problem has its integrands: those that vary here, in units of their own.
-        steps, labels = [], []
-        for k, j in enumerate(sample.columns):
-            own = np.flatnonzero(of == j)
-            at = np.stack([lower[own], upper[own]], axis=1) / sample.units[j]
-            steps.append((at - problem.location[k]) / problem.scale[k])
-            labels.append([names[i] for i in own])
-        functions = families_of_events(problem, labels, steps, method.fields)
+        problem, _ = _problem_of(sample.trace, inside, slice(None))
+        functions: list[tuple[FunctionsOf, str]] = []
+        if len(sample.columns):  # of what is constant here nothing tells of which coordinate it is a function
+            quantities, _ = _problem_of(sample.trace, sample.fitted_values, slice(None))
+            # Thresholds as the problem has its integrands: those that vary here, in units of their own.
+            steps, labels = [], []
+            for k, j in enumerate(sample.columns):
+                events = np.flatnonzero(of == j)
+                at = np.stack([lower[events], upper[events]], axis=1) / sample.units[j]
+                steps.append((at - quantities.location[k]) / quantities.scale[k])
+                labels.append([names[i] for i in events])
+            functions = families_of_events(quantities, labels, steps, method.fields)
         served = {name for family, _ in functions for name in family.names}
         total = self.layout.chains * self.layout.draws
         linear = zip(*method.families(method.coordinates(problem), _train(total)), strict=True)

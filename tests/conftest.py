@@ -1,6 +1,5 @@
 """Shared fixtures. Keys come from the test's own name, so that no test moves another's numbers."""
 
-import gc
 import os
 import sys
 import zlib
@@ -8,8 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads spin against XLA's and the other workers'
-# Most of the time goes into compiling: LLVM's dearer passes cost a twentieth of it and gain nothing at such sizes.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # most of the time goes into compiling
 
 import jax
 import jaxtyping
@@ -21,13 +19,6 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 jaxtyping.install_import_hook("mcmcpost", "beartype.beartype")
-
-
-def pytest_collection_finish() -> None:
-    """Leave modules and what JAX keeps for programs out of most garbage collections: they took a twentieth."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_configure(config: pytest.Config) -> None:

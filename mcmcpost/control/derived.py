@@ -273,8 +273,8 @@ def estimate_spread(kind: Kind, sample: Sample, method: AbstractControlVariate, 
 
     They are functions of the means of the integrands, centred and of unit standard deviation, and of their products.
     """
-    # A product with a constant indicator is an event that was not seen, too.
     weights, scaled, varies = sample.trace.weights, sample.scaled, sample.varying
+    # A product with a constant indicator is an event that was not seen, too.
     events = np.isin(sample.values[0, 0], (0.0, 1.0)) & sample.events
     with np.errstate(invalid="ignore"):
         sd = np.where(varies, sd_over_draws(scaled, weights), 1.0)
@@ -283,7 +283,6 @@ def estimate_spread(kind: Kind, sample: Sample, method: AbstractControlVariate, 
     # Products of a fixed entry are exactly zero, not unseen.
     fixed = ~varies & ~events  # as the zeros of a Cholesky factor: what it has to do with others is zero, too
     products = Sample.of(
-        # The means and the mean products of the integrands, each fitted once for all pairs.
         sample.trace,
         pairs.names,
         pairs.products(standard),

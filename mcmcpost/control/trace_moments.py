@@ -372,11 +372,7 @@ class TraceMoments(NamedTuple):
             )
             for group in self.groups
         )
-        return self._replace(
-            features=features,
-            moments=tuple(moments),
-            groups=groups,
-        )
+        return self._replace(features=features, moments=tuple(moments), groups=groups)
 
     def to_datatree(self) -> "xarray.DataTree":
         """Return a tree with the sums in the group `moments`, which netCDF and Zarr can hold."""
@@ -510,10 +506,11 @@ class TraceMoments(NamedTuple):
         first, second = self.moments[0].cross[:, 0].sum(axis=0) / total, self.moments[0].squares.sum(axis=0) / total
         sd = np.sqrt(np.maximum(second - first**2, 0.0) * total / (total - 1))
         error = _error(self.groups, [group.values / group.counts[..., None] for group in self.groups])
-        # The draws that are kept have at most as many effective ones as all have.
+        # Where the draws that are kept are as good as independent there are more between them: runs tell how many.
         ess = sum(float(effective_size(group.draws, group.draws.std(axis=(0, 1))).min()) for group in self.groups)
-        if varying.any():  # the others, by runs of all draws, may have more
-            ess = max(ess, float(((sd[varying] / error[varying]) ** 2).min()))
+        if varying.any() and 2 * ess > len(self._kept("draws")):
+            by_runs = float(((sd[varying] / np.fmax(error[varying], sd[varying] / np.sqrt(total))) ** 2).min())
+            ess = max(ess, by_runs)
         nan = np.where(finite, 0.0, np.nan)
         mean = np.where(varying, features.location + features.unit * first, self.low) + nan
         status = np.where(varying, Status.PLAIN, np.where(unseen, Status.UNSEEN, Status.CONSTANT))

@@ -186,10 +186,33 @@ def test_quantiles_of_all_draws_are_looked_for_about_those_of_a_few(monkeypatch)
     with dask.config.set(scheduler="synchronous"), pytest.warns(UserWarning, match="other at 1 of 32768 draws"):
         found = mp.quantile(tree.chunk(draw=4_096), 0.5, ["a", "other", "rare", "same"])
     assert found.status[1:] == ("undefined", "plain", "constant")
+    for alone, status in (("rare", "plain"), ("same", "constant")):
+        assert mp.quantile(tree.chunk(draw=4_096), 0.5, alone).status == (status,)
     dist = mp.distribution(tree.chunk(draw=4_096), ["a", "e"])
     curve = dist.cdf([0.0, 1.0, 2.5])
     np.testing.assert_allclose(curve.mean[0], scipy.stats.norm.cdf([-1.0, 0.0, 1.5]), atol=1e-12)
     assert dist.select(np.array([1])).quantile(0.5).names == ("e [0.5]",)
+
+
+def test_quantiles_of_chunks_beside_an_atom_and_of_what_the_few_draws_do_not_see(monkeypatch):
+    monkeypatch.setattr("mcmcpost.distributions.PILOT", 1_024)
+    monkeypatch.setattr(arrays, "LARGE", 1_000)
+    draws = np.random.default_rng(4).normal(size=(4, 8_192, 1))
+    tree = mp.from_arrays(draws, -draws, names=["a"])
+    posterior = tree["posterior"].to_dataset()
+    turns = xarray.zeros_like(posterior["a"]) + np.tile([1.0, -1.0], 4_096)  # every second draw is one
+    tree["posterior"] = xarray.DataTree(
+        posterior.assign(positive=np.maximum(posterior["a"], 0.0), side=posterior["a"] > 0, turns=turns)
+    )
+    lazy = tree.chunk(draw=4_096)
+    found = mp.quantile(lazy, [0.2, 0.5, 0.9], ["positive", "side"])
+    truth = np.array([0.0, 0.0, scipy.stats.norm.ppf(0.9), 0.0, 0.0, 1.0])
+    assert (np.abs(found.mean - truth) <= 4 * found.mcse).all()
+    assert "unseen" not in found.status
+    assert mp.quantile(lazy, 0.3, "turns").status == ("undefined",)
+    never = (posterior["a"] > 9).values * 1.0
+    error = mp.expectation(lazy, {"turns": turns.values, "never": never}).mcse[1]
+    assert 0.99 / draws.size < error < 0.01  # whatever means of runs of the other are
 
 
 @pytest.mark.usefixtures("small", "nothing_whole")
