@@ -202,7 +202,7 @@ def _of_events(
         status[k] = Status.UNDEFINED if np.isnan(numbers[0, k]) else status[k]
     mean, mcse, mean_plain, mcse_plain, mean_crossfit = numbers
     # A polynomial through five points may do worse than the draws where these hardly gain.
-    worse = mcse > mcse_plain
+    worse = (mcse > mcse_plain) | np.array([own is Status.PLAIN for own in status])
     mean, mcse = np.where(worse, mean_plain, mean), np.where(worse, mcse_plain, mcse)
     for k in np.flatnonzero(worse).tolist():
         status[k] = Status.PLAIN if status[k] in TRUSTED else status[k]
