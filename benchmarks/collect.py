@@ -197,8 +197,8 @@ PAGES = {
     "scale": Page(
         "Several processes, short chains, large problems",
         "Do several processes of `jax.distributed` give the numbers of one, what do they save, what do many short "
-        "chains cost, and what would larger problems than any that is run here?",
-        ("scale_processes", "short_chains", "projections"),
+        "chains cost, what would larger problems than any that is run here, and what does a GPU give?",
+        ("scale_processes", "short_chains", "projections", "gpu"),
     ),
 }
 ABOUT = """Every measured table has a page: what was asked, the table, what it means, and the command that makes it.

@@ -122,10 +122,14 @@ def solve(
     times: Float[np.ndarray, " n"],
     *,
     solver: diffrax.AbstractSolver | None = None,
+    adjoint: diffrax.AbstractAdjoint | None = None,
     tolerance: float = TOLERANCE,
     max_steps: int = MAX_STEPS,
 ) -> Populations:
-    """Return the log populations at `times`, years after 1900, increasing and positive."""
+    """Return the log populations at `times`, years after 1900, increasing and positive.
+
+    adjoint : how derivatives are taken, by default backwards; ``diffrax.ForwardMode()`` serves forward ones only.
+    """
     tolerance = max(tolerance, 8 * float(jnp.finfo(parameters.initial.dtype).eps))
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(_growth),
@@ -137,7 +141,7 @@ def solve(
         args=parameters,
         saveat=diffrax.SaveAt(ts=jnp.asarray(times, parameters.initial.dtype)),
         stepsize_controller=diffrax.PIDController(rtol=tolerance, atol=tolerance),
-        adjoint=diffrax.RecursiveCheckpointAdjoint(),
+        adjoint=diffrax.RecursiveCheckpointAdjoint() if adjoint is None else adjoint,
         max_steps=max_steps,
         throw=False,
     )
@@ -177,13 +181,14 @@ def model(
     *,
     priors: Callable[[], Parameters],
     solver: diffrax.AbstractSolver | None = None,
+    adjoint: diffrax.AbstractAdjoint | None = None,
     tolerance: float = TOLERANCE,
     max_steps: int = MAX_STEPS,
 ) -> None:
     """Declare yearly counts with log-normal noise about the solution, the first year about the initial state."""
     parameters = priors()
     times = np.arange(1.0, len(hare))
-    later = solve(parameters, times, solver=solver, tolerance=tolerance, max_steps=max_steps).log
+    later = solve(parameters, times, solver=solver, adjoint=adjoint, tolerance=tolerance, max_steps=max_steps).log
     log = jnp.concatenate([jnp.log(parameters.initial)[None], later])
     numpyro.sample("hare", dist.LogNormal(log[:, 0], parameters.noise[0]), obs=jnp.asarray(hare, log.dtype))
     numpyro.sample("lynx", dist.LogNormal(log[:, 1], parameters.noise[1]), obs=jnp.asarray(lynx, log.dtype))

@@ -43,12 +43,16 @@ def device_mesh() -> Mesh | None:
 
 
 def tile_size(dtype: np.dtype) -> int:
-    """Return the rows of a tile: on a CPU 256 in double precision and 512 in single, 512 elsewhere.
+    """Return the rows of a tile: on a CPU 256 in double precision and 512 in single, 4,096 elsewhere.
 
     The handful of arrays behind a Stein tile then stay in a CPU's cache; twice as many rows take up to three times as
     long in double precision (``benchmarks.linops.kernel_product --stein``).
     """
-    return 256 if jax.default_backend() == "cpu" and dtype.itemsize > 4 else 512
+    if jax.default_backend() != "cpu":
+        # Launches of kernels are the cost of small tiles: of 512 rows a product takes six times as long on an H100, in
+        # either precision (``benchmarks.gpu``). Twice as many gain a seventh more and take four times the memory.
+        return 4_096
+    return 256 if dtype.itemsize > 4 else 512
 
 
 class TileOperator(eqx.Module):
