@@ -58,6 +58,15 @@ class MethodName(StrEnum):
     STRUCTURED = "structured"
 
 
+class SpreadName(StrEnum):
+    """The keys of `mcmcpost.control.KINDS`."""
+
+    SD = "sd"
+    VARIANCE = "variance"
+    COVARIANCE = "covariance"
+    CORRELATION = "correlation"
+
+
 class PathName(StrEnum):
     """The keys of `mcmcpost.evidence.PATHS`, which is too heavy to import for ``--help``."""
 
@@ -119,6 +128,19 @@ Ci = Annotated[
 CiKind = Annotated[
     Literal["eti", "hdi"] | None,
     typer.Option(help="Interval with equal tails (eti) or the shortest (hdi) [default: that of ArviZ]."),
+]
+
+Spread = Annotated[
+    list[SpreadName] | None,
+    typer.Option(help="Add these of the quantities, covariances and correlations of all pairs. Repeatable."),
+]
+
+Elpd = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Add the expected log predictive density, each observation left out, of this variable's log likelihood.",
+    ),
 ]
 
 Method = Annotated[MethodName, typer.Option(help="Control variate; auto chooses one for each quantity.")]
@@ -291,6 +313,8 @@ def reduce(
     quantile: Quantile = None,
     ci: Ci = None,
     ci_kind: CiKind = None,
+    spread: Spread = None,
+    elpd: Elpd = None,
     model: ModelOf = None,
     data: Data = None,
     diagnostics: Annotated[
@@ -311,7 +335,7 @@ def reduce(
     """Print the posterior expectations of a trace, or of a model file sampled first, with smaller errors."""
     with _program():
         import mcmcpost
-        from mcmcpost.app.commands import estimates_text, reduce_tree, sum_traces, tree_with
+        from mcmcpost.app.commands import Beyond, estimates_text, reduce_tree, sum_traces, tree_with
         from mcmcpost.app.edge import phase, say
         from mcmcpost.app.expressions import parse_expressions
         from mcmcpost.app.quantities import Asked, named_scalars
@@ -325,7 +349,9 @@ def reduce(
         # not cost a run.
         asked, chosen = Asked(parse_expressions(expect or []), var_names, filter_vars), method.value
         probabilities = check_probabilities(quantile) if quantile else None
-        interval = resolve_interval("--ci", ci, ci_kind)
+        beyond = Beyond(
+            probabilities, resolve_interval("--ci", ci, ci_kind), tuple(kind.value for kind in spread or ()), elpd
+        )
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
 
@@ -341,19 +367,20 @@ def reduce(
         except UnequalChains:
             if len(sources) == 1 or len(beside) not in (0, len(sources)):
                 raise
-            if probabilities is not None or interval is not None:
+            if beyond:
                 cure = "Means of chains of any lengths are added: leave these options out."
-                raise InputError("--quantile, --ci", "chains of one length", "several", cure) from None
+                where = "--quantile, --ci, --spread, --elpd"
+                raise InputError(where, "chains of one length", "several", cure) from None
             say("note", "chains of different lengths: each trace is summed, and weighs as many draws as it has")
             traces = [list(files) for files in (zip(sources, beside, strict=True) if beside else zip(sources))]
             tree = sum_traces(traces, None, asked, chosen, model, option, allow_bad_scores).to_datatree()
             asked, chosen = Asked({}, None, None), MethodName.AUTO.value
         with keeping(sources[0], lambda: tree):
-            reduced = reduce_tree(tree, asked, probabilities, interval, chosen, allow_bad_scores)
+            reduced = reduce_tree(tree, asked, beyond, chosen, allow_bad_scores)
             if as_json:
                 _print_json({"quantities": [q for e in reduced.estimates for q in e.to_json_dict()["quantities"]]})
             else:
-                print(estimates_text(reduced.estimates))
+                print(estimates_text(reduced.printed))
             if output is not None:  # after the table, which no fault in writing may cost
                 sys.stdout.flush()
                 with phase(f"writing {output}"):

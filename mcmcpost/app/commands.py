@@ -54,34 +54,47 @@ if TYPE_CHECKING:
     from mcmcpost.evidence import Evidence, EvidenceComparison
 
 
-QUANTILES, INTERVALS = "control_variates_quantiles", "control_variates_intervals"
-"""The groups of a tree that hold the quantiles and the bounds of the intervals."""
+GROUP = "control_variates"
+"""The group of a tree that holds the expectations; those of what else was asked for have its name and one more word."""
+
+
+class Beyond(NamedTuple):
+    """What is asked for beyond expectations.
+
+    spreads : names of `mcmcpost.control.KINDS`. elpd : the variable of the group `log_likelihood`.
+    """
+
+    probabilities: np.ndarray | None = None
+    interval: tuple[float, str] | None = None
+    spreads: Sequence[str] = ()
+    elpd: str | None = None
+
+    def __bool__(self) -> bool:
+        return self != (None, None, (), None)
 
 
 class Reduced(NamedTuple):
-    """What a trace was reduced to: expectations, and where they were asked for quantiles and bounds of intervals."""
+    """What a trace was reduced to: expectations, and by a word for each what else was asked for."""
 
     means: Estimate
-    quantiles: Estimate | None = None
-    intervals: Estimate | None = None
+    others: Mapping[str, Estimate] = {}
 
     @property
     def estimates(self) -> list[Estimate]:
-        """Those that there are, in this order."""
-        return [estimate for estimate in self if estimate is not None]
+        """All of them, the expectations first."""
+        return [self.means, *self.others.values()]
+
+    @property
+    def printed(self) -> list[Estimate]:
+        """The same with the totals alone of `elpd`, which has two rows for each observation besides."""
+        totals = {word: e.select(np.arange(3)) if word == "elpd" else e for word, e in self.others.items()}
+        return [self.means, *totals.values()]
 
 
-def reduce_tree(
-    tree: "xarray.DataTree",
-    asked: Asked,
-    probabilities: np.ndarray | None,
-    interval: tuple[float, str] | None,
-    method: str,
-    allow_bad_scores: bool,
-) -> Reduced:
-    """Return the expectations of every quantity and, where they are asked for, quantiles and intervals."""
+def reduce_tree(tree: "xarray.DataTree", asked: Asked, beyond: Beyond, method: str, allow_bad_scores: bool) -> Reduced:
+    """Return the expectations of every quantity, and what else is asked for."""
     if (sums := as_moments(tree)) is not None:
-        return Reduced(_of_sums(sums, asked, method, probabilities is not None or interval is not None))
+        return Reduced(_of_sums(sums, asked, method, bool(beyond)))
     variables, options = posterior_variables(tree), Options(allow_bad_scores=allow_bad_scores)
     say_left_out(variables)
     with phase("score gate"):
@@ -89,23 +102,44 @@ def reduce_tree(
         answers = Answers.of(tree, integrands(tree, variables, asked), method, options)
     if note := answers.question.convergence.note:
         say("note", note)
+    others: dict[str, Estimate] = {}
+    # Before the means, which take longer: a missing log likelihood must not cost them.
+    if beyond.elpd is not None:
+        with phase("elpd"):
+            others["elpd"] = mcmcpost.elpd(tree, beyond.elpd, allow_bad_scores=allow_bad_scores)
+        _say_influential(others["elpd"])
+    for kind in dict.fromkeys(beyond.spreads):
+        with phase(kind):
+            others[kind] = answers.spread(kind)
     since = stopwatch()
     with phase("control variates"):
         means = answers.expectation()
     say_worth(means, since())
-    if probabilities is None and interval is None:
-        return Reduced(means)
+    if beyond.probabilities is None and beyond.interval is None:
+        return Reduced(means, others)
     with phase("quantiles"):
         dist = answers.distribution()
-        quantiles = None if probabilities is None else dist.quantile(probabilities)
-        return Reduced(means, quantiles, None if interval is None else dist.interval(*interval))
+        if beyond.probabilities is not None:
+            others["quantiles"] = dist.quantile(beyond.probabilities)
+        if beyond.interval is not None:
+            others["intervals"] = dist.interval(*beyond.interval)
+    return Reduced(means, others)
+
+
+def _say_influential(elpd: Estimate) -> None:
+    """Say for which observations leaving them out has a heavy tail: they make the totals doubtful."""
+    rows = zip(elpd.names[3:], elpd.status[3:], strict=True)
+    heavy = [name for name, status in rows if name.startswith("elpd_loo(") and status is Status.HEAVY_TAIL]
+    if heavy:
+        shown = ", ".join(heavy[:5]) + (", …" if len(heavy) > 5 else "")
+        say("note", f"{len(heavy)} of {(len(elpd.names) - 3) // 2} observations have a heavy tail: {shown}")
 
 
 def _of_sums(sums: TraceMoments, asked: Asked, method: str, more: bool) -> Estimate:
     """Return the expectations of the quantities that were summed; more : whether more than means is asked for."""
     # Quantiles, and functions that were not summed, need the draws themselves.
     if asked.expressions or more:
-        got = "--expect, --quantile or --ci"
+        got = "more, as --expect, --quantile, --ci, --spread or --elpd"
         raise InputError("reduce", "means of what was summed", got, "Ask the trace, or mcmcpost moments --expect.")
     # "theta[0]" and "theta[1]" are of one variable, and --var-names names variables.
     variables = list(dict.fromkeys(name.partition("[")[0] for name in sums.features.names))
@@ -154,12 +188,12 @@ def say_worth(estimate: Estimate, seconds: float) -> None:
 
 
 def tree_with(tree: "xarray.DataTree", reduced: Reduced) -> "xarray.DataTree":
-    """Return a new tree with the estimates beside the draws; quantiles and intervals of before are not kept."""
-    # Quantiles of an earlier run, of other draws or another method, would not belong to these means.
-    result = reduced.means.to_datatree(tree.drop_nodes([QUANTILES, INTERVALS], errors="ignore"))
-    for group, estimate in ((QUANTILES, reduced.quantiles), (INTERVALS, reduced.intervals)):
-        if estimate is not None:
-            result[group] = estimate.to_datatree()["control_variates"]
+    """Return a new tree with the estimates beside the draws; quantiles and the like of before are not kept."""
+    # Those of an earlier run, of other draws or another method, would not belong to these means.
+    stale = [name for name in tree.children if name.startswith(f"{GROUP}_")]
+    result = reduced.means.to_datatree(tree.drop_nodes(stale))
+    for word, estimate in reduced.others.items():
+        result[f"{GROUP}_{word}"] = estimate.to_datatree()[GROUP]
     return result
 
 
@@ -483,7 +517,7 @@ def report_facts(
     facts: dict[str, Any] = {"path": str(place), "bytes": len(text.encode()), "notices": list(contents.notices)}
     if (posterior := contents.posterior) is not None:
         say_worth(posterior.estimate, took)
-        estimates = Reduced(posterior.estimate, posterior.quantiles, posterior.intervals).estimates
+        estimates = [part for part in (posterior.estimate, posterior.quantiles, posterior.intervals) if part]
         facts |= {
             "score_check": posterior.check.verdict,
             "divergences": posterior.divergences,

@@ -16,6 +16,7 @@ from cli_cases import refused
 import mcmcpost
 from mcmcpost.app import command_line as cli
 from mcmcpost.app.edge import cache_directory, is_user_error
+from mcmcpost.control import KINDS
 from mcmcpost.core.runtime import digits_of, one_line, significant
 
 GAUSSIAN = """
@@ -133,6 +134,42 @@ def test_intervals_are_printed_and_saved_with_their_errors(run, trace, kind):
     assert f"a [{title}_lb]  " in run("reduce", trace, *extra).out
 
 
+def test_spreads_are_printed_and_saved(run, trace):
+    asked = ["--method", "zv2", "--spread", "sd", "--spread", "correlation"]
+    done = run("reduce", trace, *asked, "--json", "-o", "out.nc")
+    rows = {row["name"]: row for row in json.loads(done.out)["quantities"]}
+    assert list(rows) == ["a", "b[0]", "sd(a)", "sd(b[0])", "corr(a, b[0])"]
+    # Degree two is exact for the moments of N(0, 1) × N(0, 1).
+    assert [rows[name]["mean_cv"] for name in list(rows)[2:]] == pytest.approx([1.0, 1.0, 0.0], abs=1e-9)
+    kept = mcmcpost.load_tree("out.nc")
+    assert list(kept["control_variates_correlation"]["quantity"].values) == ["corr(a, b[0])"]
+    assert run("reduce", "out.nc", *asked[:4], "-o", "new.nc").code == 0
+    kept = mcmcpost.load_tree("new.nc").children
+    assert "control_variates_sd" in kept
+    assert "control_variates_correlation" not in kept
+    assert "sd(a)  " in run("reduce", trace, *asked).out
+    assert refused(run("reduce", trace, "--var-names", "a", "--spread", "correlation"), "two integrands")
+
+
+def test_elpd_is_printed_in_total_and_saved_for_each_observation(run, rng):
+    # A flat prior and observations of precision 1 and 4: 1/p of the second has no variance under precision 5.
+    y, precision = np.array([0.5, -0.5]), np.array([1.0, 4.0])
+    centre = (precision * y).sum() / 5
+    mu = centre + rng.normal(size=(2, 500, 1)) / np.sqrt(5)
+    tree = mcmcpost.from_arrays(mu, -5 * (mu - centre), names=("mu",))
+    log_likelihood = 0.5 * np.log(precision / (2 * np.pi)) - 0.5 * precision * (y - mu) ** 2
+    tree["log_likelihood"] = xarray.Dataset({"y": (("chain", "draw", "i"), log_likelihood)})
+    mcmcpost.save_tree(tree, "with.nc")
+    known = mcmcpost.elpd(tree)
+    done = run("reduce", "with.nc", "--elpd", "y", "-o", "out.nc")
+    assert [line.split()[0] for line in done.out.splitlines()[1:]] == ["mu", "elpd_loo", "lppd", "p_loo"]
+    assert "1 of 2 observations have a heavy tail: elpd_loo(y[1])" in done.err
+    kept = mcmcpost.load_tree("out.nc")["control_variates_elpd"]
+    assert list(kept["quantity"].values) == list(known.names)
+    np.testing.assert_array_equal(kept["mean_cv"], known.mean)
+    assert refused(run("reduce", "with.nc", "--elpd", "z"), "`var_name` among y")
+
+
 def test_reduce_says_what_the_reduction_is_worth(run, trace):
     tree = mcmcpost.load_tree(trace)
     tree.attrs["sampling_time"] = 40.0
@@ -160,6 +197,7 @@ def test_variables_are_chosen_as_in_arviz(run, trace, asked, names):
 
 def test_the_method_names_are_those_of_the_library():
     assert [name.value for name in cli.MethodName] == list(mcmcpost.METHODS)
+    assert {name.value for name in cli.SpreadName} == {*KINDS}
 
 
 @pytest.mark.parametrize("method", ["plain", "zv1", "zv2", "zv3"])
