@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -31,7 +31,8 @@ from mcmcpost.control.derived import Kind, Pairs, Smooth, derived_of_sums
 from mcmcpost.control.estimate import rescaled, side_by_side
 from mcmcpost.control.features.families import AbstractFamily
 from mcmcpost.control.features.quantity import FunctionsOf
-from mcmcpost.control.functions import families_of_events
+from mcmcpost.control.features.summed import Transform
+from mcmcpost.control.functions import Served
 from mcmcpost.control.problem import MIN_FOLDS, Problem, make_problem
 from mcmcpost.control.trace_moments import TELLING
 from mcmcpost.core.arguments import as_names, check_count, check_kind
@@ -215,7 +216,7 @@ def _features(
 def _of_trace(sample: Sample, method: AbstractControlVariate, layout: Layout) -> Features:
     trace = sample.trace
     some = slice(None, None, max(layout.step * trace.draws.shape[1] // layout.draws, 1))
-    problem, values = _problem_of(trace, sample.values, some)
+    problem, values = problem_of(trace, sample.values, some)
     total = layout.chains * layout.draws
     families, labels = method.families(method.coordinates(problem), _train(total)) if method.from_sums else ([], [])
     if not families and not isinstance(method, PlainMean):
@@ -224,10 +225,10 @@ def _of_trace(sample: Sample, method: AbstractControlVariate, layout: Layout) ->
         raise InputError("moments", "a linear method, and draws enough for its scores", got, cure)
     functions = method.functions(problem, sample.names) if isinstance(method, Auto) else []
     named = [*zip(families, labels, strict=True), *functions]
-    return _in_units(problem, named, sample.names, values, sample.events)
+    return in_units(problem, named, sample.names, values, sample.events)
 
 
-def _problem_of(
+def problem_of(
     trace: Trace, values: Float[np.ndarray, "c n p"], some: slice
 ) -> tuple[Problem, Float[np.ndarray, "c m p"]]:
     """Return the problem of some of the draws, in units that other traces have too, and the values there, finite."""
@@ -244,7 +245,7 @@ def _train(total: int) -> int:
     return total - total // MIN_FOLDS
 
 
-def _in_units(
+def in_units(
     problem: Problem,
     named: Sequence[tuple[AbstractFamily, str]],
     names: tuple[str, ...],
@@ -368,39 +369,49 @@ class InChunks(NamedTuple):
         found = zip(parts, every, strict=True)
         return [_with_facts(features, sums, self.question, self.layout) for (features, _), sums in found]
 
+    def served(self) -> dict[int, Served]:
+        """Return what is known of the functions of some quantities of the question, by their places."""
+        sample, method = self.question.sample, self.question.method
+        if not len(sample.columns):  # of what is constant here nothing tells of what it is a function
+            return {}
+        problem, _ = problem_of(sample.trace, sample.fitted_values, slice(None))
+        return {int(sample.columns[own.column]): own for own in in_float64(Served.of)(problem, method)}
+
     def probabilities(
-        self, of: Int[np.ndarray, " q"], lower: Float[np.ndarray, " q"], upper: Float[np.ndarray, " q"]
+        self,
+        of: Int[np.ndarray, " q"],
+        lower: Float[np.ndarray, " q"],
+        upper: Float[np.ndarray, " q"],
+        known: Mapping[int, Served],
+        plain: Bool[np.ndarray, " q"] | None = None,
     ) -> Estimate:
         """Return the probabilities that quantities are above one number and at most another.
 
-        of : the quantity of each event, among those of the question.
+        of : the quantity of each event, among those of the question. known : as `served`.
+        plain : those that are to have no control.
         """
         method, options, sample = self.question.method, self.question.options, self.question.sample
-        between = Between(of, lower, upper)
-        names = tuple(map(str, range(len(of))))  # those of quantities would be the same for several events
-        inside = between(sample.values)
-        problem, _ = _problem_of(sample.trace, inside, slice(None))
-        functions: list[tuple[FunctionsOf, str]] = []
-        if len(sample.columns):  # of what is constant here nothing tells of which coordinate it is a function
-            quantities, _ = _problem_of(sample.trace, sample.fitted_values, slice(None))
-            # Thresholds as the problem has its integrands: those that vary here, in units of their own.
-            steps, labels = [], []
-            for k, j in enumerate(sample.columns):
-                events = np.flatnonzero(of == j)
-                at = np.stack([lower[events], upper[events]], axis=1) / sample.units[j]
-                steps.append((at - quantities.location[k]) / quantities.scale[k])
-                labels.append([names[i] for i in events])
-            functions = families_of_events(quantities, labels, steps, method.fields)
-        served = {name for family, _ in functions for name in family.names}
+        between, plain = Between(of, lower, upper), np.zeros(len(of), bool) if plain is None else plain
         total = self.layout.chains * self.layout.draws
+        names = tuple(map(str, range(len(of))))  # those of quantities would be the same for several events
+        inside = between(sample.values, *sample.trace[:2])
+        problem, _ = problem_of(sample.trace, inside, slice(None))
+        functions: list[tuple[FunctionsOf, str]] = []
+        for j, own in known.items():
+            events = np.flatnonzero((of == j) & ~plain)
+            steps = own.standard(np.stack([lower[events], upper[events]], axis=1) / sample.units[j])
+            functions += own.families([names[i] for i in events], steps)
+        served = {name for family, _ in functions for name in family.names}
         linear = zip(*method.families(method.coordinates(problem), _train(total)), strict=True)
-        # Events of functions of a coordinate need no linear families beside: these would be most of the products.
-        is_served = np.array([name in served for name in names])
+        # Events of functions of a quantity need no linear families beside: these would be most of the products.
+        kind = np.where(plain, 2, np.where([name in served for name in names], 0, 1))
         parts: list[tuple[Features, Transform]] = []
-        for kept, named in ((is_served, functions), (~is_served, list(linear))):
+        by_kind: list[list[tuple[AbstractFamily, str]]] = [[*functions], list(linear), []]
+        for number, named in enumerate(by_kind):
+            kept = kind == number
             if kept.any():
                 some = tuple(name for name, chosen in zip(names, kept, strict=True) if chosen)
-                features = _in_units(problem, named, some, inside[..., kept], np.ones(len(some), bool))
+                features = in_units(problem, named, some, inside[..., kept], np.ones(len(some), bool))
                 parts.append((features, Between(*(part[kept] for part in between))))
         every = self.moments(parts)
         found = side_by_side([in_float64(sums.estimate)(options) for sums in every], None)
@@ -409,7 +420,7 @@ class InChunks(NamedTuple):
             events = of[[int(name) for name in sums.features.names]]
             np.maximum.at(missing, events, sums.missing)
         warn_of_not_finite(sample.names, missing, total)
-        found = found.select(np.argsort(np.argsort(~is_served, kind="stable")))
+        found = found.select(np.argsort(np.argsort(kind, kind="stable")))
         return found._replace(names=tuple(sample.names[j] for j in of))
 
     def expectation(self) -> Estimate:
@@ -426,7 +437,8 @@ class InChunks(NamedTuple):
         sample = self.question.sample
         standard = Standard.of(sample, Pairs.of(kind, sample.names))
         # Their own values at the evenly spaced draws tell units, splines and whether they vary.
-        products = Sample.of(sample.trace, standard.pairs.names, standard(sample.values), states=sample.states)
+        values = standard(sample.values, *sample.trace[:2])
+        products = Sample.of(sample.trace, standard.pairs.names, values, states=sample.states)
         # A product is no event, whatever its values.
         question = self.question._replace(sample=products._replace(events=np.zeros(len(products.names), bool)))
         features = _features(question, question.method, self.layout, None)
@@ -452,7 +464,10 @@ class Standard(NamedTuple):
         known = np.isfinite(centre)
         return cls(pairs, np.where(known, centre, 0.0), np.where(sample.varying, sd, 1.0))
 
-    def __call__(self, values: Float[np.ndarray, "c b p"]) -> Float[np.ndarray, "c b q"]:
+    def __call__(
+        self, values: Float[np.ndarray, "*b p"], draws: np.ndarray, scores: np.ndarray
+    ) -> Float[np.ndarray, "*b q"]:
+        del draws, scores
         return self.pairs.products((values - self.centre) / self.sd)
 
 
@@ -463,16 +478,12 @@ class Between(NamedTuple):
     lower: Float[np.ndarray, " q"]
     upper: Float[np.ndarray, " q"]
 
-    def __call__(self, values: Float[np.ndarray, "c b p"]) -> Float[np.ndarray, "c b q"]:
+    def __call__(
+        self, values: Float[np.ndarray, "*b p"], draws: np.ndarray, scores: np.ndarray
+    ) -> Float[np.ndarray, "*b q"]:
+        del draws, scores
         own = values[..., self.column]
         return np.where(np.isfinite(own), (own > self.lower) & (own <= self.upper), np.nan)
-
-
-class Transform(Protocol):
-    """Quantities (c, b, q) of other quantities (c, b, p), on the worker that has them."""
-
-    def __call__(self, values: Float[np.ndarray, "c b p"]) -> Float[np.ndarray, "c b q"]:
-        """Return them."""
 
 
 def _over_chunks(tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray, " d"], given: tuple) -> list[Sums]:
@@ -536,7 +547,4 @@ def _sums_of_chunk(
     # Functions of a draw see one chunk of draws, as they see one of all in memory.
     values = integrand_values(xarray.DataTree.from_dict({"posterior": piece}), integrands).values
     place, states = (box.chains.start, box.draws.start), (draws[..., kept], scores[..., kept])
-    return [
-        sums_of(features, layout, fingerprints, *states, values if transform is None else transform(values), place)
-        for features, transform in parts
-    ]
+    return [sums_of(features, layout, fingerprints, *states, values, place, transform) for features, transform in parts]

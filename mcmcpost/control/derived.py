@@ -322,7 +322,7 @@ class Pairs(NamedTuple):
         products = tuple(f"{names[i]} {names[j]}" for i, j in zip(*needed, strict=True))
         return cls((*names, *products), *needed, Smooth(labels, inputs, kind.function), asked)
 
-    def products(self, standard: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, "c n q"]:
+    def products(self, standard: Float[np.ndarray, "*n p"]) -> Float[np.ndarray, "*n q"]:
         """Return the integrands, centred and in units of their standard deviations, and the products."""
         return np.concatenate([standard, standard[..., self.one] * standard[..., self.two]], axis=-1)
 

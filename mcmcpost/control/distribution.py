@@ -29,6 +29,7 @@ from mcmcpost.control.method import AbstractControlVariate, PlainMean, mean_of_r
 from mcmcpost.control.order_statistics import (
     EXPONENTIAL,
     ROUNDING,
+    Densities,
     QuantileFunction,
     converged_ends,
     density_of_draws,
@@ -41,7 +42,7 @@ from mcmcpost.control.order_statistics import (
 from mcmcpost.control.problem import Options, Problem, Sample, with_values
 from mcmcpost.control.standard_errors import RULE_OF_THREE, plain_variance
 from mcmcpost.core.arguments import as_real, check_number, check_probabilities
-from mcmcpost.core.errors import REPRODUCED, TRUSTED, InputError, Status
+from mcmcpost.core.errors import TRUSTED, InputError, Status
 from mcmcpost.core.mcse import Weights, mcse_mean, mean_over_draws
 from mcmcpost.core.precision import in_float64
 from mcmcpost.scores import effective_size
@@ -53,8 +54,7 @@ class Distribution(NamedTuple):
     sample : the quantities that differ. names : of all, and place : (p,) which of the sample each of them is.
     problem : of those that vary, `columns` of the sample; None where nothing does.
     marginals : of these, what is known of their functions.
-    over_all : of a trace in chunks, of which the sample has evenly spaced draws: probabilities and quantiles by all of
-        them. Densities and shortest intervals are those of the sample.
+    over_all : of a trace in chunks, of which the sample has evenly spaced draws: what all of them say.
     """
 
     sample: Sample
@@ -164,6 +164,8 @@ class Distribution(NamedTuple):
         tails = np.array([(1 - prob) / 2, (1 + prob) / 2])
         if kind == "eti":
             found = self._quantiles(tails)
+        elif self.over_all is not None:
+            found = self.over_all.shortest(prob)
         else:
             found = self._by_quantity(partial(_shortest, prob=prob), apart=True)
         title = f"{kind}{int(prob * 100)}"  # as ArviZ rounds it
@@ -182,9 +184,11 @@ class Distribution(NamedTuple):
         points : t points for all quantities, or (p, t) for each its own.
         """
         at = self._points("pdf", points)
-        return Curve.side_by_side(
-            [_densities(self._one(j), row) for j, row in zip(self.place.tolist(), at, strict=True)], self.names
-        )
+        if self.over_all is None:
+            rows = [_densities(self._one(j), row) for j, row in zip(self.place.tolist(), at, strict=True)]
+        else:
+            rows = self.over_all.densities(self.place, at)
+        return Curve.side_by_side(rows, self.names)
 
     def _quantiles(self, levels: Float[np.ndarray, " a"]) -> Estimate:
         if self.over_all is None:
@@ -362,19 +366,14 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         same = (Status.CONSTANT if sample.finite[0] else Status.UNDEFINED,) * len(at)
         return Curve((), each, nothing, nothing, nothing, nothing, nothing, same)
     series, scale = sample.scaled[..., 0], sample.units[0]
-    seen = (at / scale >= series.min()) & (at / scale <= series.max())
     ess = float(dist.effective_sizes()[0])
     kernel, kernel_error = density_of_draws(sample, at / scale, ess)
-    plain = np.where(seen, kernel, 0.0) / scale
-    # Beyond the draws there is little.
-    plain_error = np.where(seen, kernel_error, 1 / (ess + 2) / series.std()) / scale
-    mean, error, gain = plain.copy(), plain_error.copy(), np.ones(len(at))
-    status = np.where(seen, Status.PLAIN, Status.UNSEEN).astype(object)
-    lowest = LESS_KNOWN * plain_error
     below = mean_over_draws((series[..., None] <= at / scale).astype(float), sample.trace.weights)
-    beyond = ess * np.minimum(below, 1 - below)
-    if marginal is None or not seen.any():
-        return Curve((), each, mean[None], error[None], plain[None], plain_error[None], gain[None], tuple(status))
+    # The largest draw itself has none above it, and yet is one.
+    below = np.where(at / scale == series.max(), 1 - 1 / series.size, below)
+    known = Densities.of_kernel(kernel / scale, kernel_error / scale, below, (ess, float(series.std()) * scale))
+    if marginal is None:
+        return known.curve(at)
     h, stretch = dist.mapped(0, marginal, at)
     for splines in marginal.splines.values():
         field = splines.field
@@ -393,33 +392,9 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
             unit = stretch / slope
             density, raw = found.mean * unit, found.mcse_plain * np.abs(unit)
             deviation = np.hypot(found.mcse * unit, density * slope_error / slope)
-        better = seen & np.isin(np.arange(len(at)), columns) & np.isfinite(deviation) & (deviation < lowest)
-        better &= density > -MOST_NEGATIVE * deviation
-        # The mean of c 1{h > t} by itself is that of the few draws beyond t: worse than a kernel's, as is its error.
-        better &= np.array([status not in (Status.PLAIN, Status.UNSEEN) for status in found.status])
-        # Few draws tell the field where a tail begins, and one that is too large divides density and error alike.
-        unlike = (density < kernel / ALIKE / scale) | (density > ALIKE * kernel / scale)
-        better &= ~(unlike & (beyond < FEW)) | np.array([status in REPRODUCED for status in found.status])
-        lowest = np.where(better, deviation, lowest)
-        mean, error = np.where(better, np.maximum(density, 0.0), mean), np.where(better, deviation, error)
-        plain, plain_error = np.where(better, found.mean_plain * unit, plain), np.where(better, raw, plain_error)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            gain = np.where(better, (raw / deviation) ** 2, gain)
-        status = np.where(better, np.array(found.status, dtype=object), status)
-    # A fit passes through the few draws of a tail: how well it knows what lies beyond them, they do not tell.
-    few = (beyond < RULE_OF_THREE) & np.array([own in TRUSTED for own in status])
-    error = np.where(few, np.fmax(error, kernel_error / scale), error)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        gain = np.where(few, np.fmin(gain, (plain_error / error) ** 2), gain)
-    status[few] = Status.UNSEEN
-    return Curve((), each, mean[None], error[None], plain[None], plain_error[None], gain[None], tuple(status))
-
-
-LESS_KNOWN = 2.0
-"""Factor on the error of a kernel estimate beside that of a controlled density: its bias is a guess."""
-
-MOST_NEGATIVE = 3.0
-"""Standard errors below zero from which a density is not believed."""
+        deviation = np.where(np.isin(np.arange(len(at)), columns), deviation, np.nan)
+        known = known.improved(density, deviation, found.mean_plain * unit, raw, np.array(found.status, dtype=object))
+    return known.curve(at)
 
 
 MOST_PASSES = 6
@@ -434,9 +409,8 @@ WRONG = 0.1
 STRAIGHT = 0.1
 """Relative error of a tail's probability up to which the error of its quantile is that of the probability over p."""
 
-ALIKE, FEW = 3.0, 10.0
-"""Factor between a slope and that of the empirical distribution function up to which it is believed; likewise between a
-density and a kernel estimate where fewer effective draws lie beyond."""
+ALIKE = 3.0
+"""Factor between a slope and that of the empirical distribution function up to which it is believed."""
 
 APART = 1.5
 """Plain standard errors between the levels at which a quantile is looked for."""

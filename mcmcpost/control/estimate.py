@@ -247,6 +247,12 @@ class OverAll(Protocol):
     def quantiles(self, levels: Float[np.ndarray, " a"]) -> Estimate:
         """Return the quantiles of all p quantities, those of one after those of another."""
 
+    def shortest(self, prob: float) -> Estimate:
+        """Return the ends of the shortest intervals of all p quantities, those of one after those of another."""
+
+    def densities(self, of: Int[np.ndarray, " r"], at: Float[np.ndarray, "r t"]) -> list[Curve]:
+        """Return the densities of some quantities, each at points of its own."""
+
     def select(self, places: Int[np.ndarray, " r"]) -> "OverAll":
         """Return what is known of some of the quantities."""
 

@@ -9,10 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.stats
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from scipy import special
 
+from mcmcpost.control.estimate import Curve
 from mcmcpost.control.problem import Sample
+from mcmcpost.control.standard_errors import RULE_OF_THREE
+from mcmcpost.core.errors import REPRODUCED, TRUSTED, Status
 from mcmcpost.core.mcse import kernel_density, pareto_khat
 from mcmcpost.scores import effective_size
 
@@ -158,6 +161,104 @@ def density_of_draws(
     return mean, np.hypot(np.sqrt((mean + one) * one), bias)
 
 
+class Densities(NamedTuple):
+    """The density of a quantity at t points: a kernel estimate, or what is known better.
+
+    kernel, kernel_error : (t,) the kernel estimate and its error. beyond : effective draws beyond each point.
+    mean, error, plain, plain_error, gain, status : (t,) as in `Curve`. lowest : the error that is to be improved upon.
+    """
+
+    kernel: Float[np.ndarray, " t"]
+    kernel_error: Float[np.ndarray, " t"]
+    beyond: Float[np.ndarray, " t"]
+    mean: Float[np.ndarray, " t"]
+    error: Float[np.ndarray, " t"]
+    plain: Float[np.ndarray, " t"]
+    plain_error: Float[np.ndarray, " t"]
+    gain: Float[np.ndarray, " t"]
+    status: Shaped[np.ndarray, " t"]
+    lowest: Float[np.ndarray, " t"]
+
+    @classmethod
+    def of_kernel(
+        cls,
+        kernel: Float[np.ndarray, " t"],
+        kernel_error: Float[np.ndarray, " t"],
+        below: Float[np.ndarray, " t"],
+        size: tuple[float, float],
+    ) -> "Densities":
+        """Return a kernel estimate where there are draws on both sides.
+
+        below : shares of the draws up to each point. size : the effective draws, and their standard deviation.
+        """
+        seen, (ess, sd) = (below > 0) & (below < 1), size
+        mean = np.where(seen, kernel, 0.0)
+        # Beyond the draws there is little.
+        error = np.where(seen, kernel_error, 1 / (ess + 2) / sd)
+        status = np.where(seen, Status.PLAIN, Status.UNSEEN).astype(object)
+        beyond = ess * np.minimum(below, 1 - below)
+        return cls(mean, kernel_error, beyond, mean, error, mean, error, np.ones(len(mean)), status, LESS_KNOWN * error)
+
+    def improved(
+        self,
+        density: Float[np.ndarray, " t"],
+        deviation: Float[np.ndarray, " t"],
+        plain: Float[np.ndarray, " t"],
+        raw: Float[np.ndarray, " t"],
+        status: Shaped[np.ndarray, " t"],
+    ) -> "Densities":
+        """Return the densities with controlled ones where these are known better, NaN where there is none.
+
+        plain, raw : what is controlled without its control, and its error.
+        """
+        with np.errstate(invalid="ignore", divide="ignore"):
+            better = np.isfinite(deviation) & (deviation < self.lowest) & (density > -MOST_NEGATIVE * deviation)
+            # Few draws tell the field where a tail begins, and one that is too large divides density and error alike.
+            unlike = (density < self.kernel / ALIKE) | (density > ALIKE * self.kernel)
+            gain = (raw / deviation) ** 2
+        # The mean of c 1{h > t} by itself is that of the few draws beyond t: worse than a kernel's, as is its error.
+        better &= (self.beyond > 0) & np.array([own not in (Status.PLAIN, Status.UNSEEN) for own in status])
+        better &= ~(unlike & (self.beyond < FEW)) | np.array([own in REPRODUCED for own in status])
+        return self._replace(
+            mean=np.where(better, np.maximum(density, 0.0), self.mean),
+            error=np.where(better, deviation, self.error),
+            plain=np.where(better, plain, self.plain),
+            plain_error=np.where(better, raw, self.plain_error),
+            gain=np.where(better, gain, self.gain),
+            status=np.where(better, status, self.status),
+            lowest=np.where(better, deviation, self.lowest),
+        )
+
+    def curve(self, at: Float[np.ndarray, " t"]) -> Curve:
+        """Return the curve of one quantity, without its name."""
+        # A fit passes through the few draws of a tail: how well it knows what lies beyond them, they do not tell.
+        few = (self.beyond < RULE_OF_THREE) & np.array([own in TRUSTED for own in self.status])
+        error = np.where(few, np.fmax(self.error, self.kernel_error), self.error)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gain = np.where(few, np.fmin(self.gain, (self.plain_error / error) ** 2), self.gain)
+        status = tuple(np.where(few, Status.UNSEEN, self.status))
+        return Curve(
+            names=(),
+            at=at[None],
+            mean=self.mean[None],
+            mcse=error[None],
+            mean_plain=self.plain[None],
+            mcse_plain=self.plain_error[None],
+            gain=gain[None],
+            status=status,
+        )
+
+
+LESS_KNOWN = 2.0
+"""Factor on the error of a kernel estimate beside that of a controlled density: its bias is a guess."""
+
+MOST_NEGATIVE = 3.0
+"""Standard errors below zero from which a density is not believed."""
+
+ALIKE, FEW = 3.0, 10.0
+"""Factor between a slope and that of the empirical distribution function up to which it is believed; likewise between a
+density and a kernel estimate where fewer effective draws lie beyond."""
+
 NEARBY = 21
 """Points near either end of the shortest interval at which the distribution function is estimated."""
 
@@ -202,6 +303,77 @@ PASSES = 8
 """How often the points at which the distribution function is known are moved to where the ends were found."""
 
 
+class Ends(NamedTuple):
+    """The search for the ends of a shortest interval: how far about them the distribution function is looked at.
+
+    low, high : the range of the draws. ends, error : (two,) as found so far. reach : of the points about them.
+    closest : the smallest that it becomes. rounding : (two,) errors of an exact function. nearby : points about each.
+    settled : whether the ends are where they were looked for, from points as close as they are known.
+    """
+
+    low: float
+    high: float
+    prob: float
+    ends: Float[np.ndarray, " two"]
+    error: Float[np.ndarray, " two"]
+    reach: float
+    closest: float
+    rounding: Float[np.ndarray, " two"]
+    nearby: int
+    settled: bool = False
+
+    @classmethod
+    def about(
+        cls,
+        ends: Float[np.ndarray, " two"],
+        reach: float,
+        series: Float[np.ndarray, "c n"],
+        prob: float,
+        nearby: int = NEARBY,
+    ) -> "Ends":
+        """Return the search about these ends."""
+        low, high, rounding = float(series.min()), float(series.max()), ROUNDING * (reach + np.abs(ends)) / CLOSEST
+        return cls(low, high, prob, ends, np.full(2, np.inf), reach, CLOSEST * reach, rounding, nearby)
+
+    @property
+    def grid(self) -> Float[np.ndarray, "two t"]:
+        """The points at which the distribution function is to be known."""
+        return np.stack(
+            [
+                np.linspace(max(end - self.reach, self.low), min(end + self.reach, self.high), self.nearby)
+                for end in self.ends
+            ]
+        )
+
+    def step(
+        self,
+        whole: Float[np.ndarray, " q"],
+        without: Float[np.ndarray, "k q"],
+        known: Float[np.ndarray, " q"],
+    ) -> "Ends":
+        """Return the search after the function, that without each fold, and its errors are known at the points."""
+        grid, prob, k = self.grid, self.prob, len(without)
+        found = _ends(grid, whole, prob)
+        moved = np.array([_ends(grid, part, prob) for part in without])
+        error = _jackknife(moved)
+        # What is known of the errors of the function, beyond how it moves without a fold, is so of the ends.
+        shown = _jackknife(without)
+        error *= max(1.0, float(np.median(known[shown > 0] / shown[shown > 0]))) if shown.any() else 1.0
+        error = np.hypot(error, (k - 1) * (moved.mean(axis=0) - found))  # and by its bias, since it is not linear
+        # What a polynomial of that degree cannot follow, at most, is how far that of a lower degree is from it.
+        error = np.hypot(error, found - _ends(grid, whole, prob, QUARTIC - 1))
+        edge = np.minimum(np.abs(found - grid[:, 0]), np.abs(found - grid[:, -1])) <= np.ptp(grid, axis=1) / FINE
+        # Where it is at an edge, it is not there, or beyond the draws.
+        error = np.hypot(error, np.where(edge, self.reach, self.rounding))
+        near = bool((np.abs(found - self.ends) < self.reach / 2).all())
+        # The better the function is known, the closer the points, so that the polynomial follows it.
+        wanted = max(CLOSER * float(error.max()), SMALLEST_REACH * self.reach, self.closest)
+        settled = near and wanted > self.reach / 2
+        return self._replace(
+            ends=found, error=error, reach=wanted if near and not settled else self.reach, settled=settled
+        )
+
+
 def converged_ends(
     evaluate: Callable[[np.ndarray], tuple[np.ndarray, ...]],
     ends: Float[np.ndarray, " two"],
@@ -213,33 +385,12 @@ def converged_ends(
 
     evaluate : from points (two, t) to the distribution function there, that without each fold, and its errors.
     """
-    low, high, closest = series.min(), series.max(), CLOSEST * reach
-    rounding = ROUNDING * (reach + np.abs(ends)) / CLOSEST
+    search = Ends.about(ends, reach, series, prob)
     for _ in range(PASSES):
-        grid = np.stack([np.linspace(max(end - reach, low), min(end + reach, high), NEARBY) for end in ends])
-        whole, without, known = evaluate(grid)
-        found = _ends(grid, whole, prob)
-        moved = np.array([_ends(grid, part, prob) for part in without])
-        k = len(moved)
-        error = _jackknife(moved)
-        # What is known of the errors of the function, beyond how it moves without a fold, is so of the ends.
-        shown = _jackknife(without)
-        error *= max(1.0, float(np.median(known[shown > 0] / shown[shown > 0]))) if shown.any() else 1.0
-        error = np.hypot(error, (k - 1) * (moved.mean(axis=0) - found))  # and by its bias, since it is not linear
-        # What a polynomial of that degree cannot follow, at most, is how far that of a lower degree is from it.
-        error = np.hypot(error, found - _ends(grid, whole, prob, QUARTIC - 1))
-        edge = np.minimum(np.abs(found - grid[:, 0]), np.abs(found - grid[:, -1])) <= np.ptp(grid, axis=1) / FINE
-        # Where it is at an edge, it is not there, or beyond the draws.
-        error = np.hypot(error, np.where(edge, reach, rounding))
-        settled = (np.abs(found - ends) < reach / 2).all()
-        ends = found
-        # The better the function is known, the closer the points, so that the polynomial follows it.
-        wanted = max(CLOSER * float(error.max()), SMALLEST_REACH * reach, closest)
-        if settled and wanted > reach / 2:
+        search = search.step(*evaluate(search.grid))
+        if search.settled:
             break
-        if settled:
-            reach = wanted
-    return ends, error
+    return search.ends, search.error
 
 
 def _jackknife(without: Float[np.ndarray, "k q"]) -> Float[np.ndarray, " q"]:

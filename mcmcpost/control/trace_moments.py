@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.estimate import Estimate, covariance_of
 from mcmcpost.control.features.families import from_json
-from mcmcpost.control.features.summed import ControlSet, Features, check_same_features
+from mcmcpost.control.features.summed import ControlSet, Features, Transform, check_same_features
 from mcmcpost.control.linear import NEED, LinearFits, Part, choose_families, system_of
 from mcmcpost.control.method import PlainMean, Refits, columnwise
 from mcmcpost.control.moments import Moments, Outline
@@ -198,15 +198,16 @@ def sums_of(
     fingerprints: Int[np.ndarray, " chains"],
     draws: Float[np.ndarray, "c b d"],
     scores: Float[np.ndarray, "c b d"],
-    values: Float[np.ndarray, "c b p"],
+    values: Float[np.ndarray, "c b _"],
     place: tuple[int, int] = (0, 0),
+    transform: Transform | None = None,
 ) -> Sums:
     """Return the sums over a chunk of a trace.
 
     layout, fingerprints : of the trace. draws, scores : of the coordinates that move.
-    place : the chain and the draw at which the chunk begins.
+    place : the chain and the draw at which the chunk begins. transform : to the quantities of the features.
     """
-    p, (c, n), at_most, sets = values.shape[-1], draws.shape[:2], features.size + values.shape[-1], features.sets
+    p, (c, n), sets = len(features.names), draws.shape[:2], features.sets
     chains, every = slice(place[0], place[0] + c), np.arange(place[1], place[1] + n)
     found = Chains.zero(layout, fingerprints, features, chains, slice(place[1], place[1] + n))
     _, run, kept_before = found.start
@@ -216,9 +217,10 @@ def sums_of(
     moments = [Moments.zero(num_folds, len(own.places), len(own.columns)) for own in sets]
     low, high, missing = np.full(p, np.inf), np.full(p, -np.inf), np.zeros(p)
     for chain, own in enumerate(zip(draws, scores, values, strict=True)):
-        for some in in_blocks(n, at_most):
+        for some in in_blocks(n, features.size + p):
             x, s, f = (part[some].astype(float) for part in own)
-            at = every[some]
+            # Here, since there may be hundreds of them for each of the quantities that a chunk has.
+            f, at = f if transform is None else transform(f, x, s), every[some]
             _check_finite(x, s if features.families else x, place[0] + chain, layout.start + at)
             low, high, finite = np.fmin(low, f.min(axis=0)), np.fmax(high, f.max(axis=0)), np.isfinite(f)
             missing += (~finite).sum(axis=0)

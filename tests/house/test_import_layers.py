@@ -22,6 +22,7 @@ MAIN_HOUSE = (
     ("trees",),
     ("sample", "examples"),
     ("sums",),
+    ("over_chunks",),
     ("distributions",),
     ("expectations",),
     ("sensitivity", "evidences", "stein_rules", "stopping"),

@@ -4,6 +4,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+import scipy.optimize
 import scipy.stats
 import xarray
 from dask.callbacks import Callback
@@ -213,6 +214,56 @@ def test_quantiles_of_chunks_beside_an_atom_and_of_what_the_few_draws_do_not_see
     never = (posterior["a"] > 9).values * 1.0
     error = mp.expectation(lazy, {"turns": turns.values, "never": never}).mcse[1]
     assert 0.99 / draws.size < error < 0.01  # whatever means of runs of the other are
+
+
+def test_densities_and_shortest_intervals_of_all_draws_are_looked_for_about_those_of_a_few(monkeypatch):
+    """As are those of a product, for which a polynomial stands; of what is normal densities are exact."""
+    monkeypatch.setattr("mcmcpost.distributions.PILOT", 1_024)
+    monkeypatch.setattr(arrays, "LARGE", 1_000)
+    draws = np.random.default_rng(5).normal(size=(4, 8_192, 2)) * [1.0, 0.2] + [1.0, 2.0]
+    tree = mp.from_arrays(draws, ([1.0, 2.0] - draws) / [1.0, 0.04], names=["a", "b"])
+    posterior = tree["posterior"].to_dataset()
+    posterior = posterior.assign(e=np.exp(0.3 * posterior["a"]), same=posterior["a"] * 0 + 2)
+    tree["posterior"] = xarray.DataTree(posterior.assign(product=posterior["a"] * posterior["b"]))
+    lazy = tree.chunk(draw=4_096)
+    dist, at = mp.distribution(lazy, ["a", "e", "product", "same"]), np.array([0.5, 2.0, 6.0])
+    at = np.stack([at / 2, 1 + at / 6, at, at])
+    found, few = dist.pdf(at), dist._replace(over_all=None).pdf(at)
+    levels = np.linspace(0, 1, 10_001)[1:-1]
+    product = scipy.stats.norm.pdf(at[2, :, None] / scipy.stats.norm.ppf(levels, 2.0, 0.2), 1.0)
+    truth = np.stack(
+        [
+            scipy.stats.norm.pdf(at[0], 1.0),
+            scipy.stats.lognorm.pdf(at[1], 0.3, scale=np.exp(0.3)),
+            (product / scipy.stats.norm.ppf(levels, 2.0, 0.2)).mean(axis=1),
+        ]
+    )
+    np.testing.assert_allclose(found.mean[0], truth[0], atol=1e-11)
+    assert (np.abs(found.mean[:3] - truth) <= 4 * found.mcse[:3] + 1e-7).all()
+    assert (np.abs(found.mean_plain[:3] - truth) <= 4 * found.mcse_plain[:3]).all()
+    assert (found.mcse[2] < 0.6 * few.mcse[2]).all()  # of 32 times the draws
+    assert (found.gain[:3] > 3).all()
+    assert found.status[9:] == ("constant",) * 3
+    ends = dist.interval(0.8, "hdi")
+    np.testing.assert_allclose(ends.mean[:2], scipy.stats.norm.interval(0.8, 1.0), atol=4 * ends.mcse[:2].max())
+    assert (ends.mcse[:2] < 1e-3).all()
+    # In logarithms the densities of a lognormal are the same at ends that are symmetric about m − s².
+    normal = scipy.stats.norm(0.3, 0.3)
+    reach = scipy.optimize.brentq(lambda x: np.diff(normal.cdf([0.21 - x, 0.21 + x]))[0] - 0.8, 0.0, 3.0)
+    assert (np.abs(ends.mean[2:4] - np.exp([0.21 - reach, 0.21 + reach])) <= 4 * ends.mcse[2:4]).all()
+    assert (ends.mcse[2:4] < 0.02).all()
+    assert (ends.mcse[4:6] < 0.5 * dist._replace(over_all=None).interval(0.8, "hdi").mcse[4:6]).all()
+    assert ends.names[0] == "a [hdi80_lb]"
+    assert ends.status[6:] == ("constant",) * 2
+    # What is not finite at a draw that is not one of the few is told, and has neither.
+    other = posterior["a"].copy()
+    other[2, 5] = np.nan
+    tree["posterior"] = xarray.DataTree(posterior.assign(other=other))
+    dist = mp.distribution(tree.chunk(draw=4_096), ["a", "other"])
+    with dask.config.set(scheduler="synchronous"), pytest.warns(UserWarning, match="other at 1 of 32768 draws"):
+        assert dist.pdf(at[:2]).status[3:] == ("undefined",) * 3
+    with dask.config.set(scheduler="synchronous"), pytest.warns(UserWarning, match="other at 1 of 32768 draws"):
+        assert dist.interval(0.8, "hdi").status[2:] == ("undefined",) * 2
 
 
 @pytest.mark.usefixtures("small", "nothing_whole")

@@ -56,15 +56,8 @@ class Field(NamedTuple):
         self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"], ess: float
     ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
         """Return E[v·∇h | h = t] by a regression on the splines, and its standard error for so many effective draws."""
-        real = counts > 0
-        basis = spline_basis(knots_of(self.value[real]))
-        design, root = basis(self.value[real])[0], np.sqrt(counts[real])
-        found = np.linalg.lstsq(design * root[:, None], self.along[real] * root, rcond=None)[0]
-        left = self.along[real] - design @ found
-        scatter = np.linalg.pinv((design * counts[real, None]).T @ design)
-        inside = basis(at)[0]
-        variance = counts[real] @ left**2 / ess * np.einsum("tq,qr,tr->t", inside, scatter, inside)
-        return inside @ found, np.sqrt(variance)
+        found = Conditional.of(self, counts)
+        return found.at(at), found.error(at, ess)
 
     def steps(self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
         """Return for each threshold t a control that has the step of 1{h ≤ t}; zero on padding."""
@@ -76,8 +69,10 @@ class Field(NamedTuple):
         See Chen, Goldstein and Shao (2011, *Normal Approximation by Stein's Method*, chapter 2).
         """
         x, t, inside = normal.deviates(self.value, at)
-        # √(2π) e^(x²/2) Φ(min) Φ(−max), in logarithms: its factors overflow and vanish from 38 sd on.
-        g = np.sqrt(2 * np.pi) * np.exp(0.5 * x**2 + log_ndtr(np.minimum(x, t)) + log_ndtr(-np.maximum(x, t)))
+        # √(2π) e^(x²/2) Φ(min) Φ(−max), in logarithms: its factors overflow and vanish from 38 sd on. Those of minima
+        # are the minima of logarithms, of which there are fewer: most of the time went there.
+        below, above = np.minimum(log_ndtr(x), log_ndtr(t)), np.minimum(log_ndtr(-x), log_ndtr(-t))
+        g = np.sqrt(2 * np.pi) * np.exp(0.5 * x**2 + below + above)
         slope = x * g + (self.value[:, None] <= at) - ndtr(t)
         return self._control(g, np.where(inside, slope, 0.0), normal.sd)
 
@@ -86,13 +81,17 @@ class Field(NamedTuple):
 
         As in `steps_of`, of the equation g′ − xg = x 1{x > t} − φ(t).
         """
-        normal = self.as_normal(counts)
+        return self.ramps_of(self.as_normal(counts), at) * (counts > 0)[:, None]
+
+    def ramps_of(self, normal: "Normal", at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
+        """Return the same with another normal density."""
         x, t, inside = normal.deviates(self.value, at)
         above = self.value[:, None] > at
         # √(2π) φ(t) e^(x²/2) times Φ(−x) above t, and −Φ(x) below: no factor overflows by itself.
-        g = np.exp(0.5 * (x**2 - t**2) + log_ndtr(np.where(above, -x, x))) * np.where(above, 1.0, -1.0) - above
+        tail = np.where(above, log_ndtr(-x), log_ndtr(x))
+        g = np.exp(0.5 * (x**2 - t**2) + tail) * np.where(above, 1.0, -1.0) - above
         slope = x * g + x * above - np.exp(-0.5 * t**2) / np.sqrt(2 * np.pi)
-        return self._control(g, np.where(inside, slope, 0.0), normal.sd) * (counts > 0)[:, None]
+        return self._control(g, np.where(inside, slope, 0.0), normal.sd)
 
     def as_normal(self, counts: Float[np.ndarray, " m"]) -> "Normal":
         """Return the normal density that the field implies: of mean E(h − c) and variance |E v·∇h|."""
@@ -103,6 +102,46 @@ class Field(NamedTuple):
 
     def _control(self, g: np.ndarray, slope: np.ndarray, sd: float) -> Float[np.ndarray, "m t"]:
         return slope * (self.along / sd)[:, None] + g * self.control[:, None]
+
+
+class Conditional(NamedTuple):
+    """E[v·∇h | h] by a regression on splines of h.
+
+    inverse : of the mean products of the splines. left : mean square of what the regression leaves.
+    """
+
+    knots: Float[np.ndarray, " t"]
+    coefficients: Float[np.ndarray, " q"]
+    inverse: Float[np.ndarray, "q q"]
+    left: float
+
+    @classmethod
+    def of(cls, field: Field, counts: Float[np.ndarray, " m"]) -> "Conditional":
+        """Return the regression at some states, by how often each is there."""
+        real = counts > 0
+        shares, knots = counts[real] / counts.sum(), knots_of(field.value[real])
+        design, root, along = spline_basis(knots)(field.value[real])[0], np.sqrt(shares), field.along[real]
+        found = np.linalg.lstsq(design * root[:, None], along * root, rcond=None)[0]
+        inverse = np.linalg.pinv((design * shares[:, None]).T @ design)
+        return cls(knots, found, inverse, float(shares @ (along - design @ found) ** 2))
+
+    def at(self, h: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
+        """Return the mean of v·∇h where h has these values."""
+        return self.basis(h) @ self.coefficients
+
+    def error(self, h: Float[np.ndarray, " t"], ess: float) -> Float[np.ndarray, " t"]:
+        """Return the standard error there, of so many effective draws."""
+        inside = self.basis(h)
+        return np.sqrt(self.left / ess * np.einsum("tq,qr,tr->t", inside, self.inverse, inside))
+
+    def influence(self, field: Field, h: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
+        """Return what each state adds to the mean there: over other draws the mean of this is what `at` has to move."""
+        left = field.along - self.at(field.value)
+        return left[:, None] * (self.basis(field.value) @ (self.inverse @ self.basis(h).T))
+
+    def basis(self, h: Float[np.ndarray, " t"]) -> Float[np.ndarray, "t q"]:
+        """Return the splines."""
+        return spline_basis(self.knots)(h)[0]
 
 
 class Normal(NamedTuple):
@@ -152,21 +191,52 @@ def _splines(knots: tuple[float, ...]) -> tuple[BSpline, BSpline]:
     return spline, spline.derivative()
 
 
+class Polynomial(NamedTuple):
+    """A polynomial of a few coordinates: one of them itself, or what stands for a quantity.
+
+    places : (r,) of the coordinates. terms : (k, r) exponents, those of lower degree first, with all that divide one.
+    weights : (k,).
+    """
+
+    places: Int[np.ndarray, " r"]
+    terms: Int[np.ndarray, "k r"]
+    weights: Float[np.ndarray, " k"]
+
+    @classmethod
+    def coordinate(cls, j: int, sign: float = 1.0) -> "Polynomial":
+        """Return a coordinate itself, or its negative."""
+        return cls(np.array([j]), _monomials(1, 1), np.array([0.0, sign]))
+
+    def at(self, draws: Float[np.ndarray, "m d"]) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, "m r"]]:
+        """Return the values at some draws, and the derivatives by the coordinates."""
+        basis, place = _powers(draws[:, self.places], self.terms), {tuple(t): k for k, t in enumerate(self.terms)}
+        slopes = np.zeros((len(draws), len(self.places)))
+        for k in range(len(self.places)):
+            # The derivative of a monomial is another, to a factor.
+            of = np.flatnonzero(self.terms[:, k])
+            lower = self.terms[of] - np.eye(len(self.places), dtype=int)[k]
+            slopes[:, k] = basis[:, [place[tuple(t)] for t in lower]] @ (self.terms[of, k] * self.weights[of])
+        return basis @ self.weights, slopes
+
+
 @dataclass(frozen=True, eq=False)
 class FunctionsOf(AbstractFamily):
-    """Controls φ_g of functions g of one coordinate, along a field that is known: splines, and the steps of events.
+    """Controls φ_g of functions g of one quantity, along a field that is known: splines, and the steps of events.
 
     families, coefficients : (q,) the field v, that of the control of these families which these coefficients make.
-    place : of the coordinate. knots : (t,) of the splines. steps : (s,) thresholds of the coordinate, and `normal` what
-        it is compared to there.
-    names : of the quantities that are functions of the coordinate. uses : (k, s) the steps that each has.
+    places, terms, weights : the quantity, as in `Polynomial`.
+    knots : (t,) of the splines. steps : (s,) thresholds of the quantity, and `normal` what it is compared to there.
+    names : of the integrands that are functions of the quantity. uses : (k, s) the steps that each has.
     jumps : (k,) how many of them may be elsewhere between two draws.
     fine : whether the splines refine those of another family before it.
+    ramps : whether steps are those of densities, as in `Field.ramps`.
     """
 
     families: tuple[AbstractFamily, ...]
     coefficients: Float[np.ndarray, " q"]
-    place: int
+    places: Int[np.ndarray, " r"]
+    terms: Int[np.ndarray, "m r"]
+    weights: Float[np.ndarray, " m"]
     knots: Float[np.ndarray, " t"]
     steps: Float[np.ndarray, " s"]
     normal: tuple[float, float]
@@ -174,6 +244,7 @@ class FunctionsOf(AbstractFamily):
     uses: Bool[np.ndarray, "k s"]
     jumps: Int[np.ndarray, " k"]
     fine: bool
+    ramps: bool = False
 
     @property
     def serves(self) -> tuple[str, ...]:
@@ -193,12 +264,11 @@ class FunctionsOf(AbstractFamily):
 
     def controls_along(self, field: Field) -> Float[np.ndarray, "b q"]:
         """Return the controls at states where the field is known."""
-        return np.concatenate(
-            [field.steps_of(Normal(*self.normal), self.steps), field.splines_between(self.knots)], axis=1
-        )
+        steps = field.ramps_of if self.ramps else field.steps_of
+        return np.concatenate([steps(Normal(*self.normal), self.steps), field.splines_between(self.knots)], axis=1)
 
     def field(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Field:
-        """Return the coordinate at some states, and what the field does there."""
+        """Return the quantity at some states, and what the field does there."""
         return fields_at([self], draws, scores)[0]
 
 
@@ -207,41 +277,58 @@ def fields_at(
 ) -> list[Field]:
     """Return the field of each at some states.
 
-    The controls that fields are made of are computed once: those of all coordinates are mostly the same, and there may
+    The controls that fields are made of are computed once: those of all quantities are mostly the same, and there may
     be hundreds of either.
     """
-    # Families compare by identity: of sums that were read from a file each is made anew, and nothing is shared.
+    # The coarse and the fine splines of a quantity have one field. Families compare by identity: of sums that were read
+    # from a file each is made anew, and nothing is shared.
+    keys = [(id(own.weights), id(own.coefficients)) for own in functions]
+    different = dict(zip(keys, functions, strict=True))
     controls: dict[tuple[AbstractFamily, ...], np.ndarray] = {}
-    known: dict[tuple[int, int], Field] = {}
-    for own in functions:
-        key = (own.place, id(own.coefficients))  # the coarse and the fine splines of a coordinate have one field
-        if key in known:
-            continue
+    parts, users = {}, dict[int, list[tuple[tuple[int, int], np.ndarray]]]()
+    for key, own in different.items():
         if own.families not in controls:
             controls[own.families] = controls_of(own.families, draws, scores)[:, 1:]
-        along, direction, end = np.zeros(len(draws)), np.eye(draws.shape[1])[own.place], 0
-        # v·∇h of a coordinate is v along it, and a control is affine in the score: see `AbstractFamily.along`.
-        for family in own.families:
-            which, values = family.along(draws, direction)
-            along += values @ own.coefficients[end + which]
-            end += family.size
-        known[key] = Field(draws[:, own.place], controls[own.families] @ own.coefficients, along)
-    return [known[own.place, id(own.coefficients)] for own in functions]
+        parts[key], slopes = Polynomial(own.places, own.terms, own.weights).at(draws)
+        for place, slope in zip(own.places.tolist(), slopes.T, strict=True):
+            users.setdefault(place, []).append((key, slope))
+    along = {key: np.zeros(len(draws)) for key in different}
+    # v·∇h is the sum of v along the coordinates, and a control is affine in the score: see `AbstractFamily.along`. Of
+    # one coordinate after the other, since what it needs may be as large as the controls.
+    for place, of in users.items():
+        direction, made = np.eye(draws.shape[1])[place], dict[AbstractFamily, tuple[np.ndarray, np.ndarray]]()
+        for key, slope in of:
+            own, end = different[key], 0
+            for family in own.families:
+                if family not in made:
+                    made[family] = family.along(draws, direction)
+                which, values = made[family]
+                along[key] += slope * (values @ own.coefficients[end + which])
+                end += family.size
+    fields = {
+        key: Field(parts[key], controls[own.families] @ own.coefficients, along[key]) for key, own in different.items()
+    }
+    return [fields[key] for key in keys]
 
 
 class Quantity(NamedTuple):
     """A function h of the draws whose gradient is known: a coordinate of the trace, or a polynomial of a few.
 
     value : (m,) at the states, zero on padding.
-    places : (r,) the coordinates that it depends on.
-    slopes : (m, r), or (1, r) where they are constant, derivatives by these coordinates in units of their scale.
+    slopes : (m, r), or (1, r) where they are constant, derivatives by the coordinates of the polynomial in units of
+        their scale.
     explained : R² of the quantity that it stands for; one for a coordinate.
     """
 
     value: Float[np.ndarray, " m"]
-    places: Int[np.ndarray, " r"]
+    polynomial: Polynomial
     slopes: Float[np.ndarray, "n r"]
     explained: float
+
+    @property
+    def places(self) -> Int[np.ndarray, " r"]:
+        """The coordinates that it depends on."""
+        return self.polynomial.places
 
     def directions(self, problem: Problem) -> Float[np.ndarray, "r d"]:
         """Return the gradients of its coordinates in those of a problem: of h it is slopes·directions."""
@@ -282,9 +369,12 @@ def coordinate_of(problem: Problem, lowest: Float[np.ndarray, " p"] | float = np
     return np.where(ratio.min(axis=0) < most, ratio.argmin(axis=0), -1)
 
 
-def coordinate(problem: Problem, j: int) -> Quantity:
-    """Return a coordinate of the trace, in units of its scale; `problem` is in the trace's own coordinates."""
-    return Quantity(_columns(problem, [j])[:, 0], np.array([j]), np.ones((1, 1)), 1.0)
+def coordinate(problem: Problem, j: int, sign: float = 1.0) -> Quantity:
+    """Return a coordinate of the trace, or its negative, in units of its scale.
+
+    problem : in the trace's own coordinates.
+    """
+    return Quantity(sign * _columns(problem, [j])[:, 0], Polynomial.coordinate(j, sign), np.full((1, 1), sign), 1.0)
 
 
 def _columns(problem: Problem, places: Sequence[int]) -> Float[np.ndarray, "m r"]:
@@ -362,19 +452,11 @@ def _surrogate(
     degree = max((k for k in (1, 2, 3) if comb(len(places) + k, k) <= enough), default=1)
     terms = _monomials(len(places), degree)
     basis, root = _powers(z, terms), np.sqrt(problem.counts)
-    found = np.linalg.lstsq(basis * root[:, None], f * root, rcond=None)[0]
-    value = np.where(real, basis @ found, 0.0)
+    found = Polynomial(np.array(places), terms, np.linalg.lstsq(basis * root[:, None], f * root, rcond=None)[0])
+    value, slopes = found.at(problem.draws)
+    value = np.where(real, value, 0.0)
     unexplained = problem.counts @ (f - value) ** 2 / problem.counts.sum()
-    if not unexplained < 1 - EXPLAINED:
-        return None
-    place = {tuple(term): k for k, term in enumerate(terms)}
-    slopes = np.zeros((len(z), len(places)))
-    for k in range(len(places)):
-        # The derivative of a monomial is another, to a factor.
-        of = np.flatnonzero(terms[:, k])
-        lower = terms[of] - np.eye(len(places), dtype=int)[k]
-        slopes[:, k] = basis[:, [place[tuple(term)] for term in lower]] @ (terms[of, k] * found[of])
-    return Quantity(value, np.array(places), slopes, 1 - unexplained)
+    return Quantity(value, found, slopes, 1 - unexplained) if unexplained < 1 - EXPLAINED else None
 
 
 def _monomials(number: int, degree: int) -> Int[np.ndarray, "q r"]:

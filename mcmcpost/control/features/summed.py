@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -169,6 +169,16 @@ class Features(NamedTuple):
             change[np.ix_(at, own)] = part
             same[own] = apart <= SAME * np.linalg.norm(ours[:, own], axis=0)
         return change, same
+
+
+@runtime_checkable
+class Transform(Protocol):
+    """Quantities (b, p) of other quantities (b, r), where draws and scores are known, on the worker that has them."""
+
+    def __call__(
+        self, values: Float[np.ndarray, "b r"], draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    ) -> Float[np.ndarray, "b p"]:
+        """Return them."""
 
 
 def check_same_features(features: Features, names: Sequence[str], coordinates: Sequence[str]) -> None:
