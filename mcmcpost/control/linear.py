@@ -20,8 +20,8 @@ from mcmcpost.control.method import ROUNDING, FoldFit, Refits
 from mcmcpost.control.moments import Moments, Outline
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import combined_error, plain_variance
-from mcmcpost.core.arrays import in_blocks, is_large
-from mcmcpost.core.errors import Status
+from mcmcpost.core.arrays import in_blocks, is_large, memory_of_machine
+from mcmcpost.core.errors import InputError, Status
 from mcmcpost.solve import PositiveMatrix, blas_threads, cholesky_factor
 
 DISTANCE = 1e-10
@@ -33,6 +33,9 @@ DISTANCE_FROM_SUMS = 1e-5
 CLEAR = 1e-3
 """The same from which sums of controls in memory make the basis: their factor is then right to 1e-10, as rounding of
 1e-16 over its square."""
+
+COPIES = 5
+"""Arrays of the size of the controls that are in memory at once where a basis is made of them."""
 
 NEED = 1.05
 """A larger family must lower the error variance by this factor, or the smaller one is kept."""
@@ -177,13 +180,24 @@ class LinearFits(NamedTuple):
 def linear_system(problem: Problem, families: Sequence[AbstractFamily]) -> LinearSystem:
     """Return the system of a problem, whose draws are looked at twice.
 
-    Controls of at most 32 MB are made orthonormal by a QR decomposition; larger ones by a Cholesky factor of their
-    sums, block by block, in memory of the order of (folds)·q².
+    Controls of at most 32 MB, or more than there are states, are made orthonormal by a QR decomposition; others by a
+    Cholesky factor of their sums, block by block, in memory of the order of (folds)·q².
+
+    Raises
+    ------
+    ValueError : that is more than the machine's memory, before anything is computed.
     """
-    width = 1 + sum(family.size for family in families)
+    width, rows = 1 + sum(family.size for family in families), len(problem.counts)
+    # Sums of more controls than states are larger than these: 400 GB for 0.05 with 400 parameters at degree two.
+    from_sums = is_large(rows * width) and width <= problem.num_states
+    needed = 8.0 * width * (problem.folds.num_folds * width if from_sums else COPIES * rows)
+    if needed > (memory := memory_of_machine()):
+        got = f"{width - 1} features at {problem.num_states} states, {needed / 1e9:.0f} GB of {memory / 1e9:.0f} GB"
+        cure = 'Use a lower degree, max_interaction=1 or method="auto".'
+        raise InputError("Control variate", "features that fit into memory", got, cure)
     # The work m·w² is that of a square matrix of this order.
-    with blas_threads(np.cbrt(float(len(problem.counts)) * width * width)):
-        if is_large(len(problem.counts) * width):
+    with blas_threads(np.cbrt(float(rows) * width * width)):
+        if from_sums:
             return _system_from_sums(problem, tuple(families))
         return _system_in_memory(problem, tuple(families))
 

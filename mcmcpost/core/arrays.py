@@ -90,7 +90,7 @@ def read_chunks(source: Any, dtype: np.dtype | type) -> np.ndarray:
     ------
     ValueError : it is larger than the machine's memory, before anything is read.
     """
-    size, memory = math.prod(source.shape) * np.dtype(dtype).itemsize, _memory()
+    size, memory = math.prod(source.shape) * np.dtype(dtype).itemsize, memory_of_machine()
     if size > memory:
         got = f"an array of {size / 1e9:.1f} GB, and {memory / 1e9:.1f} GB of memory"
         cure = 'Thin the draws, tree.isel(draw=slice(None, None, 10)), or use method="auto", which sums over chunks.'
@@ -103,7 +103,7 @@ def read_chunks(source: Any, dtype: np.dtype | type) -> np.ndarray:
     return whole
 
 
-def _memory() -> float:
+def memory_of_machine() -> float:
     """Return the bytes of memory of the machine; infinite where the system does not say."""
     if not hasattr(os, "sysconf"):
         return math.inf

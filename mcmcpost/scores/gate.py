@@ -82,6 +82,9 @@ def diagnose(
     """
     own = np.maximum(np.abs(z_mean), np.abs(np.diag(z_product)))
     failing = own > threshold
+    # First: scores of the draw before, in a chain with memory, can look as if they lacked a log-Jacobian.
+    if failing.any() and not apart.any() and (rows := _rows(trace, threshold)) is not None:
+        return rows
     # Chains that have not met fail these tests with correct scores: then only a gross failure is called a mistake.
     needed = threshold * (_UNCONVERGED_FACTOR if apart.any() else 1.0)
     suspects = [int(j) for j in np.flatnonzero(own > needed)[:_MOST_DIAGNOSED]]
@@ -95,7 +98,8 @@ def diagnose(
             bounded.append(j)
     # What single coordinates do not explain may be common to all: another order, or one factor.
     if sum(map(len, mistakes.values())) < len(suspects):
-        common = _order(trace, failing, threshold) or _scale(trace, failing & (np.abs(z_mean) <= threshold), threshold)
+        centred = failing & (np.abs(z_mean) <= threshold)
+        common = _order(trace, failing, threshold) or _unrelated(trace, threshold) or _scale(trace, centred, threshold)
         if common is not None:
             return common
     if mistakes:
@@ -168,6 +172,55 @@ def _order(trace: Trace, failing: Bool[np.ndarray, " d"], threshold: float) -> F
         f"Score gate: the scores are in another order than the draws: the score of {pairs}. Order both alike; a"
         " flattened dict is sorted by key, a NumPyro trace follows the program.",
     )
+
+
+_FURTHEST = 3
+"""Draws by which scores are looked for before and after their own."""
+
+
+def _rows(trace: Trace, threshold: float) -> Finding | None:
+    """Recognise scores in another order of draws: they go with other draws better than with their own.
+
+    Scores that are a function of their own draw, right or wrong, vary most with that draw.
+    """
+    # A few coordinates of many tell, since what is wrong with rows is common to all.
+    columns = slice(_MOST_DIAGNOSED)
+    x, s = trace.draws[..., columns] - trace.draws[..., columns].mean((0, 1)), trace.scores[..., columns]
+    if (np.ptp(s, axis=(0, 1)) == 0).any():
+        return None
+    found = {}
+
+    def compare(text: str, x: np.ndarray, other: np.ndarray, own: np.ndarray) -> None:
+        z = z_zero_mean(np.concatenate([x * other + 1, x * (own - other)], -1))
+        right, nearer = np.abs(z[: len(z) // 2]), z[len(z) // 2 :]
+        # All must be right, and one of them with certainty more than beside their own draw.
+        if right.max() <= REPAIR_LIMIT and nearer.max() > threshold:
+            found[text] = right.max()
+
+    compare("in the opposite order of draws", x, s[:, ::-1], s)
+    for step in range(1, min(_FURTHEST, x.shape[1] - 4) + 1):
+        count = f"those of {step} draw{'s' * (step > 1)}"
+        compare(f"{count} before the one that they stand beside", x[:, :-step], s[:, step:], s[:, :-step])
+        compare(f"{count} after the one that they stand beside", x[:, step:], s[:, :-step], s[:, step:])
+    if found:
+        return _misplaced(min(found, key=found.__getitem__))
+    return None
+
+
+def _unrelated(trace: Trace, threshold: float) -> Finding | None:
+    """Recognise scores of quite other draws, with which products vanish where they should be −1."""
+    x, s = trace.draws - trace.draws.mean((0, 1)), trace.scores
+    if (np.ptp(s, axis=(0, 1)) == 0).any():
+        return None  # constant scores have such products, and another message
+    zero, minus_one = np.abs(z_zero_mean(x * s)), np.abs(z_zero_mean(x * s + 1))
+    if (minus_one <= 2 * threshold).any() or np.maximum(zero, np.abs(z_zero_mean(s))).max() > threshold:
+        return None
+    return _misplaced("not of the draws that they stand beside: they do not change with them")
+
+
+def _misplaced(where: str) -> Finding:
+    cure = "Store each draw with its own gradient, both thinned and ordered alike."
+    return Finding("error", "rows", f"Score gate: the scores are {where}. {cure}")
 
 
 def _no_gain(names: tuple[str, ...], which: Bool[np.ndarray, " d"], pattern: str, cause: str) -> Finding:
@@ -247,8 +300,8 @@ class ScoreCheck(NamedTuple):
     """The result of the score gate.
 
     verdict : "pass", "warn" or "error".
-    pattern : None, "nonfinite", "rounded", "sign", "jacobian", "constrained", "order", "scale", "constant", "boundary",
-        "not_converged", "too_few_draws", "log_density" or "unknown".
+    pattern : None, "nonfinite", "rounded", "sign", "jacobian", "constrained", "order", "rows", "scale", "constant",
+        "boundary", "not_converged", "too_few_draws", "log_density" or "unknown".
     message : one sentence with the cause, the coordinates and the cure; empty for a pass.
     z_mean : (d,) normal equivalents of the tests of E[s] = 0; NaN where not tested.
     z_product : (d, d) the same for E[(x_i − x̄_i) s_j] = −δ_ij; NaN where not tested.

@@ -222,7 +222,12 @@ def sample_dataset(variables: Mapping[str, np.ndarray]) -> "xarray.Dataset":
     check_names("Variables", {name: array.shape[2:] for name, array in variables.items()})
     # Its attributes would say that ArviZ made the variables, with a time that makes equal trees
     # differ.
-    return arviz_base.dict_to_dataset(dict(variables), check_conventions=False).drop_attrs()
+    dataset = arviz_base.dict_to_dataset(dict(variables), check_conventions=False)
+    # In place, on a dataset that is new: `drop_attrs` merges all variables anew for each of them, minutes of 3,000.
+    dataset.attrs = {}
+    for variable in dataset.variables.values():
+        variable.attrs = {}
+    return dataset
 
 
 SAMPLE_DIMS = ("chain", "draw")

@@ -297,3 +297,12 @@ def test_a_plain_mean_of_few_draws_that_missed_a_tail_contradicts_nothing(rng):
     exact = [each.mean[0] for each in found if each.status[0] is Status.EXACT]
     assert len(exact) > 40
     np.testing.assert_allclose(exact, 15.0, rtol=1e-6)
+
+
+def test_a_plain_mean_of_few_effective_draws_without_a_tail_contradicts(rng):
+    """A Gaussian has no tail that 40 effective draws could have missed by three standard deviations."""
+    x = ar1(rng, (4, 100, 1), 0.8)
+    result = estimate(make_trace(x, 3 - x), x, ZeroVariance(1))
+    assert 25 < (result.sd[0] / result.mcse_plain[0]) ** 2 < 100
+    assert result.status == (Status.BAD_SCORES,)
+    np.testing.assert_array_equal(result.mean, result.mean_plain)

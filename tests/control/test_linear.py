@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from control_cases import ar1, estimate, gaussian_trace
 
+import mcmcpost.control.linear
 from mcmcpost.control import Auto, Subsets, ZeroVariance
 from mcmcpost.control.features.families import controls_of, polynomials
 from mcmcpost.control.linear import LinearFits, Part, Solver, linear_system
 from mcmcpost.control.moments import Moments
 from mcmcpost.control.problem import make_problem
-from mcmcpost.core.errors import Status
+from mcmcpost.core.errors import InputError, Status
 from mcmcpost.trace import make_trace
 
 
@@ -167,3 +168,21 @@ def test_scores_of_more_coordinates_than_draws_are_tried_by_ridge(rng):
     assert [tried["method"] for tried in found.info["tried"]] == ["ZeroVariance(degree=1)"]
     assert found.info["tried"][0]["penalty"] == "Ridge"
     assert abs(found.mean[0]) < 4 * found.mcse[0]
+
+
+def test_more_controls_than_states_are_not_summed(rng, monkeypatch):
+    """Sums of 80,600 controls at 80 states took 400 GB, where the controls have 0.05."""
+    x = rng.normal(size=(4, 5, 6))
+    trace, f = make_trace(x, -x), np.cos(x[..., :1])
+    expected = estimate(trace, f, ZeroVariance(2))
+    monkeypatch.setattr(mcmcpost.control.linear, "is_large", lambda _: True)
+    monkeypatch.setattr(mcmcpost.control.linear, "_system_from_sums", None)
+    found = estimate(trace, f, ZeroVariance(2))
+    np.testing.assert_array_equal([found.mean, found.mcse], [expected.mean, expected.mcse])
+
+
+def test_controls_that_do_not_fit_into_memory_are_refused_before_the_work(rng, monkeypatch):
+    x = rng.normal(size=(4, 50, 6))
+    monkeypatch.setattr(mcmcpost.control.linear, "memory_of_machine", lambda: 1e4)
+    with pytest.raises(InputError, match=r"27 features at 200 states.*lower degree"):
+        estimate(make_trace(x, -x), x[..., :1], ZeroVariance(2))

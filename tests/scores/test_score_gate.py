@@ -17,6 +17,13 @@ def gaussian(rng, c, n):
     return x, -x
 
 
+def with_memory(rng, c, n):
+    x = rng.normal(size=(c, n, 3))
+    for i in range(1, n):
+        x[:, i] = 0.6 * x[:, i - 1] + 0.8 * x[:, i]
+    return x, -x
+
+
 def correlated(rng, c, n):
     root = np.array([[1, 0, 0], [0.95, 0.3, 0], [0.5, -0.8, 0.2]])
     x = rng.normal(size=(c, n, 3)) @ root.T
@@ -97,6 +104,10 @@ MISTAKES = {
     "order of coordinates": lambda rng, c, n: (lambda x, s: (x * [1, 2, 3], s[..., [1, 2, 0]] / [2, 3, 1]))(
         *gaussian(rng, c, n)
     ),
+    "rows of the draw before": lambda rng, c, n: (lambda x, s: (x[:, 1:], s[:, :-1]))(*with_memory(rng, c, n)),
+    "rows of two draws after": lambda rng, c, n: (lambda x, s: (x[:, :-2], s[:, 2:]))(*log_gamma(rng, c, n)),
+    "rows the other way round": lambda rng, c, n: (lambda x, s: (x, s[:, ::-1]))(*correlated(rng, c, n)),
+    "rows of other draws": lambda rng, c, n: (lambda x, s: (x, rng.permuted(s, axis=1)))(*gaussian(rng, c, n)),
 }
 
 
@@ -105,9 +116,28 @@ def test_known_mistakes_are_named(rng, mistake):
     check = check_scores(make_trace(*MISTAKES[mistake](rng, 4, 1000)))
     assert (check.verdict, check.pattern) == ("error", mistake.split()[0])
     assert max(np.abs(check.z_mean).max(), np.abs(check.z_product).max()) > check.threshold
-    words = {"sign": "wrong sign", "jacobian": "log-Jacobian", "constrained": "θ", "order": "order"}
+    words = {"sign": "wrong sign", "jacobian": "log-Jacobian", "constrained": "θ", "order": "order", "rows": "draw"}
     assert words[check.pattern] in check.message
-    assert "x[1]" in check.message or check.z_mean.shape == (1,)
+    assert "x[1]" in check.message or check.z_mean.shape == (1,) or check.pattern == "rows"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("rows of the draw before", "those of 1 draw before the one that they stand beside"),
+        ("rows of two draws after", "those of 2 draws after the one that they stand beside"),
+        ("rows the other way round", "in the opposite order"),
+        ("rows of other draws", "not of the draws that they stand beside"),
+    ],
+)
+def test_it_is_told_how_the_rows_of_scores_are_out_of_order(rng, mistake, words):
+    assert words in check_scores(make_trace(*MISTAKES[mistake](rng, 4, 1000))).message
+
+
+def test_scores_that_are_too_large_are_not_taken_for_those_of_other_draws(rng):
+    """Twice the scores are right two or three draws later, where half of a chain's memory has faded."""
+    x, s = with_memory(rng, 4, 1000)
+    assert check_scores(make_trace(x, s / 0.6)).pattern == "scale"
 
 
 def test_only_the_wrong_coordinate_is_named(rng):
