@@ -59,10 +59,10 @@ FIRST_NODES, NUM_NODES = 2, 4
 """Gauss–Legendre nodes of the path from a fitted normal, which is short and nowhere steep: at a first look, and where
 the path may be the answer. Kronrod's are one more each."""
 
-HOPE = 2.0
+HOPE = 5.0
 """Error of the path with polynomials alone, in units of the smallest of the other bridges, up to which a kernel is
-tried on it. The kernel made it 1.7 times smaller for eight schools, where it is 2.9 times that of the answer, and five
-to seven times for two regressions of six parameters, where it is the answer."""
+tried on it. The kernel makes it about five times smaller for regressions of three and six parameters, of which it then
+is the answer to the former; for eight schools, at ten to twenty of these units, 1.7 times."""
 
 QUADRATIC = 2
 """Degree from which the control variate removes the errors of the fitted moments, which both halves share."""
