@@ -267,11 +267,11 @@ def bridge_evidence(
     """Estimate the log evidence from posterior draws alone, in seconds, by bridge sampling with control variates.
 
     A density fitted to the earlier half of each chain is the bridge for the later half, and conversely: a normal, bent
-    where the draws are skew or where the mean or scale of a coordinate depends on another. The warp-III and the fitted
-    bridge, the latter with control variates, and the controlled path from the normal to the posterior share the draws;
-    the value is that of the smallest honest error, and the others are beside it. It works well where the posterior has
-    one mode; the effective draws in the overlap tell. docs/methods/bridge.md; see
-    `mcmcpost.evidence.estimate_from_posterior`.
+    where the draws are skew or where the mean or scale of a coordinate depends on another. It is fitted again to the
+    draws and its first proposals together. The warp-III and the fitted bridge, the latter with control variates, and
+    the controlled path from the normal to the posterior share the draws; the value is that of the smallest honest
+    error, and the others are beside it. It works well where the posterior has one mode; the effective draws in the
+    overlap tell. docs/methods/bridge.md; see `mcmcpost.evidence.estimate_from_posterior`.
 
     Parameters
     ----------
@@ -282,11 +282,13 @@ def bridge_evidence(
     logdensity_fn : instead of a model, the log density of one unconstrained draw, log-Jacobian included. A constant
         that it leaves out is missing from the evidence too, and an improper prior is not detected.
     key : JAX key of the proposals.
-    method : control variate of the bridge, a name in `METHODS` or an object. ``"auto"`` chooses among linear families,
-        ``mp.Auto()`` with kernels too. ``"plain"`` needs no gradient, and gives the two plain bridges alone.
+    method : control variate of the bridge's mean over the draws, a name in `METHODS` or an object. ``"auto"`` chooses
+        among linear families, ``mp.Auto()`` with kernels too. ``"plain"`` needs no gradient, and gives the two plain
+        bridges alone.
     degree : of the polynomials of the controlled path; chosen by its honest error by default. Zero leaves the path out.
-    num_proposals : draws of the fitted density for each half of the draws, each with two evaluations of the log
-        density; by default eight for each draw, at most 20,000 or as many as draws. Fewer where the density is dear.
+    num_proposals : draws of the fitted density for each half of the draws, after as many evaluations of the log density
+        to fit it again; by default 16 for each draw, at most 20,000 or as many as draws. Fewer where the density is
+        dear.
     allow_bad_scores : go on although the model is not the density of the draws.
 
     Returns

@@ -1,16 +1,16 @@
 """Bridge sampling: the log evidence from posterior draws and a density fitted to other draws of the same trace."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
+from scipy.linalg import solve
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from mcmcpost.control import AbstractControlVariate, Options, PlainMean, Sample, estimate_expectations
+from mcmcpost.control import NEED, AbstractControlVariate, Options, PlainMean, Sample, estimate_expectations
 from mcmcpost.core.arguments import as_float64, as_labels, check_count, check_flags, check_function, check_key
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, Status
@@ -19,33 +19,39 @@ from mcmcpost.core.precision import tell_single
 from mcmcpost.evidence.ladder import EvidenceEstimate
 from mcmcpost.evidence.warp import Warp, as_warp, fit_normal, fit_warp
 from mcmcpost.scores import check_scalar, disagreeing, effective_size
+from mcmcpost.stein import num_polynomial_features, polynomial_exponents
 from mcmcpost.trace import make_trace
 
 BATCH_SIZE = 1024
 """Points at which the log density is evaluated together."""
 
 
-def log_densities(
-    where: str, logdensity_fn: Callable[[Array], Array], points: Float[np.ndarray, "n d"]
-) -> Float[np.ndarray, " n"]:
-    """Return the log density at every point; all calls share one compiled program.
+def checked_density(
+    where: str, logdensity_fn: Callable[[Array], Array], d: int
+) -> Callable[[Float[np.ndarray, "n d"]], Float[np.ndarray, " n"]]:
+    """Return a function of points (n, d) that is the log density at each; all its calls share one compiled program.
 
     Raises
     ------
-    ValueError : it is not a scalar, or NaN or +∞ somewhere. −∞, outside the support, is kept.
+    ValueError : it is not a scalar, at once, or NaN or +∞ somewhere. −∞, outside the support, is kept.
     """
-    check_scalar(where, logdensity_fn, points.shape[-1])
-    # Full blocks: the numbers of draws and of proposals differ, and each would compile a program of
-    # its own.
-    found = map_rows(logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True, progress="densities")
-    tell_single(where, found)
-    return check_values(where, found.astype(float), points)
+    # Once and not at every call: it traces the model, which took a tenth of a bridge of eight schools.
+    check_scalar(where, logdensity_fn, d)
+
+    def density(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+        # Full blocks: the numbers of draws and of proposals differ, and each would compile a program
+        # of its own.
+        found = map_rows(logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True, progress="densities")
+        tell_single(where, found)
+        return check_values(where, found.astype(float), points)
+
+    return density
 
 
 def check_values(
     where: str, values: Float[np.ndarray, " n"], points: Float[np.ndarray, "n d"]
 ) -> Float[np.ndarray, " n"]:
-    """Return log densities as they are; see `log_densities` for those that are refused."""
+    """Return log densities as they are; see `checked_density` for those that are refused."""
     bad = np.isnan(values) | (values == np.inf)
     if bad.any():
         raise InputError(
@@ -77,8 +83,8 @@ class Half(NamedTuple):
     draws : (c, n, d). rows : which of each chain they are. weights : of these draws, None where they are equal.
     warp : of the proposal g, standard normals to draws of g.
     standard : (cn + m, d) the draws, then m draws of g, in the coordinates in which g is standard normal.
-    log_ratio : (cn + m,) log q − log g there. mirrored : (cn + m,) the same for the density averaged over z and its
-        mirror image −z in these coordinates (warp-III); None where it was not asked for.
+    log_ratio : (cn + m,) log q − log g there. image : (cn + m,) the same at the mirror images −z in these coordinates;
+        None where they were not asked for.
     ess : median effective sample size of the draws over the coordinates, at least one.
     """
 
@@ -88,8 +94,16 @@ class Half(NamedTuple):
     warp: Warp
     standard: Float[np.ndarray, " r d"]
     log_ratio: Float[np.ndarray, " r"]
-    mirrored: Float[np.ndarray, " r"] | None
+    image: Float[np.ndarray, " r"] | None
     ess: float
+
+    @property
+    def mirrored(self) -> Float[np.ndarray, " r"]:
+        """Return log q − log g of the density averaged over z and its mirror image (warp-III)."""
+        assert self.image is not None
+        # g is symmetric in z, so that the posterior averaged over ±z has the ratio (r(z) + r(−z))/2
+        # to it. All skewness of what the map has left is gone, at twice the evaluations.
+        return np.logaddexp(self.log_ratio, self.image) - np.log(2.0)
 
     def split(self, rows: Float[np.ndarray, "r ..."]) -> tuple[np.ndarray, np.ndarray]:
         """Return what belongs to the draws, (c, n, ...), and to the proposals, (m, ...)."""
@@ -183,7 +197,7 @@ def bridge_sampling(
     check_flags(WHERE, symmetric=symmetric)
     if too_few(points):
         return no_bridge(points)
-    density = partial(log_densities, WHERE, logdensity_fn)
+    density = checked_density(WHERE, logdensity_fn, points.shape[-1])
     halves = evaluate_halves(density, points, labels, key, symmetric=symmetric, num_proposals=num_proposals)
     return refuse_drift(plain_bridge(halves, symmetric=symmetric), points, labels)
 
@@ -217,24 +231,92 @@ def evaluate_halves(
     one, other = (_part(points, weights, rows) for rows in half_rows(points.shape[1], weights))
     found = []
     for (fit, use), k in zip(((one, other), (other, one)), jax.random.split(key), strict=True):
-        drawn, fitted = use.draws.reshape(-1, d), _equal(fit.draws, fit.weights)
+        fitted = _equal(fit.draws, fit.weights)
         warp = fit_warp(WHERE, fitted, names, fit.ess) if bent else as_warp(fit_normal(WHERE, fitted, names))
-        proposed = np.asarray(jax.random.normal(k, (num_proposals or len(drawn), d), float))
-        # Draws before proposals: `Half.split` relies on this order.
-        standard = np.concatenate([warp.standardise(drawn), proposed])
-        at_draws = density(drawn) if known is None else known[:, use.rows].reshape(-1)
-        check_inside(at_draws)
-        values = np.concatenate([at_draws, density(warp.restore(proposed))])
-        ratio = values - warp.log_density(standard)
-        mirrored = None
-        if symmetric:
-            # Warp-III: g is symmetric in z, so that the posterior averaged over ±z has the ratio
-            # (r(z) + r(−z))/2 to it. All skewness of what the map has left is gone, at twice the
-            # evaluations.
-            image = density(warp.restore(-standard)) - warp.log_density(-standard)
-            mirrored = np.logaddexp(ratio, image) - np.log(2.0)
-        found.append(Half(use.draws, use.rows, use.weights, warp, standard, ratio, mirrored, use.ess))
+        number = num_proposals or use.draws.size // d
+        at_draws = None if known is None else known[:, use.rows].reshape(-1)
+        found.append(_evaluate(density, use, warp, k, number, at_draws, symmetric=symmetric))
     return found
+
+
+def refit_halves(
+    density: Callable[[np.ndarray], np.ndarray],
+    halves: list[Half],
+    names: tuple[str, ...],
+    key: jax.Array,
+    num_proposals: int,
+) -> list[Half]:
+    """Fit the map of each half again, to the draws that it was fitted to and to its first proposals, and bridge anew.
+
+    Proposals and draws are weighted to the posterior as draws of their mixture (`_pooled`), so that many proposals
+    count for as many more draws. None of them is among the draws that the map is then bridged to, nor among the new
+    proposals.
+
+    halves : of bent maps, with mirror images, which are proposals as well. num_proposals : new ones, for each half.
+    """
+    found = []
+    for half, fit, k in zip(halves, halves[::-1], jax.random.split(key), strict=True):
+        pool, ess = _pooled(half, fit)
+        at_draws, _ = half.split(half.log_ratio + half.warp.log_density(half.standard))
+        use = _Part(half.draws, half.rows, half.weights, half.ess)
+        warp = fit_warp(WHERE, pool, names, ess)
+        found.append(_evaluate(density, use, warp, k, num_proposals, at_draws.reshape(-1), symmetric=False))
+    return found
+
+
+def _pooled(half: Half, fit: Half) -> tuple[Float[np.ndarray, "r d"], float]:
+    """Return points for the posterior, of the draws of `fit` and the proposals of `half`, and their effective number.
+
+    The map of `half` was fitted to the draws of `fit`. As a draw of the mixture of ess draws of p and m of g, a point
+    has the weight p/(ess·p + m·g): at most that of a draw, wherever g is too small.
+    """
+    assert half.image is not None
+    z, d = half.warp.standardise(fit.draws.reshape(-1, fit.draws.shape[-1])), fit.draws.shape[-1]
+    at_draws, _ = fit.split(fit.log_ratio + fit.warp.log_density(fit.standard))
+    drawn = at_draws - half.warp.log_density(z).reshape(at_draws.shape)
+    proposed = np.concatenate([half.split(logs)[1] for logs in (half.log_ratio, half.image)])
+    # Of the fitted draws, not of those to be bridged, which would have a part in the map.
+    log_z = solve_bridge(drawn, proposed, fit.ess, fit.weights).value
+    if not np.isfinite(log_z):
+        return _equal(fit.draws, fit.weights), fit.ess
+    shift = np.log(fit.ess / len(proposed)) - log_z
+    each = fit.ess / drawn.size * (np.ones(drawn.shape) if fit.weights is None else fit.weights.values)
+    of_draws, of_proposals = (each * expit(drawn + shift)).reshape(-1), expit(proposed + shift)
+    weights = np.concatenate([of_draws, of_proposals])
+    # Draws that are autocorrelated count for fewer.
+    squares = (of_proposals**2).sum() + (of_draws**2).sum() * np.count_nonzero(of_draws) / fit.ess
+    g = half.split(half.standard)[1]
+    rows = np.concatenate([fit.draws.reshape(-1, d), half.warp.restore(np.concatenate([g, -g]))])
+    # Systematic resampling, as fits take points of equal weight.
+    steps = np.cumsum(weights)
+    chosen = np.searchsorted(steps, (np.arange(len(rows)) + 0.5) / len(rows) * steps[-1])
+    return rows[chosen], float(weights.sum() ** 2 / squares)
+
+
+def _evaluate(
+    density: Callable[[np.ndarray], np.ndarray],
+    use: "_Part",
+    warp: Warp,
+    key: jax.Array,
+    num_proposals: int,
+    at_draws: Float[np.ndarray, " r"] | None,
+    *,
+    symmetric: bool,
+) -> Half:
+    """Return half of the draws beside a map fitted to others. at_draws : log q at the draws, where it is known."""
+    d = use.draws.shape[-1]
+    drawn = use.draws.reshape(-1, d)
+    proposed = np.asarray(jax.random.normal(key, (num_proposals, d), float))
+    # Draws before proposals: `Half.split` relies on this order.
+    standard = np.concatenate([warp.standardise(drawn), proposed])
+    at_draws = density(drawn) if at_draws is None else at_draws
+    check_inside(at_draws)
+    size, mirrored = len(proposed), -standard if symmetric else standard[:0]
+    # In one call: what fills the last block is evaluated once.
+    values = density(warp.restore(np.concatenate([proposed, mirrored])))
+    ratio = np.concatenate([at_draws, values[:size]]) - warp.log_density(standard)
+    image = values[size:] - warp.log_density(mirrored) if symmetric else None
+    return Half(use.draws, use.rows, use.weights, warp, standard, ratio, image, use.ess)
 
 
 class _Part(NamedTuple):
@@ -281,7 +363,7 @@ def controlled_bridge(
     """Return the average of the bridges of both halves, both means of each with control variates.
 
     Z = E_g[q h]/E_p[g h] holds for every h. With h of the plain bridge, fixed, these are two expectations of bounded
-    functions, under two densities whose scores are known.
+    functions, that over the posterior with `method` and that over standard normals with polynomials (`normal_mean`).
 
     Parameters
     ----------
@@ -296,7 +378,6 @@ def controlled_bridge(
 
 def _solve(half: Half, symmetric: bool) -> Bridge:
     ratio = half.mirrored if symmetric else half.log_ratio
-    assert ratio is not None
     return solve_bridge(*half.split(ratio), half.ess, half.weights)
 
 
@@ -307,29 +388,86 @@ def _control(half: Half, bridge: Bridge, scores: Float[np.ndarray, "c n d"], met
     at_draws, at_proposals = half.split(half.log_ratio)
     proposed, drawn = _terms(at_draws, at_proposals, half.ess, bridge.value)
     z, g = half.split(half.standard)
-    # Proposals are independent: how they are laid out in chains matters to the folds only.
-    shape = z.shape if g.size == z.size else (1, *g.shape)
-    g = g.reshape(shape)
-    sides = (
-        (make_trace(z, pulled_scores(half, scores))._replace(weights=half.weights), drawn),
-        (make_trace(g, -g), proposed),
-    )
-    samples = [Sample.of(t, ("term",), f.reshape(*t.draws.shape[:2], 1)) for t, f in sides]
-    found = [estimate_expectations(sample, method, Options()) for sample in samples]
-    means = np.array([float(e.mean[0]) for e in found])
+    trace = make_trace(z, pulled_scores(half, scores))._replace(weights=half.weights)
+    found = estimate_expectations(Sample.of(trace, ("term",), drawn[..., None]), method, Options())
+    # Not by `method`: its error allows for autocorrelation and for tails that chains have not visited,
+    # so that of independent proposals it refused gains in variance of a third.
+    over_proposals = normal_mean(g, proposed)
+    means = np.array([float(found.mean[0]), over_proposals.value])
     # f₁ and f₂ are positive, but a controlled mean need not be where the densities hardly overlap,
     # and it has no logarithm then.
     if not (means > 0).all():
         return bridge
-    errors = [float(e.mcse[0]) / mean for e, mean in zip(found, means, strict=True)]
+    errors = np.array([float(found.mcse[0]), over_proposals.mcse]) / means
     return bridge._replace(
         # log Z = log Z₀ + log E_g[f₁] − log E_p[f₂]; the two sides share no draw, so that their
         # errors add in squares.
         value=bridge.value + float(np.log(means[1] / means[0])),
         mcse=float(np.hypot(*errors)),
-        drawn_error=errors[0],
-        controls=(found[0].method[0], found[1].method[0]),
+        drawn_error=float(errors[0]),
+        controls=(found.method[0], over_proposals.control),
     )
+
+
+MOST_POLYNOMIALS, PROPOSALS_PER_POLYNOMIAL, NUM_FOLDS, MOST_DEGREES = 1_000, 20, 4, 12
+"""Polynomials of the mean over the proposals, at most, half of it above degree two: 1,000 of 20,000 proposals take two
+seconds, which 819 of degree two are worth (hierarchical model, a third of the error) and 1,000 of degree four were not
+(eight schools, a twentieth)."""
+
+
+class NormalMean(NamedTuple):
+    """Mean of a function of standard normals, its standard error, and the control variate that it has."""
+
+    value: float
+    mcse: float
+    control: str
+
+
+def normal_mean(standard: Float[np.ndarray, "m d"], values: Float[np.ndarray, " m"]) -> NormalMean:
+    """Return the mean of a function of independent standard normals, controlled by Hermite polynomials in them.
+
+    These have the mean zero. Coefficients are of least squares on the other folds, so that the mean of what is left is
+    unbiased; the degree is the one that leaves least, a higher one by `NEED`.
+    """
+    m, d = standard.shape
+    sizes = [num_polynomial_features(d, k) * (1 if k <= 2 else 2) for k in range(MOST_DEGREES + 1)]
+    degree = max(k for k, size in enumerate(sizes) if size <= min(MOST_POLYNOMIALS, m // PROPOSALS_PER_POLYNOMIAL))
+    best, control = values - values.mean(), PlainMean().label
+    least, found = float(best @ best), values
+    if degree == 0 or not least > 0:
+        return NormalMean(float(values.mean()), float(np.sqrt(least) / m), control)
+    exponents = polynomial_exponents(d, degree)
+    rows = np.concatenate([np.ones((m, 1)), _hermite(standard, exponents)], axis=1)
+    folds = [slice(k, None, NUM_FOLDS) for k in range(NUM_FOLDS)]
+    grams = [rows[fold].T @ rows[fold] for fold in folds]
+    sides = [rows[fold].T @ values[fold] for fold in folds]
+    for k in range(1, degree + 1):
+        # Monomials are ordered by degree: those up to k are the first ones.
+        some = slice(num_polynomial_features(d, k) + 1)
+        left = np.empty(m)
+        for fold, gram, side in zip(folds, grams, sides, strict=True):
+            others, of_others = (sum(grams) - gram)[some, some], (sum(sides) - side)[some]
+            # Polynomials of norm one under the normal: the ridge is far below what matters, and
+            # lets a matrix that a few far proposals dominate be factored.
+            others[np.diag_indices_from(others)] += 1e-10 * m
+            coefficients = solve(others, of_others, assume_a="pos")
+            left[fold] = values[fold] - rows[fold, some][:, 1:] @ coefficients[1:]
+        squares = float(((left - left.mean()) ** 2).sum())
+        if squares * NEED < least:
+            least, found, control = squares, left, f"polynomials of degree {k}"
+    return NormalMean(float(found.mean()), float(np.sqrt(least) / m), control)
+
+
+def _hermite(z: Float[np.ndarray, "m d"], exponents: Int[np.ndarray, "q d"]) -> Float[np.ndarray, "m q"]:
+    """Return products of Hermite polynomials, orthonormal under the standard normal, one a row of exponents."""
+    table = [np.ones_like(z), z]
+    for k in range(1, int(exponents.max())):
+        table.append((z * table[k] - np.sqrt(k) * table[k - 1]) / np.sqrt(k + 1.0))
+    found = np.ones((len(z), len(exponents)))
+    for column, powers in zip(found.T, exponents, strict=True):
+        for i in np.flatnonzero(powers):
+            column *= table[powers[i]][:, i]
+    return found
 
 
 def pulled_scores(half: Half, scores: Float[np.ndarray, "c n d"]) -> Float[np.ndarray, "c n d"]:
@@ -451,7 +589,6 @@ def overlap_khats(halves: list[Half], *, symmetric: bool) -> dict[str, float]:
     found: dict[str, list[float]] = {"khat_proposals": [], "khat_draws": []}
     for half in halves:
         ratio = half.mirrored if symmetric else half.log_ratio
-        assert ratio is not None
         drawn, proposed = half.split(ratio)
         # Draws of weight zero have the log weight −∞, which `weights_khat` counts as nothing.
         with np.errstate(divide="ignore"):
