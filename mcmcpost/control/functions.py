@@ -193,27 +193,29 @@ class Splines(NamedTuple):
     field: Field
     fine: Regression
     coarse: Regression
+    beyond: Bool[np.ndarray, " m"]
 
     @classmethod
     def of(cls, problem: Problem, field: Field, steps: Float[np.ndarray, " s"] | None = None) -> "Splines":
         """Return those at the states of a problem; `steps` are such that all integrands have."""
         common = [] if steps is None else [field.steps(problem.counts, steps)]
-        return cls(
-            field,
-            *(
-                Regression(problem, np.concatenate([field.splines(problem.counts, knots), *common], axis=1))
-                for knots in (KNOTS, COARSE)
-            ),
+        fine, coarse = (
+            Regression(problem, np.concatenate([field.splines(problem.counts, knots), *common], axis=1))
+            for knots in (KNOTS, COARSE)
         )
+        return cls(field, fine, coarse, field.beyond_zero(problem.counts))
 
     def crossfit(self, problem: Problem, method: str, last: Float[np.ndarray, "m p"] | None = None) -> FoldFit:
         """Regress functions of the quantity, each with a column of its own.
 
         The distance of the mean from that with half the knots is part of the error. What splines do not follow of a
-        function is the same in every fold, and no refit shows it.
+        function is the same in every fold, and no refit shows it. So is what lies beyond a zero of the field: each
+        side has an identity of its own, and the mean may be that of the one with most draws.
         """
         fine, coarse = (part.crossfit(problem, method, last) for part in (self.fine, self.coarse))
-        return fine._replace(doubt=np.abs(fine.mean - coarse.mean))
+        total, weight = problem.counts.sum(), problem.counts * self.beyond
+        beyond = np.abs(weight @ problem.values - weight.sum() * (problem.counts @ problem.values) / total) / total
+        return fine._replace(doubt=np.abs(fine.mean - coarse.mean) + beyond)
 
 
 class Marginal(NamedTuple):

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 from control_cases import estimate, gaussian_trace, structure_fields
 
+import mcmcpost as mp
 from mcmcpost.control import Auto, Options, PlainMean, Sample, Subsets, ZeroVariance
 from mcmcpost.control.features.families import FirstOrder, Monomials, controls_of, polynomials
 from mcmcpost.control.features.quantity import OUTERMOST, Field, coordinate, coordinate_of, surrogates
@@ -391,3 +393,22 @@ def test_controls_at_states_are_those_of_the_families(rng):
     """The first column is the constant; `fields_of` counts the others."""
     z, s = rng.normal(size=(5, 3)), rng.normal(size=(5, 3))
     np.testing.assert_allclose(controls_of([FirstOrder(3)], z, s), np.concatenate([np.ones((5, 1)), s], axis=1))
+
+
+@pytest.mark.slow
+def test_what_lies_beyond_a_zero_of_the_field_is_in_the_error():
+    """A field of degree two vanishes beyond most draws of a logit of beta(0.15, 3), a skewed long tail.
+
+    Probabilities were those of the side with most draws: mean z² was 6 and the largest 9.8 in 40 replications.
+    """
+    law, levels = scipy.stats.beta(0.15, 3.0), np.array([0.3, 0.5, 0.6])
+    places, rng, z, gains = scipy.special.logit(law.ppf(levels)), np.random.default_rng(5), [], []
+    for _ in range(30):
+        p = law.ppf(rng.random((4, 100, 1)))
+        tree = mp.from_arrays(scipy.special.logit(p), 0.15 - 3.15 * p)
+        found = mp.distribution(tree, "x[0]", "zv2").cdf(places)
+        z.append((found.mean[0] - levels) / found.mcse[0])
+        gains.append(found.gain[0])
+    assert np.mean(np.square(z)) < 1.5
+    assert np.abs(z).max() < 4.5
+    assert np.median(gains) > 30

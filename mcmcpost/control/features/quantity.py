@@ -59,6 +59,14 @@ class Field(NamedTuple):
         found = Conditional.of(self, counts)
         return found.at(at), found.error(at, ess)
 
+    def beyond_zero(self, counts: Float[np.ndarray, " m"]) -> Bool[np.ndarray, " m"]:
+        """Return the states beyond a zero of E[v·∇h | h]: nothing is transported to them from the others."""
+        real = counts > 0
+        slope, error = self.conditional(counts, self.value[real], float(counts.sum()))
+        found = np.zeros(len(counts), bool)
+        found[real] = np.sign(counts[real] @ slope) * slope < -error
+        return found
+
     def steps(self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
         """Return for each threshold t a control that has the step of 1{h ≤ t}; zero on padding."""
         return self.steps_of(self.as_normal(counts), at) * (counts > 0)[:, None]
