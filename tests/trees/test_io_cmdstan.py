@@ -150,7 +150,7 @@ def test_chains_of_unequal_lengths_are_summed(run, tmp_path):
     with pytest.raises(mp.InputError, match=rf"chains of one length, got \[100, 80\].*{line}"):
         mp.load_tree(*names)
     one, other = map(mp.load_tree, names)
-    assert refused(run("reduce", *names, "--quantile", "0.5"), "--quantile, --ci: expected chains of one length")
+    assert refused(run("reduce", *names, "--quantile", "0.5"), "--elpd: expected chains of one length")
     expected = mp.expectation(mp.moments(one, ["m"], "zv2") + mp.moments(other, ["m"], "zv2"))
     beside = [word for path in DIAGNOSTICS for word in ("--diagnostics", tmp_path / path.name)]
     for more in ([], beside):
