@@ -182,6 +182,7 @@ USAGE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "words"), REFUSED, ids=[command.replace("@/", "") for command, _ in REFUSED])
 def test_one_line(run, folder, command, words):
     done = run(*command.replace("@", str(folder)).split())

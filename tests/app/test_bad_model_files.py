@@ -100,6 +100,7 @@ def not_sampled(monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("not_sampled")
 @pytest.mark.parametrize(("old", "new", "words"), [pytest.param(*case, id=label) for label, *case in BAD])
 def test_one_line_before_the_sampling(run, write, old, new, words):

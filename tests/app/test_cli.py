@@ -101,6 +101,7 @@ def test_sample_keeps_the_log_likelihood(run, tmp_path):
     assert mcmcpost.elpd(tree, method="zv2").names[0] == "elpd_loo"
 
 
+@pytest.mark.slow
 def test_expressions_quantiles_and_the_written_tree(run, trace):
     done = run(
         "reduce", trace, "--expect", "p=a > 0 and `b[0]` > 0", "--expect", "bad=log(a)", "--quantile", "0.5",
@@ -117,6 +118,7 @@ def test_expressions_quantiles_and_the_written_tree(run, trace):
     assert list(tree["control_variates"]["quantity"].values) == ["a", "b[0]", "p", "bad"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eti", "hdi"])
 def test_intervals_are_printed_and_saved_with_their_errors(run, trace, kind):
     asked, title = ["--ci", "0.5", "--ci-kind", kind], f"{kind}50"
@@ -134,6 +136,7 @@ def test_intervals_are_printed_and_saved_with_their_errors(run, trace, kind):
     assert f"a [{title}_lb]  " in run("reduce", trace, *extra).out
 
 
+@pytest.mark.slow
 def test_spreads_are_printed_and_saved(run, trace):
     asked = ["--method", "zv2", "--spread", "sd", "--spread", "correlation"]
     done = run("reduce", trace, *asked, "--json", "-o", "out.nc")
@@ -151,6 +154,7 @@ def test_spreads_are_printed_and_saved(run, trace):
     assert refused(run("reduce", trace, "--var-names", "a", "--spread", "correlation"), "two integrands")
 
 
+@pytest.mark.slow
 def test_elpd_is_printed_in_total_and_saved_for_each_observation(run, rng):
     # A flat prior and observations of precision 1 and 4: 1/p of the second has no variance under precision 5.
     y, precision = np.array([0.5, -0.5]), np.array([1.0, 4.0])

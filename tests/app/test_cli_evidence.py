@@ -63,6 +63,7 @@ def trace(tmp_path, rng):
     return tmp_path / "trace.nc", model
 
 
+@pytest.mark.slow
 def test_a_trace_and_its_model_file_end_in_the_evidence(run, trace, tmp_path):
     path, model = trace
     done = run("evidence", path, "--model", model, "--method", "zv2", "-o", tmp_path / "with.nc")
@@ -150,6 +151,7 @@ def test_a_trace_without_gradients_is_told_that_the_model_is_another(run, trace,
 TWO_MODES = CONJUGATE.replace("dist.Normal(0.0, 1.0)", "dist.Normal(0.0, 10.0)").replace("(x, 0.5)", "(abs(x), 0.5)")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("stuck", "head", "said"),
@@ -267,6 +269,7 @@ def stored(ladder, trace, tmp_path):
     return [tmp_path / name for name in ("kept.nc", "with.zarr", "printed.json")], found
 
 
+@pytest.mark.slow
 def test_stored_evidences_are_printed_and_compared_as_they_are(run, stored, monkeypatch):
     paths, found = stored
     for name in ("log_evidence", "bridge_evidence"):
@@ -284,6 +287,7 @@ def test_stored_evidences_are_printed_and_compared_as_they_are(run, stored, monk
     assert mcmcpost.load_tree("again.nc").identical(mcmcpost.load_tree(paths[0]))
 
 
+@pytest.mark.slow
 def test_a_stored_evidence_is_estimated_again_where_that_is_asked_for(run, stored, trace, monkeypatch):
     asked = []
     monkeypatch.setattr(mcmcpost, "log_evidence", lambda *_, **__: asked.append("ladder") or stored[1])
@@ -295,6 +299,7 @@ def test_a_stored_evidence_is_estimated_again_where_that_is_asked_for(run, store
     assert asked == ["ladder", "ladder", "ladder", "bridge"]
 
 
+@pytest.mark.slow
 def test_a_report_has_the_evidence_that_is_stored(run, stored, monkeypatch, tmp_path):
     monkeypatch.setattr("mcmcpost.app.page.evidence_of", None)
     paths, found = stored
@@ -310,6 +315,7 @@ def test_a_report_has_the_evidence_that_is_stored(run, stored, monkeypatch, tmp_
     assert "Model evidence" in mcmcpost.html_report(mcmcpost.load_tree(paths[2]))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_made_of_a_stored_evidence_is_said_in_one_line(run, stored, tmp_path):
     paths, found = stored
     printed = paths[2]

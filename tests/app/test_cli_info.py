@@ -50,6 +50,7 @@ def test_a_trace(run, tmp_path, rng, name):
     assert any(line.split() == ["posterior.a", "chain", "4,", "draw", "200", "float64"] for line in lines)
 
 
+@pytest.mark.slow
 def test_the_structure_that_the_labels_tell(run, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 23))
     names = ["mu", *(f"z[{i}, {k}]" for i in range(7) for k in range(2)), *(f"w[{i}]" for i in range(8))]
@@ -152,6 +153,7 @@ def test_facts_of_the_whole_run_come_before_those_of_a_group(run, tmp_path, rng)
     assert any(line.split() == ["divergences", "3"] for line in lines)
 
 
+@pytest.mark.slow
 def test_sums_of_traces_are_told_and_reduced(run, tmp_path, rng):
     first, second, more = (rng.normal(size=shape) for shape in ((4, 100, 2), (2, 60, 2), (4, 50, 2)))
     one, two, longer = (

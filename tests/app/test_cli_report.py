@@ -63,6 +63,7 @@ def test_quantiles_and_chosen_variables_are_in_the_report(run, trace, tmp_path):
     assert refused(run("report", trace, "-o", "other.html", "--quantile", "5"), "inside (0, 1)")
 
 
+@pytest.mark.slow
 def test_intervals_are_in_the_report(run, trace, tmp_path):
     options = ["--ci", "0.5", "--ci-kind", "hdi", "--var-names", "a", "--method", "zv1", "--json"]
     rows = json.loads(run("report", trace, "-o", "report.html", *options).out)["quantities"]
@@ -107,6 +108,7 @@ def test_bad_input_is_one_line(run, trace, tmp_path, rng):
     assert not list((tmp_path / "cwd").iterdir())
 
 
+@pytest.mark.slow
 def test_a_report_of_a_trace_that_stays_in_its_file_comes_from_sums(run, trace, tmp_path, monkeypatch):
     pytest.importorskip("dask")
     monkeypatch.setattr("mcmcpost.trees.files.LAZY", 1_000)
@@ -156,6 +158,7 @@ def test_a_ladder_is_read_again_only_for_what_stayed_in_its_file(tmp_path, rng, 
     assert not any(variable.chunks for node in tree.subtree for variable in node.data_vars.values())
 
 
+@pytest.mark.slow
 def test_a_ladder_has_its_evidence_in_the_report(run, tmp_path, rng):
     drawn, path = short_ladder(rng)
     mcmcpost.save_tree(mcmcpost.ladder_from_arrays(*drawn[:5]), tmp_path / "ladder.nc")

@@ -424,6 +424,7 @@ def test_a_missing_package_is_named_with_its_cure(monkeypatch, estimate, tree):
         mp.plot_gain(estimate)
 
 
+@pytest.mark.slow
 def test_hundreds_of_quantities_are_folded_by_variable_and_all_there(rng):
     x = rng.normal(size=(2, 60, 3))
     tree = mp.from_arrays(x, -x, names=("a", "b", "c"))

@@ -341,6 +341,7 @@ def dist():
     return mp.distribution(mp.from_arrays(x, -x, values, value_names=names), method="zv1")
 
 
+@pytest.mark.slow
 def test_the_density_and_the_interval_are_those_of_the_distribution(dist, backend, read):
     targets = mp.plot_distribution(dist, ci_prob=0.5, kde=True, backend=backend)
     assert len(targets) == 3
@@ -382,6 +383,7 @@ def test_the_band_has_two_errors(rng):
     assert (point["label"], *point["x"]) == ("89 % HDI", *bounds.mean)
 
 
+@pytest.mark.slow
 def test_a_distribution_is_drawn_of_what_is_named(dist, rng):
     given = mp.plot_distribution(dist, backend="none")
     drawn = mp.plot_distribution(dist, ["one", "a"], backend="none")
@@ -592,6 +594,7 @@ def test_points_tell_their_numbers_in_plotly(estimate):
     assert {trace.hoverinfo for trace in figure.data if trace.mode == "lines"} == {"skip"}
 
 
+@pytest.mark.slow
 def test_a_target_given_is_drawn_on_and_returned(rng, estimate, evidence, dist, backend, read):
     from importlib import import_module
 

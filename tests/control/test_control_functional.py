@@ -72,6 +72,7 @@ def test_fits_on_some_of_the_rows_predict_the_others(problem):
     np.testing.assert_allclose(fit.mean, weight @ (problem.values - fit.control), atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", [0, 2])
 def test_the_matrix_free_fit_is_the_dense_one(problem, degree):
     design = polynomial_basis(problem, exponents_of_degree(2, degree))
@@ -241,6 +242,7 @@ def test_auto_seeks_lengthscales_of_their_own_where_the_grid_has_left_much(rng, 
     assert kernels == [(None if few else GridREML(polish=False), [0, 1]), *rest]
 
 
+@pytest.mark.slow
 def test_auto_tries_a_kernel_on_a_few_states_first(rng):
     """Where a quadratic leaves noise a kernel promises nothing; for a sine of the sum of a few coordinates it does."""
     trace = gaussian_trace(rng, (4, 300, 4))
@@ -283,6 +285,7 @@ def test_a_kernel_of_an_integrands_own_is_left_out_where_chains_mix_slowly(rng, 
     np.testing.assert_array_equal(slowly.mean, without.mean)
 
 
+@pytest.mark.slow
 def test_a_chain_that_repeats_another_leaves_the_second_kernel_alone(rng):
     """Its states are first visited by the other, so that no state has its number."""
     x = rng.normal(size=(4, 400, 3))

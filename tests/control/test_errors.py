@@ -100,6 +100,7 @@ def test_few_participants_and_a_gap_enlarge_the_error(rng):
     np.testing.assert_allclose(apart, np.sqrt(error**2 + 1.0), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_constant_that_a_few_draws_decide_has_an_error_of_its_size():
     """Held-out residuals of a kernel that follows the integrand are small around a constant that is wrong."""
@@ -112,6 +113,7 @@ def test_a_constant_that_a_few_draws_decide_has_an_error_of_its_size():
     assert np.abs(z).max() < 5
 
 
+@pytest.mark.slow
 def test_two_forms_of_a_kernel_fit_that_disagree_are_in_doubt():
     """No draw of a Student t3 beyond 2.5: the semi-exact fit is twenty errors off by all that it sees itself."""
     law, truth = student(3.0), (1 + np.sqrt(3)) * np.exp(-np.sqrt(3))
@@ -129,6 +131,7 @@ def test_two_forms_of_a_kernel_fit_that_disagree_are_in_doubt():
     assert alone.max() < 4
 
 
+@pytest.mark.slow
 def test_forms_of_a_kernel_fit_that_agree_are_not_in_doubt(rng):
     x = rng.normal(size=(4, 30, 1))
     problem = make_problem(make_trace(x, -x), np.concatenate([np.cos(x), x**2], axis=-1))
@@ -200,6 +203,7 @@ def test_an_unseen_tail_is_worse_where_chains_mix_slowly():
     assert np.median(ratios) > 1.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [ZeroVariance(2), SemiExact(2, KERNEL, 1e-6)])
 @pytest.mark.usefixtures("unchecked")
 def test_gains_that_are_there_are_reported(method):
@@ -218,6 +222,7 @@ def test_gains_that_are_there_are_reported(method):
     assert (ratio < 2).all()
 
 
+@pytest.mark.slow
 def test_a_restricted_basis_does_not_turn_with_the_sample_covariance():
     """Features of single coordinates are biased in coordinates that the draws themselves have turned."""
     method = ZeroVariance(2, LeastSquares(), max_interaction=1)

@@ -289,6 +289,7 @@ def test_a_controlled_mean_that_contradicts_the_plain_one_is_not_published(rng, 
     np.testing.assert_allclose(result.mean, result.mean_plain if shift else 0.0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_plain_mean_of_few_draws_that_missed_a_tail_contradicts_nothing(rng):
     x = rng.normal(size=(60, 1, 40, 1))
     found = [estimate(make_trace(draws, -draws), draws**6, ZeroVariance(6)) for draws in x]

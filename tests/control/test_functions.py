@@ -89,6 +89,7 @@ def test_splines_are_the_stein_operator_of_the_field_times_each_of_them(name, rn
         np.testing.assert_allclose(found, expected[own], rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_functions_that_go_on_beyond_the_draws_have_right_means():
     """Splines that end with the draws follow cos 2x to a mean that is wrong by ten errors in every fold alike."""
     z = []
@@ -132,6 +133,7 @@ def along_all(families, draws, gradients):
     return found
 
 
+@pytest.mark.slow
 def test_every_family_knows_the_derivative_along_its_fields(rng):
     """v·∇h against a derivative along the field as it is written down, of named dimensions and of monomials."""
     d = len(NAMES)
@@ -161,6 +163,7 @@ def test_every_family_knows_the_derivative_along_its_fields(rng):
         np.testing.assert_allclose(column, np.array(expected), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_field_of_a_fit_is_that_of_its_coefficients(rng):
     """Of fits in rotated coordinates: ∇·(g v) + g v·s by found differentiation is g′ v·∇h + g c, fold by fold."""
     mixing = np.array([[1.0, 0.0, 0.0], [0.8, 0.5, 0.0], [-0.5, 0.3, 2.0]])
@@ -344,6 +347,7 @@ def test_functions_of_what_a_surrogate_stands_for_gain(rng, method):
     assert (own[: events.num_states] ** 2).mean() > 5 * (controlled[: events.num_states] ** 2).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_an_event_between_two_draws_has_the_error_of_the_probability_between_them():
     deviations = []

@@ -119,6 +119,7 @@ def test_rounding_invents_no_gain(rng, size, blocks, monkeypatch):
         assert abs(result.mean[0]) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [ZeroVariance(2), Auto()])
 def test_badly_centred_and_scaled_parameters_lose_nothing(rng, method):
     x = ar1(rng, (4, 250, 2), 0.3)

@@ -99,6 +99,7 @@ def test_a_stop_on_the_variance_is_not_fooled_by_a_start_far_off(trace):
     assert exact.variance_factor * (1 - 1e-8) <= warm.variance_factor < 1.1 * exact.variance_factor
 
 
+@pytest.mark.slow
 def test_bad_requests_are_refused(trace):
     weights = solve_stein_weights(trace, trace.draws, method())
     features = mp.SemiExact(1, KERNEL, NUGGET, solver=mp.ConjugateGradients())
@@ -153,6 +154,7 @@ def test_a_discrepancy_of_scores_that_are_not_finite_is_refused(rng):
         mp.kernel_stein_discrepancy(tree)
 
 
+@pytest.mark.slow
 def test_what_varies_by_rounding_alone_has_no_vote_in_the_kernel(rng):
     x = rng.normal(size=(2, 60, 2))
     ones = 1 + np.finfo(float).eps * rng.integers(0, 2, size=(2, 60, 20))

@@ -101,6 +101,7 @@ def test_two_long_dimensions_are_a_grid(names, expected):
             assert (columns == columns[:1]).all(), name
 
 
+@pytest.mark.slow
 def test_controls_are_the_stein_operator_of_their_fields(rng):
     """∇·v + v·s by automatic differentiation: their mean is zero under any density, whatever the coordinates' scale."""
     names = ["mu", *(f"z[{i}, {j}]" for i in range(7) for j in range(2)), "log_sd"]
@@ -162,6 +163,7 @@ def _neighbour_fields(grid, shift, scale, k, lag):
         yield lambda x, e=lines, n=size: jnp.sum((e @ x)[:, :-lag] * (e @ x)[:, lag:]) / n * scale[k] * unit[k]
 
 
+@pytest.mark.slow
 def test_controls_of_grids_are_the_stein_operator_of_their_fields(rng):
     """Directions of rows and columns meet in a square grid, and there only: a wrong divergence is a bias."""
     names = ["mu", *(f"a{i}" for i in range(3)), *_entries("z{}{}", 3, 4), *_entries("w{}{}", 3, 3), "log_sd"]
@@ -284,6 +286,7 @@ def _hierarchy(rng, chains, draws, groups=20):
 METHODS = {"structured": Structured, "auto": partial(Auto, kernel=False, max_degree=2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_the_scale_of_a_hierarchy_gains(rng, method):
     """First order leaves the scale as it is; its sums do not. Errors hold over replications."""
@@ -300,6 +303,7 @@ def test_the_scale_of_a_hierarchy_gains(rng, method):
     assert np.mean(np.square(deviations)) < 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_structure_of_a_person_is_that_of_good_names(rng, method):
     """Names of no meaning, or that mislead, are as good as the right ones once they are corrected."""

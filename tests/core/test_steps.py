@@ -1,6 +1,7 @@
 """Steps of long work: what is said, and to whom."""
 
 import numpy as np
+import pytest
 
 import mcmcpost as mp
 from mcmcpost.core.runtime import listening, say_step
@@ -18,6 +19,7 @@ def test_a_step_is_said_to_the_inner_listener_and_to_nobody_outside():
     assert (outer, inner) == (["one", "three"], ["two"])
 
 
+@pytest.mark.slow
 def test_auto_says_which_methods_it_fits(rng):
     draws = rng.standard_normal((4, 40, 5))
     tree, values, steps = mp.from_arrays(draws, -draws), np.exp(draws[..., :2]), []

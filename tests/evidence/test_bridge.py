@@ -173,6 +173,7 @@ def test_a_trace_too_short_for_a_bridge_is_a_status(key):
     assert np.isnan(found.value)
 
 
+@pytest.mark.slow
 def test_a_posterior_that_its_density_does_not_cover_is_said_to_be_so(rng, key):
     two = np.where(rng.random((4, 200, 1)) < 0.5, -30.0, 30.0) + rng.normal(size=(4, 200, 1))
     found = estimate_from_posterior(
@@ -189,6 +190,7 @@ def test_a_posterior_that_its_density_does_not_cover_is_said_to_be_so(rng, key):
     assert found.status is mp.Status.NOT_CONVERGED or any("overlap" in text for text in found.complaints)
 
 
+@pytest.mark.slow
 def test_heavy_tails_are_fitted_and_too_heavy_ones_told(rng, key):
     draws = evaluate_draws(rng.standard_cauchy(size=(4, 200, 5)), lambda x: -jnp.log1p(x**2).sum(), scores=False)
     found = estimate_from_posterior(draws, PlainMean(), key=key)
@@ -248,6 +250,7 @@ def test_the_answer_of_a_trace_converged_if_any_did():
     assert [e.method for e in _best_first(found[:3])] == ["plain", "no overlap", "hardly better"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "complaints", "path", "first"),
     [
@@ -378,6 +381,7 @@ def test_bad_input_is_named(draws, log_density, options, words, rng, key):
         bridge_sampling(draws(rng), log_density, key=key, names=("mu", "tau"), **options)
 
 
+@pytest.mark.slow
 def test_laplace_weights_that_collapse_and_modes_that_are_none_are_not_converged(rng, key):
     draws = rng.normal(size=(2, 50, 20))
 

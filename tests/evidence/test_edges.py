@@ -43,6 +43,7 @@ def power_of_a_normal(rng: np.random.Generator) -> tuple[tuple[np.ndarray, ...],
     return arrays, gammaln(3.5) + 3 * np.log(2) - 0.5 * np.log(np.pi) - np.log(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(4, 250), (2, 40)])
 def test_no_control_variate_where_the_density_ends(rng, shape):
     """Before, the pooled path was half a nat off with an error of 1e-15."""
@@ -54,6 +55,7 @@ def test_no_control_variate_where_the_density_ends(rng, shape):
     assert {e.status for e in found.estimates[1:]} == {"plain"}
 
 
+@pytest.mark.slow
 def test_where_the_likelihood_ends_inside_the_prior(rng):
     arrays, truth = power_of_a_normal(rng)
     with pytest.warns(mp.ScoreWarning, match=r"at t = 0: \d+ of 1000 draws of the prior have zero likelihood, and at"):
@@ -72,6 +74,7 @@ def test_a_likelihood_that_ends_far_out_is_controlled(rng):
     assert (check.passed, check.edge) == (True, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [0, -1])
 def test_a_ladder_that_lacks_an_end_has_not_converged(rng, end):
     """One gradient that is NaN leaves the rung out, and not the share of prior draws that are possible."""

@@ -70,6 +70,7 @@ def cubic_path(rng: np.random.Generator, num_draws: int) -> tuple[Ladder, float]
     return make_ladder(RUNGS, x[None, ..., None], *(a[None] for a in arrays)), truth
 
 
+@pytest.mark.slow
 def test_gaussian_path_is_exact(rng: np.random.Generator) -> None:
     found = evidence(usual(rng), ZeroVariance(2))
     mu, v = PATH.log_likelihood_moments(RUNGS)
@@ -83,6 +84,7 @@ def test_gaussian_path_is_exact(rng: np.random.Generator) -> None:
     assert not disagreements(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constant", [1e3, 3e4, 1e7, 1e9])
 def test_a_constant_moves_an_exact_evidence_to_rounding_and_no_error_is_below(
     constant: float, rng: np.random.Generator
@@ -123,6 +125,7 @@ def test_simpson_applies_to_odd_power_ladders_only() -> None:
     assert simpson_rule(np.array([0.0, 0.5, 1.0])) is not None
 
 
+@pytest.mark.slow
 def test_mbar_agrees_with_pymbar(rng: np.random.Generator) -> None:
     import pymbar
 
@@ -216,6 +219,7 @@ def test_the_number_of_rungs_that_a_complaint_names_does_overlap(rng: np.random.
     assert not found.complaints
 
 
+@pytest.mark.slow
 def test_exchanged_rungs_get_the_error_of_their_sum(rng: np.random.Generator) -> None:
     # every rung the same draws: the errors add up instead of averaging out
     ladder = usual(rng)
@@ -290,6 +294,7 @@ def test_failed_rungs_are_left_out(rng: np.random.Generator) -> None:
     assert abs(found.value - LOG_EVIDENCE) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_ladder_without_its_prior_uses_the_pooled_path_alone(rng: np.random.Generator) -> None:
     ladder = usual(rng)
     ladder.log_likelihood[:, :, :2] = np.nan  # of two rungs, so that programs are shared with the tests that lose two
@@ -378,6 +383,7 @@ def test_ladders_of_one_rung_are_refused() -> None:
         power_ladder(1)
 
 
+@pytest.mark.slow
 def test_tables_tree_and_plot(rng: np.random.Generator) -> None:
     matplotlib.use("agg")
 

@@ -80,6 +80,7 @@ def test_a_kernel_beside_the_quadratic_is_better_and_its_error_honest(rng):
     assert np.mean(np.square(np.array(errors) / reported)) < chi2.isf(1e-5, replications) / replications
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [Family(3, 3, 40), Family(3), Family(2), Family(1)])
 @pytest.mark.parametrize("part", [1.01, 0.0])
 def test_the_work_bounds_what_is_fitted_and_how_often(rng, monkeypatch, family, part):

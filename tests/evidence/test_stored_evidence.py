@@ -61,6 +61,7 @@ def printed(evidence: mp.Evidence, path) -> object:
     return mp.load_tree(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["nc", "zarr", "json"])
 @pytest.mark.parametrize("path", ["auto", "rungs"])
 def test_the_evidence_of_a_ladder_is_read_as_it_was_written(ladder, bridge, tmp_path, path, suffix):
@@ -89,6 +90,7 @@ def test_a_bridge_is_read_as_it_was_written(bridge, tmp_path, suffix):
     same(noted, mp.Evidence.from_datatree(tree), overlap=suffix != "json")
 
 
+@pytest.mark.slow
 def test_what_is_undefined_is_stored_too(ladder, tmp_path):
     """Of a ladder with a rung that is left out, and without its last one, which rules cannot do without."""
     likelihood = ladder["sample_stats"]["log_likelihood_total"].copy()
@@ -102,6 +104,7 @@ def test_what_is_undefined_is_stored_too(ladder, tmp_path):
         same(evidence, mp.Evidence.from_datatree(evidence.to_datatree(ladder)))
 
 
+@pytest.mark.slow
 def test_trees_are_compared_as_their_evidences_are(ladder, bridge, tmp_path):
     found = mp.log_evidence(ladder, "zv2", degree=2)
     expected = mp.compare_evidence({"a": found, "b": bridge})
@@ -122,6 +125,7 @@ def test_a_bridge_beside_a_ladder_is_kept_when_the_ladder_is_estimated_again(lad
     assert BRIDGE_GROUP not in mp.log_evidence(ladder, "zv2", degree=2).to_datatree(kept).children
 
 
+@pytest.mark.slow
 def test_what_holds_no_evidence_is_refused(ladder, bridge, rng, tmp_path):
     trace = normal_trace(rng)
     with pytest.raises(mp.InputError, match="compare_evidence: a: expected a tree with an evidence, got the groups"):

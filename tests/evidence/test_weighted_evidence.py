@@ -69,6 +69,7 @@ def tree_of(x, log_weights, live=None):
     return mp.from_arrays(x, slopes(x), log_weights=log_weights, num_live=live)
 
 
+@pytest.mark.slow
 def test_the_weights_are_those_of_the_bridge_identity(rng, key):
     x, log_weights, _ = student(rng, (4, 500), 2, scale=2.0)
     found = mp.bridge_evidence(tree_of(x, log_weights), logdensity_fn=log_density, key=key, method="plain")
@@ -81,6 +82,7 @@ def test_the_weights_are_those_of_the_bridge_identity(rng, key):
     assert abs(wrong.value - 2 * gammaln(SHAPE)) > 10 * wrong.mcse
 
 
+@pytest.mark.slow
 def test_equal_weights_change_nothing(rng, key):
     x = np.log(rng.gamma(SHAPE, size=(4, 250, 2)))
     without = mp.bridge_evidence(mp.from_arrays(x, slopes(x)), logdensity_fn=log_density, key=key, method="plain")

@@ -65,6 +65,7 @@ def test_held_hyper_parameters_stay_and_actions_learn(objective, rng):
     assert fitted.record.objective < fitted.record.history[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [BlockActions(learn=False), UnitActions(), ResidualActions()])
 def test_with_nothing_free_the_record_says_so(policy, rng):
     case = make_case(rng, 40)

@@ -105,6 +105,7 @@ def test_the_product_with_blocks_is_the_dense_one_whatever_the_tiles(n, i, rng, 
         np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_products_with_other_rows_are_the_dense_ones_in_several_row_blocks(actions, rng):
     case = make_case(rng, N)
@@ -113,6 +114,7 @@ def test_products_with_other_rows_are_the_dense_ones_in_several_row_blocks(actio
     np.testing.assert_allclose(found, gram(KERNEL, case.Z, case.X) @ matrix(S, N), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_posterior_is_the_dense_definition(actions, rng):
     n, i = N, I
@@ -129,6 +131,7 @@ def test_posterior_is_the_dense_definition(actions, rng):
     assert not bool(projection.raised)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_objectives_are_the_dense_definitions(objective, actions, rng):
@@ -284,6 +287,7 @@ def test_eager_jit_and_vmap_agree(rng):
         np.testing.assert_allclose(together, np.stack(apart), rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_training_step_never_holds_the_matrix(whole):
     """Value and gradient at n = 4096 need a few tiles and n×i arrays, not n×n ones."""

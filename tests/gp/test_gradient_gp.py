@@ -153,6 +153,7 @@ def test_a_given_noise_is_kept_and_a_given_solver_is_used(rng):
     np.testing.assert_allclose(fitted.solution.value, dense.solution.value, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_inputs_are_not_changed_and_results_are_numpy(rng):
     X, G = rng.normal(size=(3, 2)).astype(np.float32), rng.normal(size=(3, 2)).astype(np.float32)
     before = X.copy(), G.copy()
@@ -207,6 +208,7 @@ def test_more_points_than_memory_holds_are_refused(monkeypatch, rng):
         GradientGP(Matern52(1.0), 0.1, solver=GradientCG(), tune=False).fit(X, X)
 
 
+@pytest.mark.slow
 def test_tuning_goes_on_where_an_evaluation_is_not_finite(rng):
     """The first step of L-BFGS overflows this kernel; a search that stops there has three evaluations."""
     X = rng.normal(size=(25, 3))
@@ -224,6 +226,7 @@ def test_a_solve_that_ends_before_its_tolerance_says_so(rng):
     assert not fitted.solution.converged
 
 
+@pytest.mark.slow
 def test_data_without_prior_variance_leave_the_prior(rng):
     """A point at the centre of a polynomial kernel without offset: its gradient is zero whatever the function."""
     kernel, x = Polynomial(2, offset=0.0), rng.normal(size=(3, 2))

@@ -101,6 +101,7 @@ def products():
     return V, *(jax.tree.map(np.asarray, table) for table in (roots, blocks, own, cross))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_dense_products_and_cross_products_are_nested_autodiff(name, products):
     V, roots, blocks, own, cross = products
@@ -136,6 +137,7 @@ def means(request):
     return whitened, found, jax.tree.map(np.asarray, of_each(derivatives, slow))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_value_gradient_and_hessian_of_the_mean_are_nested_autodiff(name, means):
     whitened, found, definition = means
@@ -191,6 +193,7 @@ def system(name, rng, with_values=False):
     return kernel, profile, gram, X, jnp.asarray(G), root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "solver"),
     [
@@ -209,6 +212,7 @@ def test_every_solver_is_the_dense_solution(name, solver, rng):
     assert not bool(solution.raised)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "solver"),
     [
@@ -293,6 +297,7 @@ def test_kernels_that_are_not_one_profile_are_refused(kernel):
         scalar_profile("GradientGP", kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "with_values"),
     [

@@ -86,6 +86,7 @@ def test_the_grid_keeps_rough_integrands_from_costing_smooth_ones(data):
     assert {group.nugget for group in search_grid(x, s, basis, values, shared=False, nuggets=(1e-3,))} == {1e-3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [SquaredExponential(3.0 * np.ones(2)), Matern52(2.0)])
 def test_the_optimiser_improves_on_every_start_and_keeps_the_kernel(data, start):
     x, s, basis, values = data

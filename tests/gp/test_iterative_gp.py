@@ -319,6 +319,7 @@ def test_single_precision_keeps_the_digits_of_inputs_far_from_zero(data):
     np.testing.assert_allclose(far.predict(X[:5] + 2.0**26).mean, near.predict(X[:5]).mean, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_fit_that_ends_before_its_tolerance_says_so(data):
     X, y = data
     few = ConjugateGradients(1e-8, 2, 0)

@@ -257,6 +257,7 @@ def test_counts_tell_warm_up_from_sampling(num_warmup):
     np.testing.assert_array_equal(gradients[:, -1], before[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", [3, 40])
 def test_a_refresh_is_counted_to_its_phase(done):
     kernel = SurrogateHMC(potential_fn=banana_potential, num_steps=4)
@@ -267,6 +268,7 @@ def test_a_refresh_is_counted_to_its_phase(done):
     np.testing.assert_allclose(new.potential_energy, [banana_potential(x) for x in START])
 
 
+@pytest.mark.slow
 def test_a_step_keeps_the_types_of_the_state():
     """A progress bar compiles the step for the types of every state that it meets."""
     kernel = SurrogateHMC(potential_fn=banana_potential, num_steps=4)

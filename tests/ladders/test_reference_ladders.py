@@ -105,6 +105,7 @@ def test_the_reference_rung_is_the_fitted_normal_itself(sampled):
     assert read.exchange.round_trips > 0
 
 
+@pytest.mark.slow
 def test_exact_draws_have_the_exact_evidence(ladder):
     found = mp.log_evidence(ladder, "zv2", degree=2)
     assert found.method == "pooled"

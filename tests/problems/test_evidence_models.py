@@ -52,6 +52,7 @@ def test_van_der_pol_agrees_with_scipy(forward_mode):
     np.testing.assert_allclose(values.gradient_log_prior[:, 0], -log_theta / 0.0625, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_van_der_pol_log_evidence():
     grid = np.linspace(-2.0, 2.0, 1601)
     values = in_float64(evaluate_at)(target_of(VAN_DER_POL), grid[:, None])

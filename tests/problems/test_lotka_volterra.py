@@ -78,6 +78,7 @@ def test_the_solve_agrees_with_scipy():
     np.testing.assert_allclose(np.exp(lv.solve(parameters, TIMES).log), truth.y.T, rtol=5e-6)
 
 
+@pytest.mark.slow
 def test_both_prior_sets_give_the_same_likelihood():
     natural = jax.tree.leaves(lv._parameters(lv.init("stan")))
     paper = dict(zip(lv.init("paper"), jnp.log(jnp.concatenate([jnp.ravel(x) for x in natural])), strict=True))
@@ -183,6 +184,7 @@ def test_stan_priors_reproduce_the_reference_means(rng):
     np.testing.assert_array_less(np.abs(found - mean), 4.5 * np.hypot(error, sd / 100))
 
 
+@pytest.mark.slow
 def test_quantities_are_the_prey_at_the_papers_times(rng):
     z = {name: value.reshape(2, 3) for name, value in near_mode("paper", rng, size=6).items()}
     values = evaluate_quantities(FILE, z)

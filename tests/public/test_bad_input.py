@@ -796,6 +796,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("values", "call", "words"), ROWS, ids=[f"{i}-{row[2][:20]}" for i, row in enumerate(ROWS)])
 def test_functions_refuse(given, values, call, words):
     for value in values:

@@ -44,6 +44,7 @@ def estimate(tree):
     return mp.expectation(tree, method="zv2")
 
 
+@pytest.mark.slow
 def test_means_of_constrained_variables_are_right(estimate):
     truth = {f"corr[{i}, {j}]": 0.0 for i in range(3) for j in range(i)}
     truth |= {f"weights[{i}]": share for i, share in enumerate(CONCENTRATION / CONCENTRATION.sum())}

@@ -38,6 +38,7 @@ ASKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 def test_divergences_are_told_once(diverging, name):
     with pytest.warns(mp.ConvergenceWarning) as told:
@@ -102,6 +103,7 @@ def test_sound_chains_are_not_told_of_and_the_class_can_be_filtered(diverging):
         mp.expectation(diverging, method="zv1")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("always::mcmcpost.ConvergenceWarning")
 def test_the_command_line_uses_the_same_words(run, diverging, tmp_path):
     mp.save_tree(diverging, tmp_path / "trace.nc")

@@ -241,6 +241,7 @@ def test_spreads_have_the_units_of_the_integrands(tree, unit):
     np.testing.assert_allclose(found.gain, own.gain, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_summary_joins_that_of_arviz(rng):
     x = rng.normal(size=(4, 100, 3))
     tree = mp.from_arrays(x, -x)
@@ -259,6 +260,7 @@ def test_the_summary_joins_that_of_arviz(rng):
     np.testing.assert_array_equal(joined[["q0.055_cv", "q0.945_cv"]].to_numpy().ravel(), own.mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "prob", "kind"),
     [
@@ -288,6 +290,7 @@ def test_the_interval_of_the_summary_is_that_of_arviz(rng, asked, prob, kind):
     np.testing.assert_array_equal(table[[f"mcse_{title}_lb_cv", f"mcse_{title}_ub_cv"]].to_numpy().ravel(), found.mcse)
 
 
+@pytest.mark.slow
 def test_the_summary_has_what_is_asked_of_the_distribution_and_no_more(tree):
     plain = list(mp.summary(tree, method="zv1"))
     assert not any("lb" in column or "median" in column for column in plain)

@@ -86,6 +86,7 @@ def normal():
 # ---- a normal posterior, where everything is known but for rounding
 
 
+@pytest.mark.slow
 def test_all_of_a_normal_distribution_is_exact(normal):
     x, tree = normal
     dist = mp.distribution(tree, ["a"], "zv2")
@@ -244,6 +245,7 @@ def test_errors_hold_for_chains_that_mix_slowly():
     assert (gains > 1.5).all(), gains
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:R-hat")
 def test_a_density_beyond_the_last_effective_draws_is_unseen_and_has_an_error():
     """Of 20 effective draws the outer seventh has fewer than three: what a fit says there is not believed by itself."""
@@ -436,6 +438,7 @@ def test_units_of_a_quantity_change_nothing_but_units(skew, scale, shift):
     assert (np.abs((other.mean - shift) / size - one.mean) < 0.05 * one.mcse + 2e-4).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_weighted_draws_have_weighted_distributions():
     """Draws of N(0, 1.3²) with the weights of N(0, 1) have its quantiles, and none of their own."""
@@ -479,6 +482,7 @@ def test_variables_with_shapes_have_rows_for_their_elements(normal):
     np.testing.assert_allclose(dist.interval(0.5).mean.reshape(4, 2), [norm.ppf([0.25, 0.75])] * 4, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_stored_trace_has_the_distributions_of_the_one_in_memory(skew, monkeypatch):
     from mcmcpost.core import arrays

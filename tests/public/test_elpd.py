@@ -49,6 +49,7 @@ def exact(y):
     return leave_out, predictive(y, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["plain", "zv2", None])
 def test_densities_against_the_closed_form(tree, y, method):
     found = mp.elpd(tree) if method is None else mp.elpd(tree, method=method)

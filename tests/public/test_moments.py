@@ -45,6 +45,7 @@ def assert_same(one: mp.Estimate, two: mp.Estimate, rtol: float = 1e-9) -> None:
     assert one.method == two.method
 
 
+@pytest.mark.slow
 def test_sums_do_not_depend_on_the_chunks(rng):
     found = mp.moments(make_tree(0), QUANTITIES)
     draws, scores, values = (rng.normal(size=(4, 200, k)) for k in (3, 3, len(TRUTH)))
@@ -67,6 +68,7 @@ def arrays_of(sums: Sums) -> list[np.ndarray]:
     return [*(part for own in sums.moments for part in own), *sums.chains[3:], *sums[3:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [{"draw": 400}, {"chain": 1, "draw": 171}, {"chain": 3, "draw": 250}])
 @pytest.mark.parametrize("start", [0, 30])
 def test_draws_in_chunks_of_dask_have_the_sums_of_those_in_memory(chunks, start, monkeypatch):
@@ -83,6 +85,7 @@ def test_draws_in_chunks_of_dask_have_the_sums_of_those_in_memory(chunks, start,
         assert_same(one, two, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_chains_add_to_what_all_chains_say():
     first, second = make_tree(2), make_tree(3)
     sums = mp.moments(first, QUANTITIES)
@@ -109,6 +112,7 @@ def test_other_chains_add_to_what_all_chains_say():
     np.testing.assert_allclose(found.mcse, whole.mcse, rtol=0.7)
 
 
+@pytest.mark.slow
 def test_chains_of_other_lengths_and_a_run_that_went_on():
     tree = make_tree(4, draws=300)
     sums = mp.moments(tree.isel(draw=slice(200)), QUANTITIES)
@@ -125,6 +129,7 @@ def test_chains_of_other_lengths_and_a_run_that_went_on():
     assert (np.abs(mp.expectation(other).mean - TRUTH) < 4 * mp.expectation(other).mcse).all()
 
 
+@pytest.mark.slow
 def test_sums_read_back_say_the_same(tmp_path):
     sums = mp.moments(make_tree(6), QUANTITIES) + mp.moments(make_tree(7, chains=1, draws=90), QUANTITIES)
     for suffix in ("nc", "zarr"):
@@ -139,6 +144,7 @@ def test_sums_read_back_say_the_same(tmp_path):
         mp.load_tree(path, mp.save_tree(make_tree(9), tmp_path / "trace.nc"))
 
 
+@pytest.mark.slow
 def test_sums_over_named_dimensions_are_read_back_and_added(tmp_path):
     def tree(seed: int) -> xarray.DataTree:
         x = np.random.default_rng(seed).normal(size=(4, 500, 80))
@@ -206,6 +212,7 @@ def test_functions_of_a_coordinate_gain_from_sums_with_honest_errors():
     assert (np.median(plain, axis=0) / np.median(squares, axis=0) > 25).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1e-6, 1e-9, 1e-12])
 @pytest.mark.parametrize("location", [0.0, 1e6])
 def test_rounding_invents_no_gain(size, location, rng):
@@ -246,6 +253,7 @@ def test_constants_events_and_what_is_not_finite():
     assert found.gain[3] > 3
 
 
+@pytest.mark.slow
 def test_many_short_chains():
     tree = make_tree(11, chains=200, draws=5)
     found = mp.expectation(mp.moments(tree, QUANTITIES))
@@ -261,6 +269,7 @@ def test_a_summary_and_names_of_some_quantities():
     assert_same(mp.expectation(sums, "square"), mp.expectation(sums).select(np.array([4])), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ask", "message"),
     [

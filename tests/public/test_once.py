@@ -54,6 +54,7 @@ def entered(monkeypatch):
 SQUARES = {"square": lambda draw: draw["a"] ** 2, "product": lambda draw: draw["a"] * draw["b"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [
@@ -85,6 +86,7 @@ def test_the_report_of_a_ladder_reads_it_once(rng, entered, monkeypatch):
     assert entered == ONCE | {"read_ladder": 1}
 
 
+@pytest.mark.slow
 def test_the_command_line_asks_one_question(run, tree, tmp_path, entered):
     mp.save_tree(tree, tmp_path / "trace.nc")
     extra = ["--expect", "p=a > 0", "--method", "zv1", "--json"]

@@ -63,6 +63,7 @@ CHUNKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small", "nothing_whole")
 @pytest.mark.parametrize("method", [mp.ZeroVariance(2, mp.LeastSquares()), "auto", "structured", "plain"])
 def test_means_come_from_sums_which_no_chunk_changes(rng, method):
@@ -81,6 +82,7 @@ def test_means_come_from_sums_which_no_chunk_changes(rng, method):
     assert (np.abs(found.mean - in_memory.mean) < 2 * in_memory.mcse + 1e-12).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small", "nothing_whole")
 def test_a_summary_of_means_and_its_tree_read_nothing_whole(rng, tmp_path):
     lazy = in_chunks(skewed_tree(rng), draw=90)
@@ -113,6 +115,7 @@ def test_what_needs_every_draw_reads_them(rng, method, options):
         np.testing.assert_allclose(getattr(own, name), getattr(found, name), rtol=1e-8, atol=1e-10, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small", "nothing_whole")
 def test_functions_of_a_draw_are_evaluated_chunk_by_chunk(rng):
     tree = skewed_tree(rng)
@@ -140,6 +143,7 @@ QUESTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_whole")
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
 def test_what_is_a_function_of_means_comes_from_sums_which_no_chunk_changes(rng, monkeypatch, question):
@@ -157,6 +161,7 @@ def test_what_is_a_function_of_means_comes_from_sums_which_no_chunk_changes(rng,
     np.testing.assert_allclose(found.mcse_plain, in_memory.mcse_plain, rtol=0.5)
 
 
+@pytest.mark.slow
 def test_quantiles_of_all_draws_are_looked_for_about_those_of_a_few(monkeypatch):
     """Of what is normal all are exact; of its exponential, and of what has few values, as near as the draws say."""
     monkeypatch.setattr("mcmcpost.distributions.PILOT", 1_024)
@@ -195,6 +200,7 @@ def test_quantiles_of_all_draws_are_looked_for_about_those_of_a_few(monkeypatch)
     assert dist.select(np.array([1])).quantile(0.5).names == ("e [0.5]",)
 
 
+@pytest.mark.slow
 def test_quantiles_of_chunks_beside_an_atom_and_of_what_the_few_draws_do_not_see(monkeypatch):
     monkeypatch.setattr("mcmcpost.distributions.PILOT", 1_024)
     monkeypatch.setattr(arrays, "LARGE", 1_000)
@@ -216,6 +222,7 @@ def test_quantiles_of_chunks_beside_an_atom_and_of_what_the_few_draws_do_not_see
     assert 0.99 / draws.size < error < 0.01  # whatever means of runs of the other are
 
 
+@pytest.mark.slow
 def test_densities_and_shortest_intervals_of_all_draws_are_looked_for_about_those_of_a_few(monkeypatch):
     """As are those of a product, for which a polynomial stands; of what is normal densities are exact."""
     monkeypatch.setattr("mcmcpost.distributions.PILOT", 1_024)
@@ -285,6 +292,7 @@ def test_divergences_are_counted_at_every_draw(rng):
         mp.expectation(in_chunks(tree, draw=70))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small", "nothing_whole")
 def test_quantities_that_are_not_finite_somewhere_are_counted_at_every_draw(rng):
     tree = skewed_tree(rng)
@@ -321,6 +329,7 @@ def generated(rng: np.random.Generator, shape: tuple[int, int, int], draws: int)
     return xarray.DataTree.from_dict({"posterior": posterior, "sample_stats": stats})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_whole")
 def test_no_more_than_a_chunk_is_held(rng, monkeypatch):
     import tracemalloc

@@ -148,6 +148,7 @@ def test_independent_shares_alone_would_be_too_small_for_a_nested_run(rng):
     assert mcse_mean(squares, weights)[0] > 1.5 * naive
 
 
+@pytest.mark.slow
 def test_controlled_means_of_weighted_draws_are_calibrated(rng):
     z = []
     for _ in range(30):

@@ -37,6 +37,7 @@ def logistic(rng, d, n):
 TARGETS = [(logistic, 3), (gaussian, 1), (gaussian, 3), (gaussian, 20), (banana, 2), (gamma, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [400, 4000])
 @pytest.mark.parametrize(("target", "d"), TARGETS)
 def test_right_scores_are_confirmed(target, d, n, rng):

@@ -178,6 +178,7 @@ def test_a_factor_of_an_ill_conditioned_matrix_does_not_claim_a_solution(rng):
     assert Outcome(int(found.outcome)) is Outcome.STAGNATED
 
 
+@pytest.mark.slow
 def test_a_first_guess_has_the_precision_of_the_system(rng):
     inputs = rng.normal(size=(50, 2)).astype(np.float32)
     system = Regularised(kernel_operator(SquaredExponential(1.0), inputs), np.float32(0.1))

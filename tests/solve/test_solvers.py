@@ -262,6 +262,7 @@ def test_settings_that_cannot_run_are_refused(change, message):
         ConjugateGradients(rank=-1)
 
 
+@pytest.mark.slow
 def test_right_hand_sides_and_guesses_may_be_lists(data):
     points, right = data
     a = system("matern", points)

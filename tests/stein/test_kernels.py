@@ -46,6 +46,7 @@ def grams() -> dict[str, tuple[np.ndarray, ...]]:
     return jax.tree.map(np.asarray, program(X, Y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_gram_is_evaluate_on_every_pair(name: str, grams: dict[str, tuple[np.ndarray, ...]]) -> None:
     fast, slow, own, diagonal = grams[name]

@@ -28,6 +28,7 @@ def make(n: int, rng: np.random.Generator, dtype: type, block: int) -> tuple[Til
     return TileOperator(GaussianTile(jnp.asarray(2.0)), {"x": x}, diagonal, block=block), dense
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "block", "dtype"),
     [*((n, block, np.float64) for n, block in ((1, 4), (7, 3), (8, 4), (21, 5), (21, 512))), (7, 3, np.float32)],

@@ -69,6 +69,7 @@ def defined_gram(kernel, x, s, tasks):
     return np.array(entries)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_gram_is_the_definition_entry_by_entry(rng, rows, order):
     kernels = KERNELS["two_terms"]

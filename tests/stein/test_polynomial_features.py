@@ -27,6 +27,7 @@ def slow_features(d: int, degree: int) -> Callable[[np.ndarray, np.ndarray], jax
     return jax.jit(jax.vmap(image))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("d", "degree"), [(1, 10), (2, 5), (3, 3), (5, 2), (4, 1)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_features_are_the_langevin_operator_of_monomials(

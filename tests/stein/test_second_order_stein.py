@@ -99,6 +99,7 @@ def data(rng: np.random.Generator) -> np.ndarray:
     return rng.normal(size=(4, 24, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEFINED)
 def test_gram_is_its_definition(name: str, data: np.ndarray) -> None:
     """With other scores at y."""
@@ -139,6 +140,7 @@ def of_one_set(kernel: AbstractKernel, X: jax.Array, S: jax.Array) -> jax.Array:
     return second_order_stein_gram(kernel, X, S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_SET)
 def test_gram_of_a_set_with_itself_has_the_exact_diagonal(name: str, data: np.ndarray) -> None:
     X, S, _, _ = data
@@ -202,6 +204,7 @@ def entry_and_slope(kernel: AbstractKernel, x: np.ndarray, y: np.ndarray, s: np.
     return second_order_stein_gram(kernel, x, s, y, s)[0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.45, 0.6, 1.0])
 def test_matern52_has_no_overflow_at_tiny_distances(dtype: type, ratio: float) -> None:

@@ -78,6 +78,7 @@ def data(rng: np.random.Generator) -> np.ndarray:
     return rng.normal(size=(4, 12, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEFINED)
 def test_stein_gram_is_its_definition(name: str, data: np.ndarray) -> None:
     slow = slow_gram(name, *data)
@@ -164,6 +165,7 @@ def test_stein_kernel_integrates_to_zero(kernel: AbstractKernel, d: int, rng: np
     assert np.abs(w @ wrong).max() > 1e-2 * float((w @ np.abs(wrong)).max())
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -191,6 +193,7 @@ def test_no_intermediate_has_three_axes(name: str) -> None:
     assert rank_three_shapes(planted.jaxpr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["matern32", "weighted", "product_of_both"])
 def test_gradients_in_the_parameters_are_finite_and_right(name: str, rng: np.random.Generator) -> None:
     check_parameter_gradients(stein_gram, KERNELS[name], rng)

@@ -84,6 +84,7 @@ def test_the_covariance_is_positive_semidefinite_where_residuals_and_model_contr
         assert np.linalg.eigvalsh(found.covariance / np.outer(error, error))[0] > -1e-9
 
 
+@pytest.mark.slow
 def test_tasks_of_own_draws_that_the_kernel_takes_for_one_keep_a_part_of_their_errors(rng):
     """The kernel is too rough for what it is fitted to: its own error is often more than that of the refits."""
     method = mp.VectorValued(SquaredExponential(0.3), np.ones((2, 2)) + 1e-12 * np.eye(2), 1e-8, guard=False)

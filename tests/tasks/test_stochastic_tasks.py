@@ -46,6 +46,7 @@ def quadratic_tasks(rows):
     return PolynomialTasks.start(rows, FixedCovariance(RELATED), degree=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [kernel_tasks, quadratic_tasks], ids=["kernel", "polynomial"])
 def test_full_batches_reach_the_exact_ridge_solution(make, rng, key):
     rows = draw_rows(rng, (25, 15))
@@ -167,6 +168,7 @@ def test_a_quadratic_integrand_is_in_the_span_of_the_polynomial_family(rng):
     np.testing.assert_allclose(solution[-2:], [1.0, m0**2 + size - m0 * m1 + 2 * m1 + m0], atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_task_of_one_draw_borrows_from_the_other(rng, key):
     rows = draw_rows(rng, (60, 1))
     control = PolynomialTasks.start(rows, FixedCovariance(np.ones((2, 2))), degree=1)
@@ -204,6 +206,7 @@ def test_what_is_given_is_not_trained(rng, key):
     assert np.abs(fit.control.coefficients).max() > 0
 
 
+@pytest.mark.slow
 def test_training_starts_from_the_control_variate_that_is_given(rng, key):
     rows = draw_rows(rng, SIZES)
     f = integrand(rows)
@@ -233,6 +236,7 @@ def test_features_computed_in_every_batch_give_the_same_fit(rng, key, monkeypatc
     np.testing.assert_allclose(fresh.loss, cached.loss, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_objective_on_all_data_and_without_real_steps_beta_is_the_task_means(rng, key, monkeypatch):
     rows = draw_rows(rng, (31, 20))
     f = integrand(rows)
@@ -331,6 +335,7 @@ def untrained(control, beta, *_, num_epochs, **__):
     return control, beta, jnp.zeros(()), jnp.zeros(num_epochs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [None, 10])
 def test_blocks_of_a_crossfitted_method_straddle_no_chain_and_no_held_out_draws(block, rng, key, monkeypatch):
     """Two chains of 60 draws a task, eight folds: without a fold its chain is two runs, or one that is shorter."""
@@ -384,6 +389,7 @@ def test_bad_tasks_blocks_and_covariances_are_refused(rng):
         CholeskyCovariance.start(np.ones((2, 2)))
 
 
+@pytest.mark.slow
 def test_float32_stays_float32(rng, key):
     rows = draw_rows(rng, SIZES)
     small = rows._replace(draws=rows.draws.astype(np.float32), scores=rows.scores.astype(np.float32))

@@ -57,6 +57,7 @@ def test_the_gradient_is_that_of_the_loss_and_the_loss_is_the_definition(rng, se
         np.testing.assert_allclose(float(search.loss(search.start)[0]), loss, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_amplitude_of_a_kernel_does_not_matter(rng, searches):
     data = likelihood_data(list(related_tasks(rng).values()))
     for factor in (1.0, 50.0):
@@ -76,6 +77,7 @@ def test_the_learnt_covariance_is_the_relation_between_the_tasks(rng, slope):
     assert np.sign(slope) * b[0, 1] / np.sqrt(b[0, 0] * b[1, 1]) > 0.95
 
 
+@pytest.mark.slow
 def test_the_learnt_covariance_of_a_task_given_twice_is_nearly_singular_and_still_one(rng):
     task = normal_task(rng)
     start = Coregionalisation((SquaredExponential(np.array([5.0, 5.0])),), np.eye(2)[None] + 0.2)
@@ -84,6 +86,7 @@ def test_the_learnt_covariance_of_a_task_given_twice_is_nearly_singular_and_stil
     assert b[0, 1] / np.sqrt(b[0, 0] * b[1, 1]) > 0.999
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed", ["kernel", "covariance", "everything"])
 def test_what_is_given_stays_as_it_is(rng, fixed):
     data = likelihood_data(list(related_tasks(rng).values()))

@@ -149,6 +149,7 @@ def test_three_unbalanced_tasks_are_the_definition(rng):
         np.testing.assert_allclose(found, expected, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_matrix_free_joint_fit_is_the_dense_one(rng):
     tasks = list(three_unbalanced(rng).values())
     joint = joint_problem(tasks, num_folds=4)

@@ -42,6 +42,7 @@ def test_a_forest_of_the_controlled_tree(observed):
     pyplot.close("all")
 
 
+@pytest.mark.slow
 def test_stein_weights_are_weights_of_xarray(observed):
     weights = mp.stein_weights(observed, method=mp.ControlFunctional(SquaredExponential(2.0), 1e-8))
     tree = weights.to_datatree(observed)

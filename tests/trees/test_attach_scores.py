@@ -167,6 +167,7 @@ def test_traces_in_different_orders_are_not_taken_together(rng):
         mp.joint_expectation({"one": (one, None), "other": (other, None)})
 
 
+@pytest.mark.slow
 def test_a_file_of_arviz_0_becomes_a_scored_trace():
     """The file is ArviZ 0.23.4's own, written through netCDF4: see tests/data/make_arviz_0.py."""
     tree = mp.load_tree(DATA / "arviz_0_23.nc")

@@ -196,6 +196,7 @@ def stan_program(tmp_path, rng, monkeypatch):
     return paths, tmp_path / "m.stan", tmp_path / "data.json", compiled
 
 
+@pytest.mark.slow
 def test_a_stan_program_gives_the_scores(run, stan_program, monkeypatch):
     """BridgeStan itself wants C++ sources from GitHub: tests/trees/test_interop_stan.py runs it where they are."""
     paths, program, data, compiled = stan_program

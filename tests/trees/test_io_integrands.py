@@ -109,6 +109,7 @@ def test_a_fault_of_the_function_is_not_hidden(tree):
     assert "integrands: the argument of `f` has mu, theta, corr, count, flag." in raised.value.__notes__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [np.exp, sum, jnp.sum, float])
 def test_functions_of_values_are_no_functions_of_draws(tree, function):
     words = rf"`f` to take one draw, a dict of arrays, got {function.__name__}: .*lambda draw"

@@ -161,6 +161,7 @@ def quadratic(parameters):
     return sum(0.5 * jnp.sum(leaf**2) for leaf in jax.tree.leaves(parameters))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("init", "names"),
     [
@@ -177,6 +178,7 @@ def test_a_bare_potential(init, names, monkeypatch):
         np.testing.assert_allclose(trace.scores, -trace.draws, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_bad_runs():
     with pytest.raises(ValueError, match="a finished MCMC run"):
         from_numpyro(MCMC(NUTS(plain), num_warmup=1, num_samples=1))
@@ -323,6 +325,7 @@ def test_a_ladder_leaves_the_data_of_later_runs_as_they_were():
             mp.laplace_evidence(tree, many, key=jax.random.key(1), num_proposals=200)
 
 
+@pytest.mark.slow
 def test_sites_with_a_slash_have_a_dot_in_the_tree_and_the_program_stays_as_it_is():
     """NumPyro's `scope` and modules put "/" into names, which a tree takes for a path."""
 
@@ -357,6 +360,7 @@ def tree_of(variables):
     return xarray.DataTree.from_dict({"posterior": xarray.Dataset(arrays)})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_scores_given_discrete_sites_control_the_joint_posterior(rng):
     """E[g′(x) + g(x) s(x, k)] = 0 given each k, so that what depends on x gains.

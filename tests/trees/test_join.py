@@ -113,6 +113,7 @@ def test_a_chain_given_twice_is_refused(tmp_path, rng):
         mp.load_tree(one, swapped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["nc", "zarr"])
 def test_large_variables_stay_in_their_files(tmp_path, rng, suffix, monkeypatch):
     monkeypatch.setattr(files, "LAZY", 1_000)

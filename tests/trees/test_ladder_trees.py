@@ -40,6 +40,7 @@ def tree():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_variable_has_a_temperature(tree):
     for group in ("posterior", "sample_stats"):
         for name, variable in tree[group].data_vars.items():
@@ -206,6 +207,7 @@ def hierarchical(y):
         numpyro.sample("y", dist.Normal(rows.sum() + path.sum(), scale), obs=y)
 
 
+@pytest.mark.slow
 def test_prior_and_likelihood_add_up_to_the_potential(key):
     target, probed = tempered_target("test", hierarchical, (DATA,), {})
     draw = 0.3 * jax.random.normal(key, (len(target.names),))
@@ -253,6 +255,7 @@ def assert_equal_ladders(one, other):
     assert one.names == other.names
 
 
+@pytest.mark.slow
 def test_traces_become_a_ladder(tree, tmp_path):
     truth = read_ladder(tree)
     assert_equal_ladders(read_ladder(mp.ladder_from_traces(pieces(tree))), truth)
