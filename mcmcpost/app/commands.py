@@ -37,7 +37,7 @@ from mcmcpost.core.runtime import digits_of, duration, number_of_quantities, sig
 from mcmcpost.evidence import EVIDENCE_GROUP, disagreements, stored_evidence
 from mcmcpost.evidence.barrier import MOST
 from mcmcpost.evidences import check_same_data
-from mcmcpost.expectations import Answers
+from mcmcpost.expectations import WITHOUT_KERNELS, Answers
 from mcmcpost.ladders import tempered_target
 from mcmcpost.sums import as_moments, is_summed, new_draws
 from mcmcpost.trees import (
@@ -70,7 +70,10 @@ class Beyond(NamedTuple):
     elpd: str | None = None
 
     def __bool__(self) -> bool:
-        return self != (None, None, (), None)
+        # Not by equality: that of an array with several quantiles has no truth value.
+        return (
+            self.probabilities is not None or self.interval is not None or bool(self.spreads) or self.elpd is not None
+        )
 
 
 class Reduced(NamedTuple):
@@ -106,7 +109,8 @@ def reduce_tree(tree: "xarray.DataTree", asked: Asked, beyond: Beyond, method: s
     # Before the means, which take longer: a missing log likelihood must not cost them.
     if beyond.elpd is not None:
         with phase("elpd"):
-            others["elpd"] = mcmcpost.elpd(tree, beyond.elpd, allow_bad_scores=allow_bad_scores)
+            chosen = WITHOUT_KERNELS if method == "auto" else method
+            others["elpd"] = mcmcpost.elpd(tree, beyond.elpd, chosen, allow_bad_scores=allow_bad_scores)
         _say_influential(others["elpd"])
     for kind in dict.fromkeys(beyond.spreads):
         with phase(kind):
@@ -517,7 +521,9 @@ def report_facts(
     facts: dict[str, Any] = {"path": str(place), "bytes": len(text.encode()), "notices": list(contents.notices)}
     if (posterior := contents.posterior) is not None:
         say_worth(posterior.estimate, took)
-        estimates = [part for part in (posterior.estimate, posterior.quantiles, posterior.intervals) if part]
+        estimates = [
+            part for part in (posterior.estimate, posterior.quantiles, posterior.intervals) if part is not None
+        ]
         facts |= {
             "score_check": posterior.check.verdict,
             "divergences": posterior.divergences,

@@ -49,8 +49,8 @@ def tile_size(dtype: np.dtype) -> int:
     long in double precision (``benchmarks.linops.kernel_product --stein``).
     """
     if jax.default_backend() != "cpu":
-        # Launches of kernels are the cost of small tiles: of 512 rows a product takes six times as long on an H100, in
-        # either precision (``benchmarks.gpu``). Twice as many gain a seventh more and take four times the memory.
+        # Launches of kernels are the cost of small tiles: of 512 rows a product takes five to six times as long on an
+        # H100 (docs/results/scale.md, gpu). Twice as many gain a seventh more and take four times the memory.
         return 4_096
     return 256 if dtype.itemsize > 4 else 512
 

@@ -172,6 +172,7 @@ def test_elpd_is_printed_in_total_and_saved_for_each_observation(run, rng):
     assert list(kept["quantity"].values) == list(known.names)
     np.testing.assert_array_equal(kept["mean_cv"], known.mean)
     assert refused(run("reduce", "with.nc", "--elpd", "z"), "`var_name` among y")
+    assert "ZeroVariance" not in run("reduce", "with.nc", "--elpd", "y", "--method", "plain").out
 
 
 def test_reduce_says_what_the_reduction_is_worth(run, trace):

@@ -150,7 +150,8 @@ def test_chains_of_unequal_lengths_are_summed(run, tmp_path):
     with pytest.raises(mp.InputError, match=rf"chains of one length, got \[100, 80\].*{line}"):
         mp.load_tree(*names)
     one, other = map(mp.load_tree, names)
-    assert refused(run("reduce", *names, "--quantile", "0.5"), "--elpd: expected chains of one length")
+    for more in (["--quantile", "0.05", "--quantile", "0.95"], ["--ci", "0.5"], ["--spread", "sd"], ["--elpd", "y"]):
+        assert refused(run("reduce", *names, *more), "--elpd: expected chains of one length")
     expected = mp.expectation(mp.moments(one, ["m"], "zv2") + mp.moments(other, ["m"], "zv2"))
     beside = [word for path in DIAGNOSTICS for word in ("--diagnostics", tmp_path / path.name)]
     for more in ([], beside):
