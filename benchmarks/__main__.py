@@ -1,7 +1,7 @@
 """Run the benchmarks of a subject, or list them.
 
     python -m benchmarks                        # the subjects
-    python -m benchmarks calibration --quick    # each of its benchmarks once, within two minutes each; keeps no table
+    python -m benchmarks calibration --quick    # each of its benchmarks, in two minutes; no table
     python -m benchmarks calibration            # every table again, by its recorded command
     python -m benchmarks calibration --list     # print the commands and run none
 

@@ -3,10 +3,10 @@
 A figure is a column and the row that it is taken from, as the table prints them::
 
     mean z²; target = banana; method = auto
-    max(mean z²; method != zv3)                          # or min, median, rms: of all rows that are left
-    rmse; method = auto over method = plain as .2f       # a ratio; what is not said again is as before
-    memory; trace = 8 GB over 1000                       # or the ratio to a number
-    large_trace: memory; run = reduce                    # of a table other than the text's own
+    max(mean z²; method != zv3)                      # or min, median, rms: of all rows left
+    rmse; method = auto over method = plain as .2f   # a ratio; what is not said again is as before
+    memory; trace = 8 GB over 1000                   # or the ratio to a number
+    large_trace: memory; run = reduce                # of a table other than the text's own
 
 A row is chosen by the values of its columns; ``=`` may list several, ``a or b``. The format is Python's, two digits
 (``#.2g``) where none is given, except that a number from 0.00001 to a million has no exponent, and that 2e-06 is
@@ -16,7 +16,7 @@ In ``results/notes.json`` a figure stands in braces where its number belongs. In
 followed by a name, ``7<!--=hare_lynx-->``, and the names are explained in one comment at the end of the page::
 
     <!-- figures
-    hare_lynx = surrogate_hmc_models: per 1000 gradients; target = hare_lynx; method = surrogate over method = NUTS
+    borehole = surrogate_hmc_models: per 1000 gradients; target = borehole; method = surrogate
     -->
 """
 
@@ -62,7 +62,8 @@ def renew(page: str, text: str, rows: Mapping[str, Sequence[Mapping[str, Any]]])
     def renewed(found: re.Match[str]) -> str:
         if found[1] is None:
             raise ValueError(f"{page}, figure `{found[2]}`: expected a number right before its name.")
-        return f"{number(figures[found[2]], '', rows, f'{page}, figure `{found[2]}`')}<!--={found[2]}-->"
+        value = number(figures[found[2]], "", rows, f"{page}, figure `{found[2]}`")
+        return f"{value}<!--={found[2]}-->"
 
     return NAMED.sub(renewed, text)
 

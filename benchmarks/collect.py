@@ -201,30 +201,33 @@ PAGES = {
         ("scale_processes", "short_chains", "projections", "gpu"),
     ),
 }
-ABOUT = """Every measured table has a page: what was asked, the table, what it means, and the command that makes it.
+ABOUT = """Every measured table has a page: what was asked, the table, its meaning and its command.
 
-Replications use keys fixed beforehand, the first R of one stream, and none is excluded. Seconds are from two cores
-shared with other jobs, so they are indicative only; sizes, ratios and z are not affected. "By hand" marks a number that
-no table has. A commit is the code of the run, with a "+" if files were changed; where no CPU time stands beside it, it
-is the commit that recorded the table. An error meets its aim when it is below it after two standard errors are taken
-off. In a command, `PYTHON` is an interpreter that has the packages compared with, and `DATA` is a folder with
-`data/posteriordb` and `data/uci`; `DIAMONDS` is the `diamonds.csv` of ggplot2, which is also in the wheel of plotnine.
+Replications use keys fixed beforehand, the first R of one stream, and none is excluded. Seconds are
+from two cores shared with other jobs, so they are indicative only; sizes, ratios and z are not
+affected. "By hand" marks a number that no table has. A commit is the code of the run, with a "+" if
+files were changed; where no CPU time stands beside it, it is the commit that recorded the table. An
+error meets its aim when it is below it after two standard errors are taken off. In a command,
+`PYTHON` is an interpreter that has the packages compared with, and `DATA` is a folder with
+`data/posteriordb` and `data/uci`; `DIAMONDS` is the `diamonds.csv` of ggplot2, which is also in the
+wheel of plotnine.
 """
 AGAIN = """`python -m benchmarks` lists the subjects, which are the pages of results:
 
 ```bash
-python -m benchmarks calibration --quick  # each of its benchmarks once, at a small size; keeps no table
+python -m benchmarks calibration --quick  # each of its benchmarks at a small size; keeps no table
 python -m benchmarks calibration          # every table again, by the commands below
 python -m benchmarks calibration --list   # prints the commands and runs none
 ```
 
-A quick run is the same computation at sizes that end within two minutes of one core. Commands with `PYTHON` need
-`--peers`, those with `DATA` need `--shared`, and those with `DIAMONDS` need `--diamonds`. Where rows of a table are of
-several runs, its command is that of the last.
+A quick run is the same computation at sizes that end within two minutes of one core. Commands with
+`PYTHON` need `--peers`, those with `DATA` need `--shared`, and those with `DIAMONDS` need
+`--diamonds`. Where rows of a table are of several runs, its command is that of the last.
 """
-TARGETS = """What was asked for before it was measured: by the papers, by the best of other programs, by prototypes. Of
-{total} targets {met} are met, {nearly} are missed by less than two standard errors, and {missed} are not met and have
-an answer. Figures are taken from the tables when the pages are written: a table that is made again changes them.
+TARGETS = """What was asked for before it was measured: by the papers, by the best of other
+programs, by prototypes. Of {total} targets {met} are met, {nearly} are missed by less than two
+standard errors, and {missed} are not met and have an answer. Figures are taken from the tables when
+the pages are written: a table that is made again changes them.
 """
 WRITTEN = "The pages are written by `python -m benchmarks.collect` from the JSON of the runs in `benchmarks/results/`."
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu                          # prints the table of the accelerator at hand
     python -m benchmarks.gpu --record                 # and keeps it as results/gpu.json
-    python -m benchmarks.gpu --pieces sums            # one piece, whose peak of memory is then its own
+    python -m benchmarks.gpu --pieces sums            # one piece: its own peak of memory
     python -m benchmarks.gpu --small                  # seconds on one core of a CPU
 
 Four pieces, each on the default device of JAX. It needs JAX, NumPyro and diffrax, neither ArviZ nor an installation of

@@ -47,7 +47,8 @@ import mcmcpost as mp
 
 warnings.simplefilter("error")
 jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_disable_most_optimizations", True)  # the examples are small: compiling them is what costs
+# The examples are small: compiling them is what costs.
+jax.config.update("jax_disable_most_optimizations", True)
 rng = np.random.default_rng(0)
 """
 doctest_test_doctest_blocks = ""

@@ -1,6 +1,6 @@
 """Lotka–Volterra, hare–lynx: expected prey at T times from m = 500 draws, every control variate side by side.
 
-    python -m benchmarks.control._lotka_volterra_pool      # once: the truth and the replications, cached
+    python -m benchmarks.control._lotka_volterra_pool  # once: truth and replications, cached
     python -m benchmarks.control.lotka_volterra_tasks
 
 Sun, Barp and Briol (2023), Tables 3 and 5: NUTS draws thinned by two, the sum over tasks of the mean absolute error.

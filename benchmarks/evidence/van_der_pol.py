@@ -1,8 +1,8 @@
 """Evidence of the van der Pol oscillator, 31 rungs: every method on the same draws, independent or by MCMC.
 
-    python -m benchmarks.evidence.van_der_pol                 # independent draws of the exact power posteriors
-    python -m benchmarks.evidence.van_der_pol --rules         # the rules on exact means, 9, 17 and 31 rungs
-    python -m benchmarks.evidence.van_der_pol --mcmc          # the same table on draws of sample_power_posteriors
+    python -m benchmarks.evidence.van_der_pol          # independent draws of exact power posteriors
+    python -m benchmarks.evidence.van_der_pol --rules  # rules on exact means, 9, 17 and 31 rungs
+    python -m benchmarks.evidence.van_der_pol --mcmc   # on draws of sample_power_posteriors
 
 Targets: mean absolute error of log Z at m = 5, 10, 20, 40 draws per rung: 0.013 / 0.0034 /
 0.0017 / 0.0013 with each rung controlled by itself, 0.0004 / 0.00021 / 0.00013 / 0.00009 pooled and continuous.

@@ -1,7 +1,7 @@
 """A computation-aware process beside the exact one, SGPR and SVGP on a subset of pol, in equal seconds of training.
 
     taskset -c 0 python -m benchmarks.gp.computation_aware
-    taskset -c 0 python -m benchmarks.gp.computation_aware --peers /path/to/python        # with torch and gpytorch
+    taskset -c 0 python -m benchmarks.gp.computation_aware --peers PYTHON  # with torch and gpytorch
 
 n training rows of pol and 556 test rows, both standardised by the training rows; Matérn-3/2 ARD from lengthscales 1,
 amplitude 1 and noise 0.5. CaGP-Opt learns block-sparse actions by the evidence bound; the exact process is Cholesky

@@ -1,8 +1,9 @@
 """Computation-aware processes, SGPR, SVGP and iterative solves at n = 50,000, in equal CPU seconds of training.
 
-    taskset -c 0 python -m benchmarks.gp.computation_aware_large --peers PYTHON --diamonds diamonds.csv
-    taskset -c 0 python -m benchmarks.gp.computation_aware_large --peers PYTHON     # data from a known function
-    taskset -c 0 python -m benchmarks.gp.computation_aware_large --diamonds diamonds.csv --numbers 256 512 1024 2048
+    command="taskset -c 0 python -m benchmarks.gp.computation_aware_large"
+    $command --peers PYTHON --diamonds diamonds.csv
+    $command --peers PYTHON     # data from a known function
+    $command --diamonds diamonds.csv --numbers 256 512 1024 2048
 
 ``diamonds`` is the file of that name in the wheel of plotnine and in ggplot2: the logarithm of the price of 53,940
 diamonds by their weight, sizes and grades, the grades as 0, 1, 2, …. ``synthetic`` are draws of y = sin(2πx₁) + f(x) +

@@ -1,10 +1,10 @@
 """Iterative Gaussian processes on UCI data: solver epochs along the exact trajectory, and test errors at full size.
 
-    python -m benchmarks.gp.iterative_gp --epochs --names pol elevators bike   # n = 2,000, every solver and estimator
-    python -m benchmarks.gp.iterative_gp --names pol --solvers cg --rank 500 --precision float32   # full training split
+    python -m benchmarks.gp.iterative_gp --epochs --names pol elevators bike  # every solver
+    python -m benchmarks.gp.iterative_gp --names pol --solvers cg --rank 500 --precision float32
     python -m benchmarks.gp.iterative_gp --rows 2000 --solvers ap sgd
-    python -m benchmarks.gp.iterative_gp --rows 2000 --solvers cholesky --estimators standard    # exact, by L-BFGS
-    python -m benchmarks.gp.iterative_gp --names pol --exact-step              # one exact step at full size
+    python -m benchmarks.gp.iterative_gp --rows 2000 --solvers cholesky --estimators standard
+    python -m benchmarks.gp.iterative_gp --names pol --exact-step      # one exact step at full size
     python -m benchmarks.gp.iterative_gp --names elevators --ranks 100 300 500 800
 
 Matérn-3/2 with ARD, 100 Adam steps of 0.1 on the softplus scale from 1.0, 64 probes, 2,000 features, tolerance 0.01

@@ -1,7 +1,7 @@
 """Throughput of a Matérn-3/2 kernel product on one core, as ratios of one run, and on all devices.
 
     python -m benchmarks.linops.kernel_product
-    python -m benchmarks.linops.kernel_product --peers /path/to/python        # with torch, pykeops and gpytorch
+    python -m benchmarks.linops.kernel_product --peers PYTHON  # with torch, pykeops and gpytorch
     JAX_NUM_CPU_DEVICES=2 python -m benchmarks.linops.kernel_product --devices
     taskset -c 0 python -m benchmarks.linops.kernel_product --stein
 

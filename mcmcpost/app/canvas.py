@@ -215,9 +215,14 @@ class Bokeh(AbstractDialect):
         rows, columns = np.indices(values.shape)
         colors = linear_cmap("value", interp_palette(RdBu11, 256), -1.0, 1.0)
         squares = target.rect(
-            x="x", y="y", width=1.0, height=1.0, fill_color=colors, line_color=None,
+            x="x",
+            y="y",
+            width=1.0,
+            height=1.0,
+            fill_color=colors,
+            line_color=None,
             source={"x": columns.ravel(), "y": rows.ravel(), "value": values.ravel()},
-        )  # fmt: skip
+        )
         target.grid.visible = False
         target.add_layout(squares.construct_color_bar(title=label), "right")
 
@@ -353,23 +358,46 @@ class Canvas(NamedTuple):
         # Intervals first, so that markers lie upon them.
         if x_error is not None or y_error is not None:
             self.pen.line(
-                _ends(x, x_error), _ends(y, y_error), self.target, color=series.color, width=1.2,
+                _ends(x, x_error),
+                _ends(y, y_error),
+                self.target,
+                color=series.color,
+                width=1.2,
                 **self.dialect.artist(series.label, False, None),
-            )  # fmt: skip
+            )
         self.pen.scatter(
-            x, y, self.target, color=series.color, marker=series.marker, size=self.dialect.size,
+            x,
+            y,
+            self.target,
+            color=series.color,
+            marker=series.marker,
+            size=self.dialect.size,
             **self.dialect.artist(series.label, series.label is not None, hover),
-        )  # fmt: skip
+        )
 
     def line(
-        self, x: Any, y: Any, color: str, *, label: str | None = None, style: str = SOLID, width: float = 1.0,
-        alpha: float = 1.0, hover: Sequence[str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        x: Any,
+        y: Any,
+        color: str,
+        *,
+        label: str | None = None,
+        style: str = SOLID,
+        width: float = 1.0,
+        alpha: float = 1.0,
+        hover: Sequence[str] | None = None,
+    ) -> None:
         """Draw a line through points, broken at NaN."""
         self.pen.line(
-            x, y, self.target, color=color, linestyle=style, width=width, alpha=alpha,
+            x,
+            y,
+            self.target,
+            color=color,
+            linestyle=style,
+            width=width,
+            alpha=alpha,
             **self.dialect.artist(label, label is not None, hover),
-        )  # fmt: skip
+        )
 
     def band(self, x: Any, low: Any, high: Any, color: str) -> None:
         """Fill the area between two curves faintly."""
@@ -400,9 +428,13 @@ class Canvas(NamedTuple):
         groups = [(x, y, texts)] if self.dialect.many_texts else zip(x, y, texts, strict=True)
         for group in groups if len(texts) else ():
             self.pen.text(
-                *group, self.target, color=color, size=self.dialect.small, horizontal_align=align,
+                *group,
+                self.target,
+                color=color,
+                size=self.dialect.small,
+                horizontal_align=align,
                 **self.dialect.artist(None, False, None),
-            )  # fmt: skip
+            )
 
     def rows(self, names: Sequence[str], margin: float = 0.6, every: int = 1) -> None:
         """Label the rows 0, 1, … from top to bottom, or every so many of them."""

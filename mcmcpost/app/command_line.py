@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Post-processing of MCMC traces: Stein control variates with Monte Carlo errors, evidence, reports.",
-    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input or usage, in a line; 130 Ctrl-C.",
+    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input, in a line; 130 Ctrl-C.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -510,9 +510,7 @@ def evidence(
         if output is not None and len(sources) > 1:
             raise InputError(f"--output: expected one source, got {len(sources)}. Write them one by one.")
         check_distinct("evidence", [str(source.resolve()) for source in sources], "sources")
-        given = {
-            "rungs": rungs, "warmup": warmup, "draws": draws, "chains": chains, "seed": seed, "exchange": exchange
-        }  # fmt: skip
+        given = {"rungs": rungs, "warmup": warmup, "draws": draws, "chains": chains, "seed": seed, "exchange": exchange}
         choice = None if method is None else method.value
         option, found = _with_data(option, data), {}
         with ExitStack() as stack:

@@ -3,33 +3,33 @@
 White coordinates (`ScalarProfile`): rows are points u_a, δ_ab = u_a − u_b, A₁ = −2κ′, A₂ = −4κ″, A₃ = −8κ‴ for
 stationary kernels, A₁ = κ′, A₂ = κ″, A₃ = κ‴ for dot products. All of the following is tested against nested autodiff.
 
-========================  =====================================  =====================================
-covariance                stationary                             dot product
-========================  =====================================  =====================================
-f(u_a), f(u_b)            κ                                      κ
-f(u_a), ∇f(u_b)           A₁δ                                    A₁u_a
-∇f(u_a), f(u_b)           −A₁δ                                   A₁u_b
-∇f(u_a), ∇f(u_b)          A₁I + A₂δδᵀ                            A₁I + A₂u_b u_aᵀ
-∇∇ᵀf(u_a), ∇f(u_b)·z      A₃(δ·z)δδᵀ + A₂((δ·z)I + δzᵀ + zδᵀ)    A₃(u_a·z)u_b u_bᵀ + A₂(u_b zᵀ + z u_bᵀ)
-∇∇ᵀf(u_a), f(u_b)         −A₂δδᵀ − A₁I                           A₂u_b u_bᵀ
-========================  =====================================  =====================================
+=====================  ===================================  ========================================
+covariance             stationary                           dot product
+=====================  ===================================  ========================================
+f(u_a), f(u_b)         κ                                    κ
+f(u_a), ∇f(u_b)        A₁δ                                  A₁u_a
+∇f(u_a), f(u_b)        −A₁δ                                 A₁u_b
+∇f(u_a), ∇f(u_b)       A₁I + A₂δδᵀ                          A₁I + A₂u_b u_aᵀ
+∇∇ᵀf(u_a), ∇f(u_b)·z   A₃(δ·z)δδᵀ + A₂((δ·z)I + δzᵀ + zδᵀ)  A₃(u_a·z)u_b u_bᵀ + A₂(u_b zᵀ + z u_bᵀ)
+∇∇ᵀf(u_a), f(u_b)      −A₂δδᵀ − A₁I                         A₂u_b u_bᵀ
+=====================  ===================================  ========================================
 
 Corrections to de Roos, Gessner and Hennig (ICML 2021):
 
-==========  ==============================================  ===================================================
-place       printed                                         right
-==========  ==============================================  ===================================================
-(4), (5)    −k′Λ − k″[Λδ][Λδ]ᵀ; B = K′⊗Λ                    −2k′Λ − 4k″[Λδ][Λδ]ᵀ; B = −2K′⊗Λ, and C changes sign
-(7)         Z = Λ⁻¹G K′⁻¹ − X̃Q                              Z = Λ⁻¹G K′⁻¹ − X̃Q K′⁻¹
-(11)        k″ in the first two terms                       −2k″ there for stationary kernels
-(13)        stationary: K′ = 2k′, K″ = 4k″                  K′ = −2k′, K″ = 4k″ with G̃ = −G
-(27)        contracts with Z_b^j                            contracts with Z_b^l
-B.3         −4Λ                                             −2Λ
-B.3.1       Matérn k″ without its prefactor                 prefactor 2ν/r
-Alg. 2      ends with M ← mᵀ − M                            M ← diag(m) − M
-D.1         the Hessian has a term in Λ                     no such term
-D.2         k̃‴ = 8k″; M, M̂, M̆ of mixed sign                 k̃‴ = 8k‴; M, M̂ and M̆ all negative
-==========  ==============================================  ===================================================
+==========  =================================  =====================================================
+place       printed                            right
+==========  =================================  =====================================================
+(4), (5)    −k′Λ − k″[Λδ][Λδ]ᵀ; B = K′⊗Λ       −2k′Λ − 4k″[Λδ][Λδ]ᵀ; B = −2K′⊗Λ, and C changes sign
+(7)         Z = Λ⁻¹G K′⁻¹ − X̃Q                 Z = Λ⁻¹G K′⁻¹ − X̃Q K′⁻¹
+(11)        k″ in the first two terms          −2k″ there for stationary kernels
+(13)        stationary: K′ = 2k′, K″ = 4k″     K′ = −2k′, K″ = 4k″ with G̃ = −G
+(27)        contracts with Z_b^j               contracts with Z_b^l
+B.3         −4Λ                                −2Λ
+B.3.1       Matérn k″ without its prefactor    prefactor 2ν/r
+Alg. 2      ends with M ← mᵀ − M               M ← diag(m) − M
+D.1         the Hessian has a term in Λ        no such term
+D.2         k̃‴ = 8k″; M, M̂, M̆ of mixed sign    k̃‴ = 8k‴; M, M̂ and M̆ all negative
+==========  =================================  =====================================================
 """
 
 from typing import NamedTuple

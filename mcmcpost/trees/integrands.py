@@ -336,7 +336,8 @@ def _evaluator(
 def tell_names(where: str, name: str, error: KeyError, known: Iterable[str]) -> None:
     """Add to the error of a user's function which names its argument has."""
     key = str(error.args[0]) if error.args else ""
-    error.add_note(f"{where}: the argument of `{name}` has {', '.join(known)}. {did_you_mean(key, known)}".rstrip())
+    meant = did_you_mean(key, known)
+    error.add_note(f"{where}: the argument of `{name}` has {', '.join(known)}. {meant}".rstrip())
 
 
 def as_numbers[A: (jax.Array, np.ndarray)](where: str, name: str, value: object, convert: Callable[[Any], A]) -> A:

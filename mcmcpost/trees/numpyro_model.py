@@ -310,7 +310,7 @@ def probe_model(
     check_names(where, dict.fromkeys(observed, ()), dims)
     if refused:
         expected, got = "continuous latent sites", f"discrete {', '.join(refused)}"
-        cure = "A score exists for continuous parameters only: sum the discrete ones out of the model."
+        cure = "Only continuous parameters have scores: sum the discrete ones out of the model."
         if drawn is not None:
             expected += ", or draws of the discrete ones"
             got += " without draws, or marked for enumeration"

@@ -364,7 +364,7 @@ def pymc_density(where: str, tree: "xarray.DataTree", model: "pymc.Model", *, no
             where,
             "continuous free variables",
             f"discrete {', '.join(discrete)}",
-            "A score exists for continuous parameters only: sum the discrete ones out of the model.",
+            "Only continuous parameters have scores: sum the discrete ones out of the model.",
         )
     sites = _free_values(where, tree, model)
     # PyMC's transformations may have other parameters as bounds: they are evaluated draw by draw.

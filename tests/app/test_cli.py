@@ -104,9 +104,19 @@ def test_sample_keeps_the_log_likelihood(run, tmp_path):
 @pytest.mark.slow
 def test_expressions_quantiles_and_the_written_tree(run, trace):
     done = run(
-        "reduce", trace, "--expect", "p=a > 0 and `b[0]` > 0", "--expect", "bad=log(a)", "--quantile", "0.5",
-        *QUICK, "--json", "-o", "out.nc",
-    )  # fmt: skip
+        "reduce",
+        trace,
+        "--expect",
+        "p=a > 0 and `b[0]` > 0",
+        "--expect",
+        "bad=log(a)",
+        "--quantile",
+        "0.5",
+        *QUICK,
+        "--json",
+        "-o",
+        "out.nc",
+    )
     assert done.code == 0
     rows = {row["name"]: row for row in json.loads(done.out)["quantities"]}
     assert abs(rows["p"]["mean"] - 0.25) < 0.1

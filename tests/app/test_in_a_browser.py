@@ -28,21 +28,25 @@ MANY = 326
 LAYOUT = """(narrow) => {
   const found = [], room = document.documentElement.clientWidth;
   const line = (what, element) => found.push(`${what}: ${element.outerHTML.slice(0, 120)}`);
-  if (document.documentElement.scrollWidth > room) line("wider than the screen", document.documentElement);
+  const whole = document.documentElement;
+  if (whole.scrollWidth > room) line("wider than the screen", whole);
   for (const element of document.querySelectorAll("body *")) {
     const box = element.getBoundingClientRect(), scroll = element.closest(".scroll");
     if (!element.checkVisibility() || element.closest("svg, .skip")) continue;
     if (box.width && !scroll && (box.left < 0 || box.right > room + 0.5)) line("cut off", element);
-    const fits = element.scrollWidth <= element.clientWidth + 1 || getComputedStyle(element).display === "inline";
+    const inline = getComputedStyle(element).display === "inline";
+    const fits = element.scrollWidth <= element.clientWidth + 1 || inline;
     if (!fits && !(narrow && element === scroll)) line("does not fit", element);
   }
   for (const drawing of document.querySelectorAll("figure svg")) {
-    const box = drawing.getBoundingClientRect(), frame = drawing.parentElement.getBoundingClientRect();
+    const box = drawing.getBoundingClientRect();
+    const frame = drawing.parentElement.getBoundingClientRect();
     const inside = (part, whole) => part.left >= whole.left - 1 && part.right <= whole.right + 1 &&
       part.top >= whole.top - 1 && part.bottom <= whole.bottom + 1;
     if (!box.height || !inside(box, frame)) line("a plot outside its frame", drawing);
     const texts = [...drawing.querySelectorAll("text")];
-    for (const text of texts) if (!inside(text.getBoundingClientRect(), box)) line("a text outside its plot", text);
+    const out = texts.filter((text) => !inside(text.getBoundingClientRect(), box));
+    for (const text of out) line("a text outside its plot", text);
   }
   for (const cell of document.querySelectorAll(".method")) {
     const range = document.createRange();

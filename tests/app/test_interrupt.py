@@ -23,7 +23,8 @@ from mcmcpost.app.interrupt import ended_by_signals
 
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN if sys.argv[1] == "ignored" else signal.SIG_DFL)
-with ended_by_signals(), written_beside(Path("trace.nc")) as file, written_beside(Path("trace.zarr")) as folder:
+one, other = written_beside(Path("trace.nc")), written_beside(Path("trace.zarr"))
+with ended_by_signals(), one as file, other as folder:
     file.write_text("half")
     folder.mkdir()
     (folder / "zarr.json").write_text("half")

@@ -273,12 +273,22 @@ def test_the_checker_finds_what_is_wrong():
     page = "<html><body><header></header><nav></nav><main><h1>x</h1>{}</main><footer></footer></body></html>"
     assert Reading(page.format("")).problems == []
     for wrong in (
-        "<p><b></p></b>", "<div>", "<img src='data:,'>", "<svg></svg>", "<table><th>x</th></table>", "<h1>y</h1>",
-        "<img alt='' src='https://x.org/a.png'>", "<p id='a'></p><p id='a'></p>", "<a href='#no'>x</a>",
-        "<p aria-labelledby='no'></p>", "<script></script>", "<p onclick='x'></p>",
-        "<i style='background:url(//x)'></i>", "<section aria-label='a'></section><section aria-label='a'></section>",
+        "<p><b></p></b>",
+        "<div>",
+        "<img src='data:,'>",
+        "<svg></svg>",
+        "<table><th>x</th></table>",
+        "<h1>y</h1>",
+        "<img alt='' src='https://x.org/a.png'>",
+        "<p id='a'></p><p id='a'></p>",
+        "<a href='#no'>x</a>",
+        "<p aria-labelledby='no'></p>",
+        "<script></script>",
+        "<p onclick='x'></p>",
+        "<i style='background:url(//x)'></i>",
+        "<section aria-label='a'></section><section aria-label='a'></section>",
         "<h2 id='b'>b</h2><section aria-labelledby='b'></section><div role='region' aria-label='b'></div>",
-    ):  # fmt: skip
+    ):
         assert Reading(page.format(wrong)).problems, wrong
 
 
@@ -287,8 +297,11 @@ def test_the_checker_allows_the_script_that_the_policy_names():
     meta = "<meta http-equiv='Content-Security-Policy' content=\"script-src '{}'\">"
     page = meta.format(digest) + "<header></header><nav></nav><main><h1>x</h1></main><footer></footer>{}"
     assert Reading(page.format("<script>x;</script>")).problems == []
-    for wrong in ("<script>y;</script>", "<script>x;</script><script></script> <script>x;</script>",
-                  "<script src='#a' id='a'>x;</script>"):  # fmt: skip
+    for wrong in (
+        "<script>y;</script>",
+        "<script>x;</script><script></script> <script>x;</script>",
+        "<script src='#a' id='a'>x;</script>",
+    ):
         assert Reading(page.format(wrong)).problems, wrong
 
 

@@ -250,11 +250,21 @@ def estimate_of(rng, names=NAMES, c=2, n=60):
     gain = np.array([1.0, 50.0, 0.25, 1e28, np.nan, 4.0])[:p]
     mean = np.array([1.0, -2.0, 3.0, 0.5, np.nan, 10.0])[:p]
     return Estimate(
-        names=names, mean=mean, mcse=mcse_plain / np.sqrt(gain), gain=gain, variance_ratio=gain,
-        status=(*STATUS, mp.Status.CONTROLLED)[:p], method=("zv2",) * p,
-        sd=np.array([1.0, 2.0, 0.5, 0.0, np.nan, 4.0])[:p], mean_plain=mean + np.array([0.1, 0.3, -0.2, 0, 0, 1.0])[:p],
-        mcse_plain=mcse_plain, mean_crossfit=mean, residuals=rng.normal(size=(c, n, p)), covariance=np.eye(p), info={},
-    )  # fmt: skip
+        names=names,
+        mean=mean,
+        mcse=mcse_plain / np.sqrt(gain),
+        gain=gain,
+        variance_ratio=gain,
+        status=(*STATUS, mp.Status.CONTROLLED)[:p],
+        method=("zv2",) * p,
+        sd=np.array([1.0, 2.0, 0.5, 0.0, np.nan, 4.0])[:p],
+        mean_plain=mean + np.array([0.1, 0.3, -0.2, 0, 0, 1.0])[:p],
+        mcse_plain=mcse_plain,
+        mean_crossfit=mean,
+        residuals=rng.normal(size=(c, n, p)),
+        covariance=np.eye(p),
+        info={},
+    )
 
 
 @pytest.fixture
@@ -297,8 +307,13 @@ def test_the_bars_end_at_the_gains_that_their_ticks_say(estimate, backend, read)
     assert ends == pytest.approx({0: 0.0, 1: np.log10(50), 2: np.log10(0.25), 3: np.log10(500), 5: np.log10(4)})
     assert [row for row, (_, filled) in drawn.bars.items() if not filled] == [3]
     assert [word for word, *_ in drawn.words] == [
-        "1.00× plain", "50.0× controlled", "0.250× plain", "exact", "undefined", "4.00× controlled"
-    ]  # fmt: skip
+        "1.00× plain",
+        "50.0× controlled",
+        "0.250× plain",
+        "exact",
+        "undefined",
+        "4.00× controlled",
+    ]
     gap = np.array([x for _, x, _ in drawn.words]) - np.maximum([ends.get(row, 0.0) for row in range(6)], 0.0)
     assert np.ptp(gap) < 1e-12
     assert 0 < gap[0] < 0.05
@@ -365,8 +380,10 @@ def test_the_density_and_the_interval_are_those_of_the_distribution(dist, backen
         assert one.line(CONTROLLED) == []
     if backend == "plotly":  # one figure holds all plots
         assert [text for trace in targets[0].figure.data if trace.showlegend and (text := trace.name)] == [
-            "density", "50 % ETI", "KDE of the draws"
-        ]  # fmt: skip
+            "density",
+            "50 % ETI",
+            "KDE of the draws",
+        ]
 
 
 def test_the_band_has_two_errors(rng):
@@ -486,17 +503,26 @@ def evidence():
     t = np.array([0.0, 0.01, 0.2, 0.5, 1.0])
     used = np.array([True, True, False, True, True])
     rungs = RungMeans(**dict.fromkeys(RungMeans._fields))._replace(
-        mean=np.array([-9.0, -5.0, -3.0, -2.0]), mean_error=np.array([0.1, 0.2, 0.05, 0.01]),
-        mean_plain=np.array([-9.5, -5.5, -2.5, -2.2]), mean_error_plain=np.array([1.0, 0.8, 0.6, 0.4]),
-    )  # fmt: skip
+        mean=np.array([-9.0, -5.0, -3.0, -2.0]),
+        mean_error=np.array([0.1, 0.2, 0.05, 0.01]),
+        mean_plain=np.array([-9.5, -5.5, -2.5, -2.2]),
+        mean_error_plain=np.array([1.0, 0.8, 0.6, 0.4]),
+    )
     fit = SimpleNamespace(mean=np.array([[0.0, -9.1], [0.0, -4.0], [0.0, -2.0]]))
     pooled = PooledPath(**dict.fromkeys(PooledPath._fields))._replace(
         temperatures=np.array([0.0, 0.03, 1.0]), fit=fit, level=1
     )
     return Evidence(**dict.fromkeys(Evidence._fields))._replace(
-        value=-3.21, mcse=0.03, discretisation_error=0.04, method="pooled", temperatures=t, used=used, rungs=rungs,
-        pooled=pooled, info={"reference": "prior"},
-    )  # fmt: skip
+        value=-3.21,
+        mcse=0.03,
+        discretisation_error=0.04,
+        method="pooled",
+        temperatures=t,
+        used=used,
+        rungs=rungs,
+        pooled=pooled,
+        info={"reference": "prior"},
+    )
 
 
 def test_the_path_of_the_evidence_is_at_its_temperatures(evidence, backend, read):

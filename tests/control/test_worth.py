@@ -80,8 +80,17 @@ def test_the_worth_stands_in_the_tree_the_report_and_nowhere_depends_on_a_clock(
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0123, "0.012 s"), (25.3, "25 s"), (119.0, "120 s"), (3_600.0, "60 min"), (6_600.0, "110 min"),
-     (10_800.0, "3.0 h"), (4e5, "4.6 days"), (3.2e7, "370 days"), (1e12, "32,000 years")],
-)  # fmt: skip
+    [
+        (0.0123, "0.012 s"),
+        (25.3, "25 s"),
+        (119.0, "120 s"),
+        (3_600.0, "60 min"),
+        (6_600.0, "110 min"),
+        (10_800.0, "3.0 h"),
+        (4e5, "4.6 days"),
+        (3.2e7, "370 days"),
+        (1e12, "32,000 years"),
+    ],
+)
 def test_times_are_printed_in_a_unit_that_reads_well(seconds, text):
     assert duration(seconds) == text

@@ -38,6 +38,4 @@ def test_two_processes_give_the_numbers_of_one(folders):
 @pytest.mark.slow
 def test_the_first_process_writes_the_files(folders):
     written = {path.name for path in folders[1].iterdir()}
-    assert written == {
-        "0.npz", "1.npz", "scores.nc", "report.html", "independent.checkpoint", "exchange.checkpoint"
-    }  # fmt: skip
+    assert written == {"0.npz", "1.npz", "scores.nc", "report.html", "independent.checkpoint", "exchange.checkpoint"}

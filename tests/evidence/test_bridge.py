@@ -107,12 +107,19 @@ CASES = {
     "normal proposal": (lambda rng: chain(rng, (4, 100, 2)), *GAUSSIAN, False),
     "AR(.7)": (lambda rng: chain(rng, (4, 250, 2), 0.7), *GAUSSIAN, True),
     "skewed": (
-        lambda rng: np.log(rng.gamma(3.0, size=(4, 100, 2))), log_gamma_rows, np.log(4.0), False,
+        lambda rng: np.log(rng.gamma(3.0, size=(4, 100, 2))),
+        log_gamma_rows,
+        np.log(4.0),
+        False,
     ),
     "skewed, bent": (
-        lambda rng: np.log(rng.gamma(3.0, size=(4, 100, 2))), log_gamma_rows, np.log(4.0), True, True,
+        lambda rng: np.log(rng.gamma(3.0, size=(4, 100, 2))),
+        log_gamma_rows,
+        np.log(4.0),
+        True,
+        True,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -370,12 +377,15 @@ def infinite(rng):
         (lambda rng: rng.normal(size=(2, 50, 2)), lambda x: jnp.where(x[0] > 0, 0.0, -jnp.inf), {}, "at every draw"),
         (lambda rng: rng.normal(size=(2, 50, 2)), lambda x: jnp.log(x[0]), {}, "NaN or"),
         (
-            lambda rng: np.abs(rng.normal(size=(2, 50, 2))), lambda x: standard(x) + 0 * jnp.sqrt(x[0]), {}, "NaN or",
+            lambda rng: np.abs(rng.normal(size=(2, 50, 2))),
+            lambda x: standard(x) + 0 * jnp.sqrt(x[0]),
+            {},
+            "NaN or",
         ),
         (lambda rng: rng.normal(size=(2, 50, 2)), lambda x: x, {}, "scalar"),
         (lambda rng: rng.normal(size=(2, 50, 2)), standard, {"num_proposals": 0}, "num_proposals"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_named(draws, log_density, options, words, rng, key):
     with pytest.raises(ValueError, match=words):
         bridge_sampling(draws(rng), log_density, key=key, names=("mu", "tau"), **options)

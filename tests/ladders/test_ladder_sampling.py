@@ -177,9 +177,16 @@ def modes(distance=4.0, scale=0.4):
 def bimodal():
     """From one mode, only states that come down the ladder reach the other: half of the draws, by symmetry."""
     return sample_ladder(
-        modes(), power_ladder(6, 4), key=KEY, init=[4.0], exchange=1, num_warmup=100, num_samples=800, num_chains=4,
+        modes(),
+        power_ladder(6, 4),
+        key=KEY,
+        init=[4.0],
+        exchange=1,
+        num_warmup=100,
+        num_samples=800,
+        num_chains=4,
         kernel=HMC,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
@@ -304,9 +311,11 @@ def test_an_equidistributed_ladder_equidistributes_the_error():
 
 DEVICES = """
 import os
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3 --xla_backend_optimization_level=0"
+flags = "--xla_force_host_platform_device_count=3 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = flags
 import jax, numpy as np
-from mcmcpost.evidence import TemperedTarget; from mcmcpost.ladders import HamiltonianKernel, sample_ladder
+from mcmcpost.evidence import TemperedTarget
+from mcmcpost.ladders import HamiltonianKernel, sample_ladder
 assert jax.device_count() == 3
 target = TemperedTarget(
     lambda x: -2.0 * ((1.3 - x) ** 2).sum(),

@@ -56,9 +56,16 @@ def ladder():
 @pytest.fixture(scope="module")
 def sampled():
     return mp.sample_power_posteriors(
-        model, (Y,), reference=posterior(), key=jax.random.key(1), num_warmup=60, num_samples=60, num_chains=2,
-        kernel=KERNEL, exchange=1,
-    )  # fmt: skip
+        model,
+        (Y,),
+        reference=posterior(),
+        key=jax.random.key(1),
+        num_warmup=60,
+        num_samples=60,
+        num_chains=2,
+        kernel=KERNEL,
+        exchange=1,
+    )
 
 
 def test_the_target_of_a_reference_is_exactly_normalised(key):
@@ -157,9 +164,15 @@ def test_rungs_are_placed_by_the_barrier_whatever_the_start(key):
 def test_functions_need_no_prior_sampler_and_rungs_are_added():
     functions = {"log_likelihood": log_likelihood, "log_prior": log_prior}
     made = mp.sample_power_posteriors(
-        **functions, reference=posterior(), key=jax.random.key(1), num_warmup=60, num_samples=60, num_chains=2,
-        kernel=KERNEL, temperatures=[0.0, 1.0],
-    )  # fmt: skip
+        **functions,
+        reference=posterior(),
+        key=jax.random.key(1),
+        num_warmup=60,
+        num_samples=60,
+        num_chains=2,
+        kernel=KERNEL,
+        temperatures=[0.0, 1.0],
+    )
     assert read_ladder(made).names == ("x",)
     more = mp.add_rungs(made, [0.4], **functions, key=jax.random.key(2), num_warmup=40, kernel=KERNEL)
     both = read_ladder(more)

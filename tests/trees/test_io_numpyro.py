@@ -233,7 +233,8 @@ ARVIZ_FIRST = """
 import arviz_base
 from numpyro.infer import HMC, MCMC
 import jax, numpyro.distributions as dist, numpyro, mcmcpost
-kernel = HMC(lambda: numpyro.sample("x", dist.Normal()), adapt_step_size=False, adapt_mass_matrix=False)
+fixed = {"adapt_step_size": False, "adapt_mass_matrix": False}
+kernel = HMC(lambda: numpyro.sample("x", dist.Normal()), **fixed)
 mcmc = MCMC(kernel, num_warmup=100, num_samples=200, progress_bar=False)
 mcmc.run(jax.random.key(0), extra_fields=("z_grad",))
 print(dict(mcmcpost.from_numpyro(mcmc)["posterior"].sizes))

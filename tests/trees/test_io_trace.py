@@ -122,7 +122,8 @@ def test_draws_that_are_not_finite_are_placed(draws):
     padded[-1, -2:] = np.nan
     size = draws.shape[1]
     words = (
-        rf"Chains of different lengths, \[{size}, {size - 2}\] draws, are padded so: .*moments\(one\) \+ mp\.moments"
+        rf"Chains of different lengths, \[{size}, {size - 2}\] draws, are padded so: "
+        r".*moments\(one\) \+ mp\.moments"
     )
     with pytest.raises(ValueError, match=words):
         from_arrays(padded, -padded)

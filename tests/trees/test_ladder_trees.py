@@ -35,9 +35,16 @@ def model(y):
 @pytest.fixture(scope="module")
 def tree():
     return mp.sample_power_posteriors(
-        model, (DATA,), temperatures=LEVELS, key=KEY, num_warmup=60, num_samples=50, num_chains=2, kernel=KERNEL,
+        model,
+        (DATA,),
+        temperatures=LEVELS,
+        key=KEY,
+        num_warmup=60,
+        num_samples=50,
+        num_chains=2,
+        kernel=KERNEL,
         init={"mu": 0.5, "sigma": 0.6},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
@@ -113,15 +120,27 @@ def test_functions_instead_of_a_model(key):
         log_likelihood=lambda x: -2 * (x[0] - 1) ** 2,
         log_prior=lambda x: -0.5 * (x**2).sum() - 0.5 * jnp.log(2 * jnp.pi),
         sample_prior=lambda key: jax.random.normal(key, (1,)),
-        temperatures=LEVELS, key=key, num_warmup=60, num_samples=50, num_chains=2, kernel=KERNEL, exchange=1,
-    )  # fmt: skip
+        temperatures=LEVELS,
+        key=key,
+        num_warmup=60,
+        num_samples=50,
+        num_chains=2,
+        kernel=KERNEL,
+        exchange=1,
+    )
     assert read_ladder(made).names == ("x[0]",)
     assert (made["sample_stats"]["swap_rate"].values[:, :-1] > 0).all()
     with_evidence = mp.log_evidence(made).to_datatree(made)
     more = mp.add_rungs(
-        with_evidence, [0.6], log_likelihood=lambda x: -2 * (x[0] - 1) ** 2, log_prior=lambda x: -0.5 * (x**2).sum(),
-        sample_prior=lambda key: jax.random.normal(key, (1,)), key=key, num_warmup=40, kernel=KERNEL,
-    )  # fmt: skip
+        with_evidence,
+        [0.6],
+        log_likelihood=lambda x: -2 * (x[0] - 1) ** 2,
+        log_prior=lambda x: -0.5 * (x**2).sum(),
+        sample_prior=lambda key: jax.random.normal(key, (1,)),
+        key=key,
+        num_warmup=40,
+        kernel=KERNEL,
+    )
     assert more["posterior"]["temperature"].values.tolist() == [0.0, 0.05, 0.3, 0.6, 1.0]
     assert ("evidence" in with_evidence.children, "evidence" in more.children) == (True, False)
     for group in ("posterior", "sample_stats"):
