@@ -270,7 +270,8 @@ def test_text_can_be_read(report):
 
 
 def test_the_checker_finds_what_is_wrong():
-    page = "<html><body><header></header><nav></nav><main><h1>x</h1>{}</main><footer></footer></body></html>"
+    head, foot = "<html><body><header></header><nav></nav><main><h1>x</h1>", "</main><footer></footer>"
+    page = head + "{}" + foot + "</body></html>"
     assert Reading(page.format("")).problems == []
     for wrong in (
         "<p><b></p></b>",
