@@ -40,13 +40,13 @@ from mcmcpost.core.arguments import (
 )
 from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status, warn
 from mcmcpost.core.mcse import tail_draws
-from mcmcpost.core.precision import in_float64
+from mcmcpost.core.precision import NOT_TRACEABLE, in_float64
 from mcmcpost.distributions import answer_distribution, distribution_of_chunks, resolve_interval
 from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
 from mcmcpost.sums import InChunks, as_moments, expectation_of_moments, is_summed
 from mcmcpost.trees import ConvergenceWarning, Integrands, named_values
 from mcmcpost.trees.convention import oriented
-from mcmcpost.trees.integrands import NOT_TRACEABLE, tell_names
+from mcmcpost.trees.integrands import tell_names
 
 if TYPE_CHECKING:
     import pandas

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from mcmcpost.control import AbstractControlVariate, Auto, Estimate
+from mcmcpost.control import AbstractControlVariate, Auto, Estimate, Options
 from mcmcpost.core.arguments import check_count, check_flags, check_function, check_key, check_kind, check_number
 from mcmcpost.core.errors import InputError, Status, warn
 from mcmcpost.core.runtime import did_you_mean, significant
 from mcmcpost.expectations import answer
-from mcmcpost.sample import Options, pose
+from mcmcpost.sample import pose
 from mcmcpost.sums import places_named
 from mcmcpost.trees import from_numpyro
 from mcmcpost.trees.convention import DRAWS, GROUP
@@ -151,7 +151,7 @@ FIELDS = ("z_grad", "potential_energy", "num_steps", "diverging")
 def numpyro_batches(
     mcmc: "MCMC",
     key: jax.Array,
-    args: tuple,
+    args: tuple[Any, ...],
     kwargs: dict[str, Any],
     start: Any = None,
     *,

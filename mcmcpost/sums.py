@@ -486,7 +486,9 @@ class Between(NamedTuple):
         return np.where(np.isfinite(own), (own > self.lower) & (own <= self.upper), np.nan)
 
 
-def _over_chunks(tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray, " d"], given: tuple) -> list[Sums]:
+def _over_chunks(
+    tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray, " d"], given: tuple[Any, ...]
+) -> list[Sums]:
     """Return sums over draws in chunks of dask, which are added where they are: one of each comes back."""
     import dask
 
@@ -538,7 +540,12 @@ def _blocks_of(
 
 @in_float64
 def _sums_of_chunk(
-    shared: tuple, box: Box, draws: np.ndarray, scores: np.ndarray, variables: dict[str, np.ndarray], integrands: Any
+    shared: tuple[Any, ...],
+    box: Box,
+    draws: np.ndarray,
+    scores: np.ndarray,
+    variables: dict[str, np.ndarray],
+    integrands: Any,
 ) -> list[Sums]:
     import xarray
 

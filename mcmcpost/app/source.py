@@ -54,7 +54,7 @@ def sample_posterior(
     options: Mapping[str, object] | None = None,
     progress: bool = False,
     ask: "Callable[[xarray.DataTree], object] | None" = None,
-    run: "Callable[[MCMC, jax.Array, tuple, dict[str, Any], Any], object] | None" = None,
+    run: "Callable[[MCMC, jax.Array, tuple[Any, ...], dict[str, Any], Any], object] | None" = None,
 ) -> "MCMC":
     """Run NUTS with a dense mass matrix on a model file and return NumPyro's `MCMC`, scores kept.
 
@@ -242,7 +242,7 @@ def sample_model(
     model_file, since = load_model_file(path), stopwatch()
     reached: list[SampledUntil] = []
 
-    def batches(mcmc: "MCMC", key: jax.Array, args: tuple, kwargs: dict[str, Any], start: Any) -> None:
+    def batches(mcmc: "MCMC", key: jax.Array, args: tuple[Any, ...], kwargs: dict[str, Any], start: Any) -> None:
         assert goal is not None
         draw = numpyro_batches(mcmc, key, args, kwargs, start, log_likelihood=log_likelihood)
         reached.append(until(draw, None, METHOD, *goal, progress=True))

@@ -72,7 +72,7 @@ class FoldFit(NamedTuple):
         return columnwise(lambda a: a[..., columns], self)
 
 
-def columnwise[Columns: tuple](operation: Callable[..., np.ndarray], *records: Columns) -> Columns:
+def columnwise[Columns: tuple[Any, ...]](operation: Callable[..., np.ndarray], *records: Columns) -> Columns:
     """Return a record like the first whose fields are an operation on those of all records, field by field.
 
     The fields are arrays whose last axis is the integrands, records of such arrays, and tuples of one entry an

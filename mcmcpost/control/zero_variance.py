@@ -362,10 +362,10 @@ def lasso_path(
     # 1/λmax: a longer step need not decrease the quadratic.
     step = 1.0 / jnp.linalg.eigvalsh(gram)[-1]
 
-    def at_penalty(start: Float[Array, "q p"], fraction: Float[Array, ""]) -> tuple:
+    def at_penalty(start: Float[Array, "q p"], fraction: Float[Array, ""]) -> tuple[Any, ...]:
         threshold = (step * fraction * largest)[None, :]
 
-        def advance(_: Array, state: tuple) -> tuple:
+        def advance(_: Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
             theta, ahead, momentum = state
             moved = ahead - step * (gram @ ahead - moment)
             # Soft threshold, the proximal map of λ|θ|₁.

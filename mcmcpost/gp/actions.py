@@ -83,12 +83,12 @@ def _image(learned: Learned, points: Float[Array, "t r d"], columns: Int[Array, 
     return jax.lax.scan(add, jnp.zeros((tiles * rows, width), points.dtype), _pairs(tiles))[0]
 
 
-@_image.def_fwd
+@_image.def_fwd  # type: ignore[untyped-decorator]
 def _image_forward(perturbed: Any, *arguments: Any) -> tuple[Array, None]:  # noqa: ARG001
     return _image(*arguments), None
 
 
-@_image.def_bwd
+@_image.def_bwd  # type: ignore[untyped-decorator]
 def _image_backward(
     residuals: None,  # noqa: ARG001
     slope: Array,

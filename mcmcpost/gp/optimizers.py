@@ -296,7 +296,7 @@ def minimize(
     method: AbstractMethod | None = None,
     gtol: float = 1e-5,
     max_iter: int = 1000,
-    args: tuple = (),
+    args: tuple[Any, ...] = (),
     callback: Callable[[OptimizeResult], None] | None = None,
 ) -> OptimizeResult:
     """Minimise a smooth function by a GP optimiser with SciPy's strong-Wolfe line search.
@@ -364,7 +364,7 @@ def minimize(
 class _Evaluations:
     """Joint evaluations of value and gradient, each point of the current line search once."""
 
-    def __init__(self, fun: Callable[..., Any], jac: Callable[..., Any] | bool, args: tuple) -> None:
+    def __init__(self, fun: Callable[..., Any], jac: Callable[..., Any] | bool, args: tuple[Any, ...]) -> None:
         self.fun, self.jac, self.args, self.count = fun, jac, args, 0
         self.known: dict[bytes, tuple[float, Float[np.ndarray, " d"]]] = {}
 

@@ -2,7 +2,7 @@
 
 import abc
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -218,7 +218,7 @@ def tune(start: AbstractKernel, points: Float[Array, "m q"], gradients: Float[Ar
 
     optimiser = optax.adam(LEARNING_RATE)
 
-    def step(carry: tuple, _: None) -> tuple[tuple, None]:
+    def step(carry: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], None]:
         x, state, best, least = carry
         value, slope = jax.value_and_grad(loss)(x)
         better = value < least

@@ -156,7 +156,12 @@ class SurrogateHMC:
         return self._model
 
     def init(
-        self, rng_key: Array, num_warmup: int, init_params: Any = None, model_args: tuple = (), model_kwargs: Any = None
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Any = None,
+        model_args: tuple[Any, ...] = (),
+        model_kwargs: Any = None,
     ) -> SurrogateState:
         """Return the first state, of one chain, or of one per key."""
         from numpyro.infer.hmc import hmc
@@ -216,7 +221,7 @@ class SurrogateHMC:
         )
         return without_chains(state) if single else state
 
-    def sample(self, state: SurrogateState, model_args: tuple, model_kwargs: Any) -> SurrogateState:
+    def sample(self, state: SurrogateState, model_args: tuple[Any, ...], model_kwargs: Any) -> SurrogateState:
         """Return the next state."""
         # NumPyro hands over one key for one chain and a batch for vectorised ones.
         single = _is_one_key(state.rng_key)
@@ -225,13 +230,13 @@ class SurrogateHMC:
         new = advance(self._program(batch.z, model_args, model_kwargs or {}), batch)
         return without_chains(new) if single else new
 
-    def postprocess_fn(self, model_args: tuple, model_kwargs: Any) -> Callable[[Any], Any]:
+    def postprocess_fn(self, model_args: tuple[Any, ...], model_kwargs: Any) -> Callable[[Any], Any]:
         """Return the map from unconstrained to constrained sites."""
         if self._postprocess is None:
             return lambda z: z
         return self._postprocess(*model_args, **(model_kwargs or {}))
 
-    def get_constrain_fn(self, model_args: tuple, model_kwargs: Any) -> Callable[[Any], Any]:
+    def get_constrain_fn(self, model_args: tuple[Any, ...], model_kwargs: Any) -> Callable[[Any], Any]:
         """Return the map from unconstrained to constrained sites."""
         return self.postprocess_fn(model_args, model_kwargs)
 
@@ -241,7 +246,7 @@ class SurrogateHMC:
         size = state.adapt_state.step_size
         return f"{gradients} gradients, steps of size {size:.2e}. acc. prob={state.mean_accept_prob:.2f}"
 
-    def refresh(self, state: SurrogateState, model_args: tuple, model_kwargs: Any) -> SurrogateState:
+    def refresh(self, state: SurrogateState, model_args: tuple[Any, ...], model_kwargs: Any) -> SurrogateState:
         """Recompute energy and gradient at ``state.z``, one of each per chain; the surrogate stays as it was."""
         assert self._sample_fn is not None, "`init` comes first"
         single = _is_one_key(state.rng_key)
@@ -276,7 +281,7 @@ class SurrogateHMC:
         warn(message)
         return False
 
-    def _start(self, keys: Array, init_params: Any, model_args: tuple, model_kwargs: dict[str, Any]) -> Any:
+    def _start(self, keys: Array, init_params: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> Any:
         from numpyro.infer.util import initialize_model
 
         if self._model is None:
@@ -297,12 +302,12 @@ class SurrogateHMC:
         self._potential_gen, self._postprocess = info.potential_fn, info.postprocess_fn
         return info.param_info.z if init_params is None else init_params
 
-    def _target(self, z: Any, model_args: tuple, model_kwargs: dict[str, Any]) -> Target:
+    def _target(self, z: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> Target:
         """Return the potential on flat draws; z : a batch, of which the structure counts."""
         assert self._potential_gen is not None, "`init` comes first"
         return flat_target(self._potential_gen(*model_args, **model_kwargs), z)
 
-    def _program(self, z: Any, model_args: tuple, model_kwargs: dict[str, Any]) -> Program:
+    def _program(self, z: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> Program:
         bound = self._sample_fn
         assert bound is not None, "`init` comes first"
         return Program(

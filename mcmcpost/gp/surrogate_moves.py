@@ -122,7 +122,7 @@ def leapfrog(
 ) -> Leapfrog:
     """Return the trajectory of (x, p), given the gradient at x; num_steps : at most `most`, the length l."""
 
-    def step(i: Any, carry: tuple) -> tuple:
+    def step(i: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         x, p, gradient, path = carry
         # Half a kick, drift, half a kick: reversible and volume preserving for any gradient field
         # of an energy.
@@ -416,7 +416,7 @@ def _transition(
     def truly() -> Moved:
         most = settings.num_steps
         num_steps = jax.random.randint(key_length, (), 1, most + 1)
-        move = jax.vmap(lambda p, m, k: hamiltonian_move(target, p, m, k, num_steps, most))
+        move: Callable[..., Any] = jax.vmap(lambda p, m, k: hamiltonian_move(target, p, m, k, num_steps, most))
         moved, outcome, path = move(known, metric, keys[:, 1])
         return moved, _charge(outcome, extra), Trajectory(path.points, path.gradients, path.energies)
 
@@ -425,7 +425,7 @@ def _transition(
         return moved, _charge(outcome, extra), nothing
 
     def surrogately() -> Moved:
-        move = jax.vmap(
+        move: Callable[..., Any] = jax.vmap(
             lambda p, m, k: surrogate_move(target, state.surrogate, p, m, k, steps, settings.delayed_acceptance)
         )
         return *move(point, finer, keys[:, 1]), nothing

@@ -51,14 +51,14 @@ def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Floa
     """
     index = jnp.arange(gram.shape[0])
 
-    def failed(state: tuple) -> Bool[Array, ""]:
+    def failed(state: tuple[Any, ...]) -> Bool[Array, ""]:
         # XLA's factor is NaN as a whole where a pivot is not positive: its last entry tells, and
         # costs no reduction over m².
         lower, _, step = state
         return jnp.isnan(lower[-1, -1]) & (step <= LADDER_LENGTH)
 
     # The first attempt (step 0) has the nugget as given: only a breakdown changes the question.
-    def climb(state: tuple) -> tuple:
+    def climb(state: tuple[Any, ...]) -> tuple[Any, ...]:
         _, level, step = state
         level = jnp.where(step > 0, level * LADDER_STEP, level)
         return jnp.linalg.cholesky(gram.at[index, index].add(level * noise)), level, step + 1

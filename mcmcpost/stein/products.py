@@ -139,7 +139,7 @@ class TileOperator(eqx.Module):
         right = right.reshape(blocks, block, -1)
         left = jnp.swapaxes(right, 1, 2)  # Vᵀ, so that the mirrored product needs no transposed tile: twice as fast
 
-        def total(operands: tuple, pairs: Int[Array, "p 2"]) -> Array:
+        def total(operands: tuple[Any, ...], pairs: Int[Array, "p 2"]) -> Array:
             tile, rows, diagonal, right, left = operands
 
             # Recomputed in the backward pass: kept, the tiles of the scan would be the whole
@@ -318,7 +318,7 @@ def bilinear_gradient[K: AbstractKernel](
     def weighted(parameters: K, x: Array, y: Array, weights: Array) -> Array:
         return jnp.sum(weights * KernelTile(eqx.combine(parameters, static))(x, y))
 
-    def total(operands: tuple, pairs: Int[Array, "p 2"]) -> K:
+    def total(operands: tuple[Any, ...], pairs: Int[Array, "p 2"]) -> K:
         parameters, points, lefts, rights = operands
 
         def step(slope: K, pair: Array) -> tuple[K, None]:

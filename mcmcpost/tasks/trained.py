@@ -313,7 +313,7 @@ def _train(
     weights = unit_weights(schedule, values.dtype)
     optimiser = optax.adam(rate)
 
-    def blocks(parameters: tuple, units: Int[Array, " b"]) -> Float[Array, " b"]:
+    def blocks(parameters: tuple[Any, ...], units: Int[Array, " b"]) -> Float[Array, " b"]:
         """Return ℓ·(mean residual)² of each unit; ℓ = 1 is the squared residual of a draw."""
         family: AbstractTaskControl = eqx.combine(parameters[0], frozen)
         members = schedule.units[units]
@@ -324,11 +324,11 @@ def _train(
         residual = values[index] - family.evaluate(known, batch.tasks) - parameters[1][batch.tasks]
         return members.shape[1] * jnp.mean(residual.reshape(members.shape), axis=1) ** 2
 
-    def penalties(parameters: tuple) -> Float[Array, ""]:
+    def penalties(parameters: tuple[Any, ...]) -> Float[Array, ""]:
         family: AbstractTaskControl = eqx.combine(parameters[0], frozen)
         return penalty * family.squared_norm() + family.covariance_penalty()
 
-    def loss(parameters: tuple, units: Int[Array, " b"]) -> Float[Array, ""]:
+    def loss(parameters: tuple[Any, ...], units: Int[Array, " b"]) -> Float[Array, ""]:
         return jnp.sum(weights * blocks(parameters, units)) + penalties(parameters)
 
     def step(state: TrainState, units: Int[Array, " b"]) -> tuple[TrainState, Float[Array, ""]]:

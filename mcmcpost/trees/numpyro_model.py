@@ -199,7 +199,7 @@ def with_dotted_sites(where: str, model: Callable[..., Any]) -> Callable[..., An
     given: dict[str, str] = {}
 
     # A handler, because names are given while the program runs: `scope` adds its prefix within.
-    class Dotted(Messenger):
+    class Dotted(Messenger):  # type: ignore[misc]
         def process_message(self, msg: dict[str, Any]) -> None:
             if msg.get("name"):
                 new = dotted(msg["name"])
