@@ -31,10 +31,9 @@ from mcmcpost.control.derived import Kind, Pairs, Smooth, derived_of_sums
 from mcmcpost.control.estimate import rescaled, side_by_side
 from mcmcpost.control.features.families import AbstractFamily
 from mcmcpost.control.features.quantity import FunctionsOf
-from mcmcpost.control.features.summed import Transform
+from mcmcpost.control.features.summed import TELLING, Transform
 from mcmcpost.control.functions import Served
 from mcmcpost.control.problem import MIN_FOLDS, Problem, make_problem
-from mcmcpost.control.trace_moments import TELLING
 from mcmcpost.core.arguments import as_names, check_count, check_kind
 from mcmcpost.core.arrays import LARGE, SAMPLED, Box, is_chunked, merged, slices_of
 from mcmcpost.core.errors import InputError

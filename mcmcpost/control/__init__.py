@@ -14,7 +14,14 @@ from mcmcpost.control.estimate import (
     with_worth,
 )
 from mcmcpost.control.features.structure import structure_of
-from mcmcpost.control.features.summed import Features, check_same_features
+from mcmcpost.control.features.summed import (
+    Features,
+    Layout,
+    Sums,
+    check_same_features,
+    fingerprints_of,
+    sums_of,
+)
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.kernels.choice import REML, GridREML
 from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact
@@ -23,15 +30,7 @@ from mcmcpost.control.method import AbstractControlVariate, FoldFit, PlainMean, 
 from mcmcpost.control.order_statistics import level_texts
 from mcmcpost.control.problem import Options, Problem, Sample, read_moments, standard_coordinates
 from mcmcpost.control.standard_errors import SAFETY, tail_inflation
-from mcmcpost.control.trace_moments import (
-    MOMENTS,
-    Layout,
-    Sums,
-    TraceMoments,
-    fingerprints_of,
-    stored_moments,
-    sums_of,
-)
+from mcmcpost.control.trace_moments import MOMENTS, TraceMoments, stored_moments
 from mcmcpost.control.weights import SteinWeights, check_weights, solve_stein_weights
 from mcmcpost.control.zero_variance import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge, Structured, ZeroVariance
 from mcmcpost.core.mcse import participants

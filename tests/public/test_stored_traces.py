@@ -337,7 +337,7 @@ def test_no_more_than_a_chunk_is_held(rng, monkeypatch):
     monkeypatch.setattr(arrays, "LARGE", 20_000)
     monkeypatch.setattr("mcmcpost.sums.LARGE", 10_000)
     monkeypatch.setattr("mcmcpost.sums.SAMPLED", 20_000)
-    monkeypatch.setattr("mcmcpost.control.trace_moments.MOST_SAMPLED", 200)
+    monkeypatch.setattr("mcmcpost.control.features.summed.MOST_SAMPLED", 200)
     shape = (2, 16_000, 150)
     tree = generated(rng, shape, 250)
     mp.expectation(tree, ["first"], "zv1")  # compiles

@@ -1,6 +1,7 @@
-"""The controls of a trace and the quantities, in the units in which both are summed."""
+"""The controls of a trace and the quantities, in the units in which both are summed, and the sums of a chunk."""
 
 import itertools
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -9,7 +10,11 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.features.families import AbstractFamily, Some
 from mcmcpost.control.features.quantity import FunctionsOf, fields_at
-from mcmcpost.core.errors import InputError
+from mcmcpost.control.moments import Moments
+from mcmcpost.control.problem import MIN_FOLDS
+from mcmcpost.core.arrays import in_blocks
+from mcmcpost.core.errors import InputError, fault
+from mcmcpost.scores import ScoreError
 
 SAME = 1e-6
 """Relative distance of a control from the span of others up to which it is a combination of them."""
@@ -190,3 +195,224 @@ def check_same_features(features: Features, names: Sequence[str], coordinates: S
         if ours != theirs:
             others = sorted({*ours} ^ {*theirs}) or "another order"
             raise InputError("moments", f"the same {what}", others, "Sum the same of every trace.")
+
+
+MOST_RUNS = 2_048
+"""Runs of which one trace has sums; twice as many after traces were added."""
+
+MOST_SAMPLED = 2_048
+"""Evenly spaced draws that are kept of one trace, likewise: a standard deviation is known to 2 % from so many."""
+
+
+class Layout(NamedTuple):
+    """How the draws of chains of one length are cut into runs and folds, and which are kept, whatever their chunks.
+
+    There are eight folds: whole chains where there are as many, and else eighths of every chain. A run is in one fold.
+
+    chains, draws : c, n. runs : r of each chain. step : of the draws that are kept.
+    start : draws of the same chains before these, as where a run went on.
+    """
+
+    chains: int
+    draws: int
+    runs: int
+    step: int
+    start: int = 0
+
+    @classmethod
+    def of(cls, chains: int, draws: int, start: int = 0) -> "Layout":
+        """Return that of so many chains and draws."""
+        runs = 1 if chains >= MIN_FOLDS else MIN_FOLDS
+        if draws < runs:
+            cure = "Sum eight chains at once, or longer ones."
+            raise InputError("moments", f"{MIN_FOLDS} chains, or draws of each", f"{chains} of {draws}", cure)
+        # Powers of two, so that runs of twice the length, and every second draw, are those of longer traces.
+        while 2 * runs * chains <= MOST_RUNS and 2 * runs <= draws:
+            runs *= 2
+        step = 1
+        while chains * -(-draws // step) > MOST_SAMPLED and step < draws:
+            step *= 2
+        return cls(chains, draws, runs, step, start)
+
+    @property
+    def of_whole_chains(self) -> bool:
+        """Whether folds are whole chains."""
+        return self.chains >= MIN_FOLDS
+
+    @property
+    def sampled(self) -> Int[np.ndarray, " s"]:
+        """The draws of each chain that are kept."""
+        return np.arange(0, self.draws, self.step)
+
+    @property
+    def folds(self) -> Int[np.ndarray, "c r"]:
+        """The fold of each run."""
+        if self.of_whole_chains:
+            return np.repeat(np.arange(self.chains)[:, None] % MIN_FOLDS, self.runs, axis=1)
+        return np.repeat(np.arange(self.runs)[None] * MIN_FOLDS // self.runs, self.chains, axis=0)
+
+    def run_of(self, draws: Int[np.ndarray, " b"]) -> Int[np.ndarray, " b"]:
+        """Return in which run of a chain each draw is."""
+        return draws * self.runs // self.draws
+
+
+class Chains(NamedTuple):
+    """Chains of one length: sums over their runs, and some of their draws.
+
+    layout : of the chains. fingerprints : numbers that tell each from others; see `fingerprints_of`.
+    start : of sums over a chunk the first chain, run and kept draw that the arrays are of; zeros of whole chains.
+    counts : (c, r) draws of each run. controls, values : (c, r, q + 1), (c, r, p) sums over it, as summed in `Moments`.
+    draws, scores, sample : (c, s, d) twice, (c, s, p) the draws that are kept, and the quantities there, as given.
+    """
+
+    layout: Layout
+    fingerprints: Int[np.ndarray, " c0"]
+    start: tuple[int, int, int]
+    counts: Float[np.ndarray, "c r"]
+    controls: Float[np.ndarray, "c r q1"]
+    values: Float[np.ndarray, "c r p"]
+    draws: Float[np.ndarray, "c s d"]
+    scores: Float[np.ndarray, "c s d"]
+    sample: Float[np.ndarray, "c s p"]
+
+    @classmethod
+    def zero(
+        cls, layout: Layout, fingerprints: Int[np.ndarray, " c0"], features: Features, chains: slice, draws: slice
+    ) -> "Chains":
+        """Return those of no draw, with room for a chunk."""
+        (first, last), step = layout.run_of(np.array([draws.start, draws.stop - 1])), layout.step
+        kept = -(-draws.start // step), -(-draws.stop // step)
+        c, r, s = chains.stop - chains.start, last + 1 - first, kept[1] - kept[0]
+        d, p = len(features.shift), len(features.names)
+        shapes = [(c, r), (c, r, features.size), (c, r, p), (c, s, d), (c, s, d), (c, s, p)]
+        return cls(layout, fingerprints, (chains.start, int(first), kept[0]), *map(np.zeros, shapes))
+
+    def __add__(self, other: "Chains") -> "Chains":  # type: ignore[override]
+        """Return the sums over other draws of the same chains too."""
+        chain, run, kept = map(min, self.start, other.start)
+        (c, r, k), (c1, r1, k1) = self.start, other.start
+        runs = (sum_at(one, (c, r), two, (c1, r1)) for one, two in zip(self[3:6], other[3:6], strict=True))
+        draws = (sum_at(one, (c, k), two, (c1, k1)) for one, two in zip(self[6:], other[6:], strict=True))
+        return Chains(self.layout, self.fingerprints, (chain, run, kept), *runs, *draws)
+
+    def thinned(self, step: int) -> "Chains":
+        """Return the chains with every `step`-th draw kept, a multiple of the present step by a power of two."""
+        draws, scores, sample = (part[:, :: step // self.layout.step] for part in self[6:])
+        return self._replace(layout=self.layout._replace(step=step), draws=draws, scores=scores, sample=sample)
+
+    def with_longer_runs(self) -> "Chains":
+        """Return sums over runs of twice the length, if there are two in a fold."""
+        c, r = self.counts.shape
+        if r == (1 if self.layout.of_whole_chains else MIN_FOLDS):
+            return self
+        sums = (part.reshape(c, r // 2, 2, *part.shape[2:]).sum(axis=2) for part in self[3:6])
+        counts, controls, values = sums
+        return self._replace(layout=self.layout._replace(runs=r // 2), counts=counts, controls=controls, values=values)
+
+
+def sum_at(
+    one: Float[np.ndarray, "..."], start: tuple[int, ...], two: Float[np.ndarray, "..."], other: tuple[int, ...]
+) -> Float[np.ndarray, "..."]:
+    """Return the sum of two parts of one array, which begin at these places, on the smallest box that holds both."""
+    axes = len(start)
+    low = np.minimum(start, other)
+    high = np.maximum(np.add(start, one.shape[:axes]), np.add(other, two.shape[:axes]))
+    # Chunks next to each other have a run in common, where their sums overlap.
+    found = np.zeros((*(high - low), *one.shape[axes:]))
+    for part, place in ((one, start), (two, other)):
+        found[tuple(slice(i, i + n) for i, n in zip(place - low, part.shape, strict=False))] += part
+    return found
+
+
+class Sums(NamedTuple):
+    """The sums over some draws of chains of one length.
+
+    fold : the first of which there are moments; zero of all draws. moments : of folds, for each set of controls that a
+        fit has, as in `Features.sets`. chains : of runs.
+    low, high : (p,) the range of each quantity. missing : (p,) draws at which it is not finite.
+    """
+
+    fold: int
+    moments: tuple[Moments, ...]
+    chains: Chains
+    low: Float[np.ndarray, " p"]
+    high: Float[np.ndarray, " p"]
+    missing: Float[np.ndarray, " p"]
+
+    def __add__(self, other: "Sums") -> "Sums":  # type: ignore[override]
+        """Return the sums over other draws of the same chains too."""
+        low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+        starts = (self.fold,), (other.fold,)
+        moments = tuple(
+            Moments(*(sum_at(a, starts[0], b, starts[1]) for a, b in zip(one, two, strict=True)))
+            for one, two in zip(self.moments, other.moments, strict=True)
+        )
+        chains, missing = self.chains + other.chains, self.missing + other.missing
+        return Sums(min(self.fold, other.fold), moments, chains, low, high, missing)
+
+
+def sums_of(
+    features: Features,
+    layout: Layout,
+    fingerprints: Int[np.ndarray, " chains"],
+    draws: Float[np.ndarray, "c b d"],
+    scores: Float[np.ndarray, "c b d"],
+    values: Float[np.ndarray, "c b _"],
+    place: tuple[int, int] = (0, 0),
+    transform: Transform | None = None,
+) -> Sums:
+    """Return the sums over a chunk of a trace.
+
+    layout, fingerprints : of the trace. draws, scores : of the coordinates that move.
+    place : the chain and the draw at which the chunk begins. transform : to the quantities of the features.
+    """
+    p, (c, n), sets = len(features.names), draws.shape[:2], features.sets
+    chains, every = slice(place[0], place[0] + c), np.arange(place[1], place[1] + n)
+    found = Chains.zero(layout, fingerprints, features, chains, slice(place[1], place[1] + n))
+    _, run, kept_before = found.start
+    # Only the runs and folds that the chunk has: what comes back of it is small beside the sums over all draws.
+    folds = layout.folds[chains, layout.run_of(every)]
+    fold, num_folds = int(folds.min()), int(folds.max() - folds.min()) + 1
+    moments = [Moments.zero(num_folds, len(own.places), len(own.columns)) for own in sets]
+    low, high, missing = np.full(p, np.inf), np.full(p, -np.inf), np.zeros(p)
+    for chain, own in enumerate(zip(draws, scores, values, strict=True)):
+        for some in in_blocks(n, features.size + p):
+            x, s, f = (part[some].astype(float) for part in own)
+            # Here, since there may be hundreds of them for each of the quantities that a chunk has.
+            f, at = f if transform is None else transform(f, x, s), every[some]
+            _check_finite(x, s if features.families else x, place[0] + chain, layout.start + at)
+            low, high, finite = np.fmin(low, f.min(axis=0)), np.fmax(high, f.max(axis=0)), np.isfinite(f)
+            missing += (~finite).sum(axis=0)
+            kept = np.flatnonzero(at % layout.step == 0)
+            for sample, part in zip((found.draws, found.scores, found.sample), (x, s, f), strict=True):
+                sample[chain, at[kept] // layout.step - kept_before] = part[kept]
+            controls, f = features.controls(x, s), np.where(finite, features.standard(f), 0.0)
+            runs = layout.run_of(at) - run
+            first = np.flatnonzero(np.diff(runs, prepend=-1))
+            # A run that goes on in another block, or chunk, has sums in both.
+            found.counts[chain, runs[first]] += np.diff(first, append=len(at))
+            found.controls[chain, runs[first]] += np.add.reduceat(controls, first)
+            found.values[chain, runs[first]] += np.add.reduceat(f, first)
+            label, ones = folds[chain, some] - fold, np.ones(len(at))
+            # Each fit by itself: products of the controls of two would be most of the work, and none needs them.
+            for k, of in enumerate(sets):
+                moments[k] += Moments.of(controls[:, of.places], f[:, of.columns], label, ones, num_folds)
+    return Sums(fold, tuple(moments), found, low, high, missing)
+
+
+TELLING = 8
+"""Draws at the start of a chain that tell it from others."""
+
+
+def fingerprints_of(starts: Float[np.ndarray, "c t d"]) -> Int[np.ndarray, " c"]:
+    """Return numbers that tell chains from others, by their first draws, `TELLING` of them."""
+    rows = np.ascontiguousarray(starts[:, :TELLING], dtype=float)
+    return np.array([zlib.crc32(row.tobytes()) for row in rows], np.int64)
+
+
+def _check_finite(x: Float[np.ndarray, "b d"], s: Float[np.ndarray, "b d"], chain: int, at: np.ndarray) -> None:
+    for what, rows, error in (("draws", x, InputError), ("scores", s, ScoreError)):
+        bad = ~np.isfinite(rows).all(axis=1)
+        if bad.any():
+            got = f"NaN or infinity at chain {chain}, draw {at[np.argmax(bad)]}, the first of {bad.sum()} in a block"
+            raise error(fault("moments", f"finite {what}", got, "Remove these draws, or compute the scores again."))
