@@ -148,9 +148,9 @@ def wild_scores(trace: Trace, step: int = 1) -> Finding | None:
         "warn",
         "wild",
         f"Score gate: expected scores of one tail, got {value:.3g} for {trace.names[worst]} at chain {chain}, draw"
-        f" {draw * step}, where all others are below {usual:.3g} in size{others}. No control variate can be"
-        " fitted to such scores, nor may draws be left out, since the mean of all scores is zero: compute the scores there again, as after a"
-        " failed ODE solve, or a file that was cut.",
+        f" {draw * step}, where all others are below {usual:.3g} in size{others}. No control variate can be fitted to"
+        " such scores, nor may draws be left out, since the mean of all scores is zero: compute the scores there again,"
+        " as after a failed ODE solve, or a file that was cut.",
     )
 
 
@@ -174,6 +174,6 @@ def too_coarse(trace: Trace) -> Finding | None:
         "precision",
         f"Score gate: expected draws of {trace.names[j]}{more} that vary by more than {1 / _COARSEST:.0f} units in"
         f" their last place, got values near {size:.3g} with a standard deviation of {sd[j]:.3g}, where neighbouring"
-        f" floats are {unit[j]:.2g} apart: the draws have lost their digits, whatever the scores. Sample the parameter less a"
-        " constant of its size, which leaves the scores as they are.",
+        f" floats are {unit[j]:.2g} apart: the draws have lost their digits, whatever the scores. Sample the parameter"
+        " less a constant of its size, which leaves the scores as they are.",
     )
