@@ -177,3 +177,52 @@ def too_coarse(trace: Trace) -> Finding | None:
         f" floats are {unit[j]:.2g} apart: the draws have lost their digits, whatever the scores. Sample the parameter"
         " less a constant of its size, which leaves the scores as they are.",
     )
+
+
+_OUTERMOST = 20
+"""Draws at an end by which it is judged: with fewer chance decides, and more are no end of a few hundred."""
+
+_CUT_LEVEL = 1e-9
+"""Probability of a false alarm over both ends of all coordinates. Right scores of eighteen densities expected up to 20
+draws beyond the last, a density that ends like √x the most; the limit is 38 in one dimension."""
+
+
+def cut_off(trace: Trace) -> Finding | None:
+    """Recognise a density that does not vanish where the draws end, as that of an angle or of a truncated parameter.
+
+    Then E[s] and E[(x − x̄) s] + 1 differ from zero by the density at the end, which their own noise may hide, and
+    controlled means by far more than their errors. Where the m draws next to the last are within δ of it, and the
+    density falls by the slope a there, the mean of the scores, it should have m/(e^{aδ} − 1) draws beyond the last one.
+    Of a tail of that slope e^{−aδ} is the smallest of m + 1 uniform numbers over the largest, above r with the
+    probability (1 − r)^m.
+    """
+    count, d = trace.draws.shape[0] * trace.draws.shape[1], trace.draws.shape[-1]
+    squares = (trace.draws - trace.draws.mean((0, 1))) ** 2
+    # Independent draws: the largest of slow chains are of one excursion, and near each other for that.
+    size = np.minimum(*(effective_size(power, power.std((0, 1))) for power in (squares, squares**2)))
+    ratio = 1 - (_CUT_LEVEL / (2 * d)) ** (1 / _OUTERMOST)
+    limit = _OUTERMOST * ratio / (1 - ratio)
+    for j in range(d):
+        step = max(1, int(np.ceil(count / size[j] - 0.2)))
+        x, first = np.unique(trace.draws[:, ::step, j], return_index=True)
+        if len(x) < 10 * _OUTERMOST:
+            continue
+        s = trace.scores[:, ::step, j].reshape(-1)[first]
+        for side, ends in (("above", slice(None, -_OUTERMOST - 2, -1)), ("below", slice(_OUTERMOST + 1))):
+            near, slopes = x[ends], s[ends] * (-1.0 if side == "above" else 1.0)
+            # The slope of the coordinate's own density is the mean of its scores given it: six errors more, since in
+            # dependent draws the scores scatter (three were too few for one banana in twenty).
+            slope = slopes.mean() + 6 * slopes.std(ddof=1) / np.sqrt(len(slopes))
+            width = abs(near[-1] - near[0])
+            beyond = _OUTERMOST / np.expm1(min(slope * width, 100.0)) if slope > 0 else np.inf
+            if beyond > limit:
+                return Finding(
+                    "warn",
+                    "boundary",
+                    f"Score gate: expected a density that vanishes where the draws end, got {_OUTERMOST} draws of"
+                    f" {trace.names[j]} within {width:.2g} of {near[0]:.4g} and none {side}, where the scores say that"
+                    f" {f'{beyond:.0f} draws' if beyond < count else 'many'} should be: it ends at a boundary or is an"
+                    " angle, so no gain is possible from its scores; sample and store an unconstrained parameter"
+                    " instead, as log θ, or two coordinates of a direction.",
+                )
+    return None

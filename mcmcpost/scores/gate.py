@@ -11,7 +11,7 @@ from mcmcpost.core.arrays import sampling_step
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.mcse import MANY_CHAINS
 from mcmcpost.core.precision import digits_of_text, unit_of_text
-from mcmcpost.scores.consistency import LEVEL, too_coarse, wild_scores, wrong_chains
+from mcmcpost.scores.consistency import LEVEL, cut_off, too_coarse, wild_scores, wrong_chains
 from mcmcpost.scores.identities import (
     AS_GIVEN,
     REPAIR_LIMIT,
@@ -484,6 +484,15 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
         return check._replace(**finding._asdict())
     if _failing(z_mean, z_product, threshold).any():
         finding = diagnose(trace, z_mean, z_product, threshold, apart)
+        # An end of the density fails them with scores that are right in the middle, where wrong ones fail as well.
+        failing = np.flatnonzero(_failing(z_mean, z_product, threshold))[:_MOST_DIAGNOSED]
+        if finding.pattern in ("unknown", "scale") and all(
+            z_local(trace.draws[..., j], trace.scores[..., j]) <= threshold for j in failing
+        ):
+            finding = cut_off(trace) or finding
+        return check._replace(**finding._asdict())
+    # Scores that fail are not asked: with a wrong sign any density grows outwards.
+    if not apart.any() and (finding := cut_off(trace)) is not None:
         return check._replace(**finding._asdict())
     # After the identities: only scores that pass them need the sharper, costlier comparison.
     found = None

@@ -363,3 +363,25 @@ def test_a_factor_in_one_dimension_is_told(rng):
     check = check_scores(make_trace(x[..., :1], 3 * s[..., :1]))
     assert check.pattern == "scale"
     assert re.search(r"narrow: (2\.[89]|3(\.[01])?)\d? \(x\[0\]\)", check.message), check.message
+
+
+def angle(rng, c, n):
+    x = rng.vonmises(0, 1.0, size=(c, n, 1))
+    return x, -np.sin(x)
+
+
+def truncated(rng, c, n):
+    x = rng.normal(size=(c * n * 2, 1))
+    return (x := x[np.abs(x[:, 0]) < 2][: c * n].reshape(c, n, 1)), -x
+
+
+@pytest.mark.parametrize(("target", "n"), [(angle, 500), (truncated, 1000)])
+def test_a_density_that_does_not_vanish_where_the_draws_end_is_told(rng, target, n):
+    """The score of an angle is zero at its ends, and that of a truncated normal looks like too small a multiple."""
+    patterns = [check_scores(make_trace(*target(rng, 4, n))).pattern for _ in range(10)]
+    assert patterns.count("boundary") >= 9, patterns
+
+
+@pytest.mark.parametrize("target", [*TARGETS, slow])
+def test_tails_are_no_ends(rng, target):
+    assert {check_scores(make_trace(*target(rng, 4, 500))).pattern for _ in range(20)} == {None}
