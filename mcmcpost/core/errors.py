@@ -56,7 +56,8 @@ class Status(StrEnum):
     CONTROLLED = "controlled"
     """The control variate reduced the error."""
     EXACT = "exact"
-    """The control variate reproduces the integrand up to rounding."""
+    """The control variate reproduces the integrand up to rounding at every draw. What the density does where no
+    draw is, as beyond a kink of a Laplace prior that none has crossed, is not in the error."""
     CONSTANT = "constant"
     """The integrand has one value at every draw, up to rounding, as the diagonal of a correlation matrix."""
     ON_TRUST = "on_trust"

@@ -11,11 +11,15 @@ from mcmcpost.core.arrays import sampling_step
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.mcse import MANY_CHAINS
 from mcmcpost.core.precision import digits_of_text, unit_of_text
+from mcmcpost.scores.consistency import LEVEL, cut_off, too_coarse, wild_scores, wrong_chains
 from mcmcpost.scores.identities import (
+    AS_GIVEN,
     REPAIR_LIMIT,
     REPAIRS,
+    Finding,
     Repair,
     disagreeing,
+    given_others,
     tested_pairs,
     z_bounded,
     z_local,
@@ -57,14 +61,6 @@ _MOST_DIAGNOSED = 50
 _UNCONVERGED_FACTOR = 3.0
 
 
-class Finding(NamedTuple):
-    """Verdict, pattern and message of the score gate."""
-
-    verdict: str
-    pattern: str
-    message: str
-
-
 def diagnose(
     trace: Trace,
     z_mean: Float[np.ndarray, " d"],
@@ -88,14 +84,19 @@ def diagnose(
     # Chains that have not met fail these tests with correct scores: then only a gross failure is called a mistake.
     needed = threshold * (_UNCONVERGED_FACTOR if apart.any() else 1.0)
     suspects = [int(j) for j in np.flatnonzero(own > needed)[:_MOST_DIAGNOSED]]
-    explained = {j: _best_repair(trace.draws[..., j], trace.scores[..., j], own[j], threshold) for j in suspects}
+    alone = given_others(trace.draws)
+    explained = {
+        j: _best_repair(trace.draws[..., j], trace.scores[..., j], alone[..., j], own[j], threshold) for j in suspects
+    }
     mistakes: dict[Repair, list[int]] = defaultdict(list)
-    bounded = []
+    bounded, scaled = [], []
     for j, cause in explained.items():
         if isinstance(cause, Repair):
             mistakes[cause].append(j)
         elif cause == "boundary":
             bounded.append(j)
+        elif cause == "scale":
+            scaled.append(j)
     # What single coordinates do not explain may be common to all: another order, or one factor.
     if sum(map(len, mistakes.values())) < len(suspects):
         centred = failing & (np.abs(z_mean) <= threshold)
@@ -104,6 +105,8 @@ def diagnose(
             return common
     if mistakes:
         return _mistake(trace.names, mistakes)
+    if scaled and not apart.any() and np.isin(np.flatnonzero(failing), scaled).all():
+        return _units(trace, scaled)
     # Draws that are all the same have constant scores too, and another message.
     stuck = np.ptp(trace.draws, axis=(0, 1)) == 0
     # To rounding: scores that a program computed are seldom equal to the last digit.
@@ -120,15 +123,25 @@ def diagnose(
 
 
 def _best_repair(
-    draws: Float[np.ndarray, "c n"], scores: Float[np.ndarray, "c n"], own: float, threshold: float
+    draws: Float[np.ndarray, "c n"],
+    scores: Float[np.ndarray, "c n"],
+    alone: Float[np.ndarray, "c n"],
+    own: float,
+    threshold: float,
 ) -> Repair | str | None:
     # Every repair is tried and the best one named: several may pass in a short trace.
     z = [z_repaired(draws, scores, repair) for repair in REPAIRS]
     best = int(np.argmin(z))
-    bounded = z_bounded(draws, scores)
+    bounded, factor = z_bounded(draws, scores), -float((alone * scores).mean())
+    scale = z_repaired(draws, scores / factor, AS_GIVEN) if factor > 0 else np.inf
     # The repair must explain the failure, not merely be too noisy to reject; and wrong scores fail locally as well.
     limit = min(REPAIR_LIMIT, np.sqrt(own**2 - threshold**2))
-    if min(z[best], bounded) > limit or z_local(draws, scores) <= REPAIR_LIMIT:
+    local = z_local(draws, scores) > REPAIR_LIMIT
+    # A factor is fitted, and has the smallest |z| of causes that explain as much: among them it comes last. One that
+    # the coordinate shows only beside the others need not show locally.
+    if scale <= limit and (not local or (scale < min(z[best], bounded) and min(z[best], bounded) > limit / 2)):
+        return "scale"
+    if min(z[best], bounded) > limit or not local:
         return None
     return "boundary" if bounded < z[best] else REPAIRS[best]
 
@@ -246,7 +259,7 @@ def _scale(trace: Trace, candidates: Bool[np.ndarray, " d"], threshold: float) -
 
     `candidates` fail E[(x_i − x̄_i) s_i] = −1 but not E[s_i] = 0.
     """
-    x = trace.draws - trace.draws.mean((0, 1))
+    x = given_others(trace.draws)
     factors = -(x * trace.scores).mean((0, 1))
     # The median over coordinates: single ones may be off by their own Monte Carlo error.
     factor = float(np.median(factors))
@@ -259,8 +272,43 @@ def _scale(trace: Trace, candidates: Bool[np.ndarray, " d"], threshold: float) -
     return Finding(
         "warn",
         "scale",
-        f"Score gate: every score is {factor:.3g} times what these draws imply, as for a tempered or rescaled density;"
-        " pass the scores of the density that was sampled.",
+        f"Score gate: every score is {factor:.3g} times what these draws imply, as for a tempered or rescaled density"
+        f"{_units_text(x * trace.scores)}; pass the scores of the density that was sampled.",
+    )
+
+
+_KNOWN_FACTORS = (
+    (float(np.log(10)), "ln 10 = 2.303 would be scores of log10 θ beside draws of log θ"),
+    (1 / float(np.log(10)), "1/ln 10 = 0.4343 would be scores of log θ beside draws of log10 θ"),
+)
+
+
+_FAR = 0.4
+"""Logarithm of a standard deviation that a factor can be compared with."""
+
+
+def _units_text(products: Float[np.ndarray, "c n k"]) -> str:
+    """Return what factors that agree with a known one would mean, each by the test that has refused one."""
+    z, text = min((np.abs(z_zero_mean(products + factor)).max(), text) for factor, text in _KNOWN_FACTORS)
+    return f" ({text})" if z <= REPAIR_LIMIT else ""
+
+
+def _units(trace: Trace, columns: list[int]) -> Finding:
+    """Describe scores that are a factor of their own of the right ones in some coordinates, as those in other units."""
+    products, names = (given_others(trace.draws) * trace.scores)[..., columns], [trace.names[j] for j in columns]
+    shown = [f"{-factor:.3g} ({name})" for factor, name in zip(products.mean((0, 1)), names, strict=True)]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    guess, sd = _units_text(products), trace.draws[..., columns].std((0, 1))
+    # Deviations near one are any factor.
+    if not guess and (np.abs(np.log(sd)) > _FAR).all() and np.abs(z_zero_mean(products + sd)).max() <= REPAIR_LIMIT:
+        guess = " (the standard deviations of the draws, as for scores of standardised parameters)"
+    return Finding(
+        "warn",
+        "scale",
+        "Score gate: expected scores with E[(x_i − x̄_i) s_i] = −1, got scores that are a constant times such ones, as"
+        " of a tempered density, in other units, or beside draws that are too wide or narrow:"
+        f" {', '.join(shown[:_SHOWN])}{more}{guess}. Differentiate the sampled log density with respect to the draw as"
+        " it is stored.",
     )
 
 
@@ -285,9 +333,6 @@ def _unknown(
     )
 
 
-LEVEL = 1e-4
-
-
 class ScoreError(InputError):
     """The scores cannot be those of the draws."""
 
@@ -300,11 +345,12 @@ class ScoreCheck(NamedTuple):
     """The result of the score gate.
 
     verdict : "pass", "warn" or "error".
-    pattern : None, "nonfinite", "rounded", "sign", "jacobian", "constrained", "order", "rows", "scale", "constant",
-        "boundary", "not_converged", "too_few_draws", "log_density" or "unknown".
+    pattern : None, "nonfinite", "rounded", "precision", "wild", "chains", "sign", "jacobian", "constrained", "order",
+        "rows", "scale", "constant", "boundary", "not_converged", "too_few_draws", "log_density" or "unknown".
     message : one sentence with the cause, the coordinates and the cure; empty for a pass.
     z_mean : (d,) normal equivalents of the tests of E[s] = 0; NaN where not tested.
-    z_product : (d, d) the same for E[(x_i − x̄_i) s_j] = −δ_ij; NaN where not tested.
+    z_product : (d, d) the same for E[(x_i − x̄_i) s_j] = −δ_ij; NaN where not tested. On the diagonal also of x_i less
+        its regression on the others, where that tells more.
     threshold : largest |z| that passes.
     verified : whether a recorded log density confirms the scores, to a hundredth.
     """
@@ -353,8 +399,15 @@ def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = No
     if not np.isfinite(trace.scores).all():
         empty = _untested(trace.draws.shape[-1])
         return empty._replace(verdict="error", pattern="nonfinite", message=where_not_finite(trace))
-    if (text := _rounded(Trace(sampled(trace.draws), sampled(trace.scores), trace.names))) is not None:
-        return _untested(trace.draws.shape[-1])._replace(verdict="error", pattern="rounded", message=text)
+    some, untested = Trace(sampled(trace.draws), sampled(trace.scores), trace.names), _untested(trace.draws.shape[-1])
+    if (text := _rounded(some)) is not None:
+        return untested._replace(verdict="error", pattern="rounded", message=text)
+    if (finding := too_coarse(some)) is not None:
+        return untested._replace(**finding._asdict())
+    # Draws of no weight may have any scores.
+    step = sampling_step(trace.draws.shape)
+    if trace.weights is None and (finding := wild_scores(without_fixed(some), step)) is not None:
+        return untested._replace(**finding._asdict())
     draws, scores = trace.draws, trace.scores
     # Tests of means know no weights: rows that are nearly equally weighted stand for the trace.
     if trace.weights is not None:
@@ -421,10 +474,25 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
     # fail.
     z_mean = z_zero_mean(trace.scores, threshold)
     z_product = z_products(trace.draws, trace.scores, threshold)
+    # The sharper of two tests of each coordinate's own product.
+    alone, diagonal = z_zero_mean(given_others(trace.draws) * trace.scores + 1, threshold), np.diag(z_product)
+    np.fill_diagonal(z_product, np.where(np.abs(alone) > np.abs(diagonal), alone, diagonal))
     check = empty._replace(z_mean=z_mean, z_product=z_product)
     apart = disagreeing(trace.draws, LEVEL)
+    # Before the tests of all draws: what is wrong in one chain they explain by causes that all would share, if at all.
+    if not apart.any() and (finding := wrong_chains(trace)) is not None:
+        return check._replace(**finding._asdict())
     if _failing(z_mean, z_product, threshold).any():
         finding = diagnose(trace, z_mean, z_product, threshold, apart)
+        # An end of the density fails them with scores that are right in the middle, where wrong ones fail as well.
+        failing = np.flatnonzero(_failing(z_mean, z_product, threshold))[:_MOST_DIAGNOSED]
+        if finding.pattern in ("unknown", "scale") and all(
+            z_local(trace.draws[..., j], trace.scores[..., j]) <= threshold for j in failing
+        ):
+            finding = cut_off(trace) or finding
+        return check._replace(**finding._asdict())
+    # Scores that fail are not asked: with a wrong sign any density grows outwards.
+    if not apart.any() and (finding := cut_off(trace)) is not None:
         return check._replace(**finding._asdict())
     # After the identities: only scores that pass them need the sharper, costlier comparison.
     found = None

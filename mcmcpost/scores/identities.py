@@ -16,6 +16,14 @@ from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.mcse import MANY_CHAINS, mcse_mean
 
 
+class Finding(NamedTuple):
+    """Verdict, pattern and message of the score gate."""
+
+    verdict: str
+    pattern: str
+    message: str
+
+
 def z_zero_mean(series: Float[np.ndarray, "c n *k"], screen: float = 0.0) -> Float[np.ndarray, "*k"]:
     """Return the z-score of E[series] = 0 for each series.
 
@@ -344,6 +352,9 @@ REPAIRS = (
 )
 
 
+AS_GIVEN = Repair("", "", "", _always, lambda x, s: (x, s))
+
+
 def z_repaired(draws: Column, scores: Column, repair: Repair) -> float:
     """Return the largest |z| of four Stein identities of the repaired scores; ∞ where the repair cannot apply.
 
@@ -355,8 +366,32 @@ def z_repaired(draws: Column, scores: Column, repair: Repair) -> float:
     # exp overflows where a repair is the wrong one; `_worst` then says infinity.
     with np.errstate(over="ignore", invalid="ignore"):
         x, s = repair.undo(draws, scores)
-        tests = (s, (x - x.mean()) * s + 1, *_local(x, s))
+        product = (x - x.mean()) * s + 1
+        tests = (s, product, *_local(x, s))
+        # A product that could be anything confirms no repair, as that of exp x where x is large.
+        if not product.std() < np.sqrt(product.size) / REPAIR_LIMIT:
+            return np.inf
     return _worst(tests)
+
+
+def given_others(draws: Float[np.ndarray, "c n d"]) -> Float[np.ndarray, "c n d"]:
+    """Return each coordinate less its linear regression on the others, r = Σ⁻¹(x − x̄)/diag Σ⁻¹; x − x̄ of few draws.
+
+    E[r_j s_j] = −1 as E[(x_j − x̄_j) s_j], but of a product with a standard deviation near 1.4 however correlated the
+    draws are, where the other's is √(1 + Σ_jj (Σ⁻¹)_jj) and hides a factor.
+    """
+    centred = draws - draws.mean((0, 1))
+    c, n, d = draws.shape
+    # The estimate of Σ⁻¹ has a bias of d/(c n), which must stay far below the error √(2/(c n)) of slow chains too.
+    if d == 1 or c * n < 40 * d**2:
+        return centred
+    flat = centred.reshape(-1, d)
+    size = np.where(flat.std(0) > 0, flat.std(0), 1.0)
+    spread = (flat / size).T @ (flat / size) / len(flat)
+    if np.linalg.cond(spread) > 1e12:
+        return centred
+    precision = np.linalg.inv(spread)
+    return (centred / size) @ (precision / np.diag(precision)) * size
 
 
 def z_local(draws: Column, scores: Column) -> float:

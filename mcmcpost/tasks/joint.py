@@ -405,7 +405,7 @@ def joint_expectation(
                 "Add None for the stored values.",
             )
         tree, integrands = pair
-        new = id(tree) not in gated  # the divergences of a tree are told once
+        new = id(tree) not in gated  # divergences and repeated chains of a tree are told once
         if new:
             try:
                 # The gate knows no tasks, and an error without the name would send a person through
@@ -418,7 +418,7 @@ def joint_expectation(
         failed = check.failed
         labels, values, events, _ = integrand_values(tree, integrands)
         found = check_convergence(tree, [([f"{name}: {label}" for label in labels], values)])
-        warn_of_convergence(found if new else found._replace(divergences=0))
+        warn_of_convergence(found if new else found._replace(divergences=0, repeated=None))
         # A constant score or an edge leaves a right plain mean: only other failures make the draws
         # doubtful.
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)

@@ -124,6 +124,7 @@ class Convergence(NamedTuple):
     divergences, transitions : of the sampler; none where they are not recorded.
     weights : of the draws. Weighted draws have no R-hat, and Pareto k̂ instead.
     repeated : two chains with the same draws, counted from zero; None where all differ.
+    transposed : how many chains and draws there seem to be, where their axes have changed places; None where not.
     """
 
     max_rhat: float
@@ -134,11 +135,19 @@ class Convergence(NamedTuple):
     transitions: int
     weights: Weights | None = None
     repeated: tuple[int, int] | None = None
+    transposed: tuple[int, int] | None = None
 
     @property
     def complaint(self) -> str | None:
         """A warning with its cure in one line, None where nothing is wrong."""
         parts = []
+        if self.transposed is not None:
+            chains, draws = self.transposed
+            parts.append(
+                f"Expected (chain, draw, ...), got {draws} chains of {chains} draws of which each chain goes on from"
+                f" the last, and a draw does not from the one before: these are {chains} chains of {draws} draws, so"
+                " that errors are wrong. Transpose: x.swapaxes(0, 1), or name the dims."
+            )
         if self.apart:
             others = f" and of {self.apart - 1} more" if self.apart > 1 else ""
             parts.append(
@@ -191,12 +200,14 @@ def check_convergence(
     """
     weights = None
     rhat: dict[str, float] = {}
-    draws = 1
+    draws, transposed = 1, None
     for names, values in parts:
         draws = values.shape[1]
         weights = read_weights("check_convergence", tree, values.shape[:2]) if weights is None else weights
         if weights is not None:
             continue
+        if transposed is None and _transposed(values):
+            transposed = draws, values.shape[0]
         # Ranks of all scalars at once would be a copy as large as the trace.
         for some in in_blocks(len(names), values.shape[0] * draws):
             with np.errstate(all="ignore"):
@@ -213,7 +224,37 @@ def check_convergence(
     largest = known.get(worst, float("nan"))
     # Joined files may lack the variable in some chains.
     divergences, repeated = int((diverging == 1).sum()), _repeated_chains(tree)  # NaN where no sampler recorded it
-    return Convergence(largest, worst, apart, limit, divergences, diverging.size, weights, repeated)
+    return Convergence(largest, worst, apart, limit, divergences, diverging.size, weights, repeated, transposed)
+
+
+_LEAST_CHAINS = 100
+"""Chains below which axes are taken as they are given: few chains have few draws while a run is tried out."""
+
+_ALONG_CHAINS = 6.0
+"""Standard errors by which neighbouring chains must be correlated. Their order has no meaning: any is chance."""
+
+
+def _transposed(values: Float[np.ndarray, "c n p"]) -> bool:
+    """Return whether the axes of chains and of draws seem to have changed places.
+
+    Chains are in no order: their correlation with the next has the error 1/√c at most, reached where a chain hardly
+    moves. Only more chains than draws are looked at, and only a correlation that is the larger of the two: many short
+    chains, started where one long chain went, go on from each other, but each also from its own draw before.
+    """
+    c, n, _ = values.shape
+    if c <= n or c < _LEAST_CHAINS:
+        return False
+    for j in range(values.shape[2]):
+        x = values[..., j]
+        # NaN or a constant tell nothing.
+        if not np.isfinite(x).all() or not (size := x.std()) > 0:
+            continue
+        unit = (x - x.mean()) / size
+        between = abs(float((unit[1:] * unit[:-1]).mean()))
+        within = abs(float((unit[:, 1:] * unit[:, :-1]).mean())) if n > 1 else 1.0
+        if between * np.sqrt(c) > _ALONG_CHAINS and between > 2 * within:
+            return True
+    return False
 
 
 def _repeated_chains(tree: "xarray.DataTree") -> tuple[int, int] | None:

@@ -134,3 +134,36 @@ def test_steins_identity_is_a_diagnostic_of_each_parameter(rng):
     found = mp.score_diagnostics(weighted)
     assert (found.filter(like="stein").abs() < 4).all(axis=None)
     assert found["ess"].iloc[0] < 4_000
+
+
+def in_turn(rng, chains, draws, memory=0.9):
+    x = rng.normal(size=(chains, draws, 2))
+    for i in range(1, draws):
+        x[:, i] = memory * x[:, i - 1] + np.sqrt(1 - memory**2) * x[:, i]
+    return x
+
+
+@pytest.mark.filterwarnings("ignore::mcmcpost.scores.ScoreWarning")
+def test_axes_of_chains_and_draws_that_have_changed_places_are_told(rng):
+    x = in_turn(rng, 4, 1000).swapaxes(0, 1)
+    tree, words = _quietly(x), r"these are 4 chains of 1000 draws.*x\.swapaxes\(0, 1\)"
+    with pytest.warns(mp.ConvergenceWarning, match=words):
+        mp.expectation(tree, method="plain")
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize(("chains", "draws"), [(1000, 4), (200, 20)])
+def test_many_short_chains_are_taken_as_they_are(rng, chains, draws, memory):
+    x = in_turn(rng, chains, draws, memory)
+    assert check_convergence(_quietly(x), [(("a", "b"), x)]).transposed is None
+
+
+def test_pieces_of_one_long_chain_are_no_changed_axes(rng):
+    x = in_turn(rng, 1, 4000).reshape(1000, 4, 2)
+    assert check_convergence(_quietly(x), [(("a", "b"), x)]).transposed is None
+
+
+def _quietly(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mp.ScoreWarning)
+        return mp.from_arrays(x, -x)

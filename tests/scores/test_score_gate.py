@@ -263,3 +263,125 @@ def test_draws_that_a_file_has_rounded_to_a_few_values_are_told_from_chains_that
     )
     fine = make_trace(np.round(normal, 1), -normal, ("a", "b"))  # a tenth of a standard deviation matters to nothing
     assert check_scores(fine).verdict == "pass"
+
+
+def slow(rng, c, n):
+    x = rng.normal(size=(c, n, 2))
+    for i in range(1, n):
+        x[:, i] = 0.9 * x[:, i - 1] + np.sqrt(1 - 0.9**2) * x[:, i]
+    return x, -x
+
+
+def test_chains_that_have_changed_places_are_named(rng):
+    for target in (correlated, slow, log_gamma):
+        x, s = target(rng, 4, 1000)
+        check = check_scores(make_trace(x, s[[1, 0, 2, 3]]))
+        assert (check.verdict, check.pattern) == ("error", "chains")
+        assert "scores of chains 0, 1 are not those of their draws" in check.message
+        assert "in chain 0, whose scores belong to the draws of chain 1" in check.message
+        assert "which those of chains 2, 3 meet" in check.message
+
+
+def test_two_chains_that_have_changed_places_are_named_though_none_is_right(rng):
+    x, s = correlated(rng, 2, 1000)
+    check = check_scores(make_trace(x, s[::-1]))
+    assert (check.verdict, check.pattern) == ("error", "chains")
+    assert "in chain 1, whose scores belong to the draws of chain 0" in check.message
+
+
+def test_one_chain_with_the_other_sign_or_of_another_model_is_named(rng):
+    for target in (correlated, slow):
+        x, s = target(rng, 4, 1000)
+        turned, other = s.copy(), s.copy()
+        turned[2] *= -1
+        other[2] = 0.3 * s[2] + 0.5
+        check = check_scores(make_trace(x, turned))
+        assert (check.verdict, check.pattern) == ("error", "chains")
+        assert "in chain 2, whose scores have the wrong sign" in check.message
+        check = check_scores(make_trace(x, other))
+        assert (check.verdict, check.pattern) == ("warn", "chains")
+        assert "scores of chain 2 are not" in check.message
+        assert "belong to" not in check.message
+
+
+def test_a_mistake_that_all_chains_share_is_none_of_single_chains(rng):
+    for _ in range(20):
+        x, s = slow(rng, 4, 300)
+        assert check_scores(make_trace(x, 0.6 * s)).pattern != "chains"
+
+
+@pytest.mark.parametrize("size", [1e8, 1e3, 50.0])
+@pytest.mark.parametrize("target", [gaussian, slow])
+def test_one_wild_score_is_placed(rng, target, size):
+    x, s = target(rng, 4, 1000)
+    s[1, 333, 0] = size
+    check = check_scores(make_trace(x, s))
+    assert (check.verdict, check.pattern) == ("warn", "wild")
+    assert f"got {size:.3g} for x[0] at chain 1, draw 333, where all others are below" in check.message
+    s[3, 7] = -size
+    assert "; 1 more draw as wild" in check_scores(make_trace(x, s)).message
+
+
+def singular(rng, c, n):
+    x = rng.gamma(1.5, size=(c, n, 1))
+    return x, 0.5 / x - 1
+
+
+@pytest.mark.parametrize("target", [funnel, student, banana, singular])
+def test_scores_with_a_heavy_tail_are_not_called_wild(rng, target):
+    assert "wild" not in {check_scores(make_trace(*target(rng, 4, 500))).pattern for _ in range(50)}
+
+
+def test_draws_too_far_from_zero_for_their_digits_are_told_from_wrong_scores(rng):
+    x, s = correlated(rng, 4, 1000)
+    check = check_scores(make_trace(x + np.array([0, 1e13, 0]), s))
+    assert (check.verdict, check.pattern) == ("warn", "precision")
+    assert re.search(r"draws of x\[1\] .* near 1e\+13 .* 0\.002 apart", check.message), check.message
+    assert check_scores(make_trace(x + np.array([0, 1e10, 0]), s)).verdict == "pass"
+
+
+UNITS = {
+    "standard deviations": (np.array([2.0, 0.1, 7.0]), 1.0),
+    "log10 θ beside draws of log θ": (np.ones(3), np.array([np.log(10), 1, 1])),
+    "log θ beside draws of log10 θ": (np.ones(3), 1 / np.log(10)),
+}
+
+
+@pytest.mark.parametrize("target", [gaussian, correlated])
+@pytest.mark.parametrize("words", UNITS)
+def test_scores_in_other_units_are_told_as_factors(rng, target, words):
+    """`correlated` has products x_j s_j of a standard deviation near ten, in which a factor of two does not show."""
+    x, s = target(rng, 4, 2000)
+    stretch, factor = UNITS[words]
+    check = check_scores(make_trace(x / x.std((0, 1)) * stretch, s * x.std((0, 1)) * factor))
+    assert (check.verdict, check.pattern) == ("warn", "scale")
+    assert words in check.message
+
+
+def test_a_factor_in_one_dimension_is_told(rng):
+    x, s = gaussian(rng, 4, 1000)
+    check = check_scores(make_trace(x[..., :1], 3 * s[..., :1]))
+    assert check.pattern == "scale"
+    assert re.search(r"narrow: (2\.[89]|3(\.[01])?)\d? \(x\[0\]\)", check.message), check.message
+
+
+def angle(rng, c, n):
+    x = rng.vonmises(0, 1.0, size=(c, n, 1))
+    return x, -np.sin(x)
+
+
+def truncated(rng, c, n):
+    x = rng.normal(size=(c * n * 2, 1))
+    return (x := x[np.abs(x[:, 0]) < 2][: c * n].reshape(c, n, 1)), -x
+
+
+@pytest.mark.parametrize(("target", "n"), [(angle, 500), (truncated, 1000)])
+def test_a_density_that_does_not_vanish_where_the_draws_end_is_told(rng, target, n):
+    """The score of an angle is zero at its ends, and that of a truncated normal looks like too small a multiple."""
+    patterns = [check_scores(make_trace(*target(rng, 4, n))).pattern for _ in range(10)]
+    assert patterns.count("boundary") >= 9, patterns
+
+
+@pytest.mark.parametrize("target", [*TARGETS, slow])
+def test_tails_are_no_ends(rng, target):
+    assert {check_scores(make_trace(*target(rng, 4, 500))).pattern for _ in range(20)} == {None}
