@@ -325,9 +325,11 @@ class Distribution(NamedTuple):
                     fit = crossfit_functions(problem.select(own), with_steps, plain[own])
                 else:
                     fit = crossfit_functions(problem.select(own), marginal.splines, plain[own], steps[columns])
-                if not marginal.certain:  # where no draw is on the wrong side of a step, residuals show nothing
+                if not (marginal.certain and marginal.is_linear):
+                    # Where no draw is on the wrong side of a step, residuals show nothing.
                     value = next(iter(marginal.fields.values())).value
-                    doubt = doubt_of_steps(value, problem.num_states, steps)
+                    unsure = marginal.unsure(self.standard(j, thresholds[j]))[0] if marginal.certain else None
+                    doubt = doubt_of_steps(value, problem.num_states, steps, unsure)
                     doubt = np.full(len(own), np.linalg.norm(doubt)) if shared else doubt[columns]
                     controlled = np.array([status is not Status.PLAIN for status in fit.status])
                     fit = fit._replace(doubt=np.hypot(fit.doubt, np.where(controlled, doubt / problem.scale[own], 0.0)))
@@ -392,8 +394,15 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
             unit = stretch / slope
             density, raw = found.mean * unit, found.mcse_plain * np.abs(unit)
             deviation = np.hypot(found.mcse * unit, density * slope_error / slope)
+            if not marginal.is_linear:
+                deviation = np.hypot(deviation, density * marginal.unsure(dist.standard(0, at))[1])
+        status = np.array(found.status, dtype=object)
+        # The mean is exact to rounding, and the map from the quantity to the coordinate is interpolated.
+        status[np.isin(status, (Status.EXACT, Status.ON_TRUST)) & ~(deviation <= ROUNDING * density)] = (
+            Status.CONTROLLED
+        )
         deviation = np.where(np.isin(np.arange(len(at)), columns), deviation, np.nan)
-        known = known.improved(density, deviation, found.mean_plain * unit, raw, np.array(found.status, dtype=object))
+        known = known.improved(density, deviation, found.mean_plain * unit, raw, status)
     return known.curve(at)
 
 
@@ -483,6 +492,8 @@ def _search(
     sample, p = dist.sample, len(dist.sample.names)
     each = np.repeat(sample.units, len(levels) // p)
     quantile, slope = _bracketed(dist, draws.invert(levels), levels, draws.invert)
+    # Draws are centred, and what is small beside their mean has lost digits by that.
+    rounding = np.finfo(float).eps * np.abs(draws.values.mean(axis=0))
     before = None
     for turn in range(MOST_PASSES):
         at = quantile
@@ -500,7 +511,7 @@ def _search(
             # A step of Newton's method leaves its square, over the scale on which the density changes, and as much of
             # it as the density is wrong.
             remainder = np.where(newton, step**2 / scale + WRONG * np.abs(step), 0.0)
-            known = np.where(newton, estimate.mcse / slope + ROUNDING * (np.abs(at) + scale), 0.0)
+            known = np.where(newton, estimate.mcse / slope + ROUNDING * (np.abs(at) + scale) + rounding, 0.0)
         quantile = np.where(newton, at + step, draws.invert(levels - (estimate.mean - estimate.mean_plain)))
         if (turn or newton.all()) and not (remainder > SMALL_PART * known).any():
             break
@@ -595,7 +606,12 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     places = None if weights is None else middle_places(weights.values.reshape(-1)[order])
     invert = partial(order_quantiles, ordered, places)
     plain = invert(levels)
-    known = _search(dist, _Draws(safe, finite, invert), levels, np.where(varying, _sd(safe, weights), 1.0))
+    # Of exp(θ) a few draws make the standard deviation, and near its lower quantiles the density changes within less.
+    nearby = 2 * (
+        invert(np.minimum(1.5 * levels, (1 + levels) / 2)) - invert(np.maximum(0.5 * levels, 1.5 * levels - 0.5))
+    )
+    scale = np.where(nearby > 0, np.fmin(nearby, _sd(safe, weights)), _sd(safe, weights))
+    known = _search(dist, _Draws(safe, finite, invert), levels, np.where(varying, scale, 1.0))
     estimate, quantile = known.estimate, known.quantile
     used = estimate.mcse < estimate.mcse_plain
     nan = np.where(finite, 0.0, np.nan)
@@ -631,7 +647,8 @@ def _quantiles(dist: Distribution, probabilities: Float[np.ndarray, " a"]) -> Es
     error, plain_error = np.where(doubted, 1.0, error), np.where(doubted, 1.0, plain_error)
     few = ~constant & (size * np.minimum(levels, 1 - levels) < RULE_OF_THREE)
     status = [Status.UNSEEN if rare and s in TRUSTED else s for rare, s in zip(few, estimate.status, strict=True)]
-    status = [Status.PLAIN if own and s in TRUSTED else s for own, s in zip(worse, status, strict=True)]
+    known_by_fit = (*TRUSTED, Status.EXACT, Status.ON_TRUST)
+    status = [Status.PLAIN if own and s in known_by_fit else s for own, s in zip(worse, status, strict=True)]
     method = [PlainMean().label if own else label for own, label in zip(worse, estimate.method, strict=True)]
     largest = ~constant & ~few  # every draw is at most the largest value, which many have: no event is unseen
     status = [Status.PLAIN if top and s is Status.UNSEEN else s for top, s in zip(largest, status, strict=True)]

@@ -18,12 +18,14 @@ from mcmcpost.control.features.families import AbstractFamily
 from mcmcpost.control.features.quantity import (
     COARSE,
     KNOTS,
+    NODES,
     Field,
     FunctionsOf,
     Normal,
     Quantity,
     coordinate,
     coordinate_of,
+    interpolated,
     knots_of,
     surrogates,
 )
@@ -255,13 +257,37 @@ class Marginal(NamedTuple):
         """Return dh/df there."""
         return self._map(thresholds, 1)
 
+    def unsure(self, thresholds: Float[np.ndarray, " t"]) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
+        """Return how far `at` may be off there, and `stretch` relative to itself, since it is known at draws only."""
+        if self.is_linear:
+            return 0 * thresholds, 0 * thresholds
+        inside = np.clip(thresholds, self.known[0], self.known[-1])
+        fine, coarse = (interpolated(self.known, self.image, inside, count) for count in NODES)
+        low, high = self._between(inside)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            relative = np.abs(coarse[1] / fine[1] - 1)
+        # A draw on either side tells that much of any map, smooth or not.
+        return np.fmin(np.abs(fine[0] - coarse[0]), high - low), np.where(fine[1] > 0, relative, np.inf)
+
     def _map(self, thresholds: Float[np.ndarray, " t"], derivative: int) -> Float[np.ndarray, " t"]:
         if self.is_linear:
             slope = np.diff(self.image) / np.diff(self.known)
             return slope + 0 * thresholds if derivative else self.image[0] + slope * (thresholds - self.known[0])
         # Beyond the draws nothing is known of the map, and there no step is left to control.
         inside = np.clip(thresholds, self.known[0], self.known[-1])
-        return np.asarray(PchipInterpolator(self.known, self.image)(inside, nu=derivative))
+        found = interpolated(self.known, self.image, inside, NODES[0])[derivative]
+        # Monotone, as cubics through any draws are: in place of a polynomial that leaves the gap between two draws.
+        low, high = self._between(inside)
+        astray = ~(found > 0) if derivative else ~((found >= low) & (found <= high))
+        if astray.any():
+            found[astray] = PchipInterpolator(self.known, self.image)(inside[astray], nu=derivative)
+        return found
+
+    def _between(self, inside: Float[np.ndarray, " t"]) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
+        """Return h at the draws below and above."""
+        low = np.searchsorted(self.known, inside, side="right") - 1
+        high = np.searchsorted(self.known, inside, side="left")
+        return self.image[low], self.image[high]
 
 
 def crossfit_functions(
@@ -571,21 +597,29 @@ def _steps_of(problem: Problem, value: Float[np.ndarray, " m"]) -> tuple[Float[n
 
 def _spread_between(ordered: Float[np.ndarray, " n"], after: Int[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
     """Return the standard deviation of a level that is uniform between two neighbours, the second at `after`."""
+    return _density_near(ordered, after) * (ordered[after] - ordered[after - 1]) / np.sqrt(12)
+
+
+def _density_near(ordered: Float[np.ndarray, " n"], after: Int[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
+    """Return the density of draws where the next one is at `after`."""
     n = len(ordered)
     low, high = np.maximum(after - NEAR, 0), np.minimum(after + NEAR - 1, n - 1)
-    density = (high - low) / n / np.maximum(ordered[high] - ordered[low], np.finfo(float).tiny)
-    return density * (ordered[after] - ordered[after - 1]) / np.sqrt(12)
+    return (high - low) / n / np.maximum(ordered[high] - ordered[low], np.finfo(float).tiny)
 
 
 def doubt_of_steps(
-    value: Float[np.ndarray, " m"], num_states: int, steps: Float[np.ndarray, " s"]
+    value: Float[np.ndarray, " m"],
+    num_states: int,
+    steps: Float[np.ndarray, " s"],
+    unsure: Float[np.ndarray, " s"] | None = None,
 ) -> Float[np.ndarray, " s"]:
-    """Return the errors of probabilities of not knowing where steps are between two draws.
+    """Return the errors of probabilities of not knowing where steps are: to within `unsure`, or between two draws.
 
     value : (m,) the quantity at the states, whose first are no padding.
     """
     ordered = np.sort(value[:num_states])
-    return _spread_between(ordered, np.searchsorted(ordered, steps).clip(1, num_states - 1))
+    after = np.searchsorted(ordered, steps).clip(1, num_states - 1)
+    return _spread_between(ordered, after) if unsure is None else _density_near(ordered, after) * unsure
 
 
 def marginals(problem: Problem, method: AbstractControlVariate) -> list[Marginal | None]:

@@ -158,7 +158,34 @@ def density_of_draws(
     end = np.fmin(at - series.min(), series.max() - at) < width
     one = 1 / (2 * np.sqrt(np.pi) * width * ess)  # an effective draw at the point itself, that none is there by chance
     bias = np.where(end, np.fmax(np.abs(wider - mean), mean / 2), wider - mean)
-    return mean, np.hypot(np.sqrt((mean + one) * one), bias)
+    error = np.hypot(np.sqrt((mean + one) * one), bias)
+    if weights is None:
+        # One width is too wide by far where a density changes a thousandfold, as that of exp(θ), and then both
+        # widths agree: near a point the draws themselves tell how dense they are.
+        near, noise = _density_of_neighbours(series, at, ess)
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(mean - near)
+            error = np.where(apart > DISTRUST * np.hypot(error, noise), np.hypot(error, apart), error)
+    return mean, error
+
+
+def _density_of_neighbours(
+    series: Float[np.ndarray, " n"], at: Float[np.ndarray, " t"], ess: float
+) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
+    """Return the density by the distance of the nearest draws on either side, and its error; NaN where they tie."""
+    n = len(series)
+    # Of chains that move slowly neighbours are of one visit: as many as make twenty independent ones.
+    each = int(np.clip(np.ceil(10 * n / max(ess, 1.0)), 1, max(n // 4, 1)))
+    ordered = np.sort(series)
+    place = np.searchsorted(ordered, at)
+    low, high = np.maximum(place - each, 0), np.minimum(place + each - 1, n - 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        near = np.where(ordered[high] > ordered[low], (high - low) / n / (ordered[high] - ordered[low]), np.nan)
+        return near, near / np.sqrt(np.maximum(high - low, 1) * min(ess / n, 1.0))
+
+
+DISTRUST = 4.0
+"""Errors by which a kernel estimate differs from the density of the nearest draws where its width is wrong."""
 
 
 class Densities(NamedTuple):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 import xarray
 from scipy.optimize import brentq
@@ -341,6 +342,37 @@ def test_the_density_of_a_parameter_with_a_bound_is_zero_beyond_it_and_integrate
     truth = scipy.stats.gamma(3.0).pdf(points)
     assert (np.abs(curve.mean[0] - truth)[inside] < 5 * curve.mcse[0][inside] + 1e-3).all()
     assert np.median(curve.gain[0, inside]) > 20
+
+
+@pytest.mark.parametrize("name", ["exp(θ)", "exp(5.6 θ)", "expit(3 θ)"])
+def test_a_map_that_is_known_at_draws_alone_has_an_error_of_its_own(name):
+    rng = np.random.default_rng(0)
+    theta, beside = rng.normal(size=(2, 4, 500))
+    factor = {"exp(θ)": 1.0, "exp(5.6 θ)": 5.6, "expit(3 θ)": 3.0}[name]
+    forward = scipy.special.expit if name.startswith("expit") else np.exp
+    z = norm.ppf(LEVELS)
+    truth = forward(factor * z)
+    slope = factor * truth * (1 - truth if name.startswith("expit") else 1.0)
+    dist = mp.distribution(tree_of(theta, -theta, beside), {"f": forward(factor * theta)})
+    quantile, density = dist.quantile(LEVELS), dist.pdf(truth)
+    assert (np.abs(quantile.mean - truth) < 4.5 * quantile.mcse).all()
+    # The 0.05 quantile of exp(θ) was off by 3e-5 of itself, its density by 1e-3, and both said 1e-13.
+    assert (np.abs(np.log(quantile.mean / truth)) < 1e-4).all()
+    assert (np.abs(density.mean[0] - norm.pdf(z) / slope) < 4.5 * density.mcse[0]).all()
+    assert (density.mcse[0] < 1e-2 * density.mean[0]).all()
+    # A status of rounding is not that of a plain quantile.
+    assert not any(
+        label == "PlainMean()" and own in EXACT for label, own in zip(quantile.method, quantile.status, strict=True)
+    )
+
+
+def test_a_kernel_estimate_far_too_wide_for_a_skew_density_says_so():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(4, 500, 2))
+    tree = mp.from_arrays(x, -x, np.exp(4 * x.sum(-1, keepdims=True)), value_names=["f"])
+    density = mp.distribution(tree, ["f"], "plain").pdf([1.0])
+    truth = norm.pdf(0.0) / (4 * np.sqrt(2))  # the kernel estimate is 1e-9
+    assert abs(density.mean[0, 0] - truth) < 3 * density.mcse[0, 0]
 
 
 @pytest.mark.usefixtures("unchecked")
