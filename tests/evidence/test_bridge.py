@@ -8,11 +8,19 @@ import numpyro.distributions as dist
 import pytest
 import xarray
 from ladder_cases import short_ladder
+from scipy.special import logsumexp
 from scipy.stats import chi2
 
 import mcmcpost as mp
 from mcmcpost.control import Auto, PlainMean
-from mcmcpost.evidence import bridge_sampling, estimate_from_posterior, evaluate_draws, laplace_importance, with_bridge
+from mcmcpost.evidence import (
+    bridge_sampling,
+    estimate_from_posterior,
+    evaluate_draws,
+    evaluate_rows,
+    laplace_importance,
+    with_bridge,
+)
 from mcmcpost.evidence.bridge import evaluate_halves, normal_mean, plain_bridge
 from mcmcpost.evidence.posterior import _best_first
 
@@ -347,6 +355,31 @@ def test_chains_that_drift_and_proposals_without_overlap_are_not_converged(rng, 
     found = bridge_sampling(two, spikes, key=key)
     assert found.status is mp.Status.NOT_CONVERGED
     assert "overlap" in found.info["reason"]
+
+
+@pytest.mark.slow
+def test_modes_that_all_chains_visit_have_honest_errors_and_a_mode_without_draws_is_missing(rng):
+    """±4 in all of five coordinates: the fitted normal covers both, and nothing tells of one without draws."""
+    share, modes = 0.8, np.array([4.0, -4.0])
+
+    def log_density(x):
+        squares = ((x[:, None] - modes[:, None]) ** 2).sum(axis=-1)
+        return logsumexp(np.log([share, 1 - share]) - squares / 2, axis=1) - 2.5 * np.log(2 * np.pi)
+
+    def bridge(labels, seed):
+        draws = modes[labels][..., None] + rng.normal(size=(*labels.shape, 5))
+        posterior = evaluate_rows(draws, log_density, np.zeros_like, tuple("abcde"), scores=False)
+        return estimate_from_posterior(posterior, PlainMean(), key=jax.random.key(seed))
+
+    found = [bridge((rng.random((4, 100)) > share).astype(int), seed) for seed in range(20)]
+    z = np.array([f.value / f.error for f in found])
+    assert (z**2).sum() < chi2.isf(1e-5, len(z))
+    assert all(f.status is mp.Status.PLAIN for f in found)
+    stuck = bridge(np.repeat([[0], [1], [0], [1]], 100, axis=1), 0)
+    assert stuck.status is mp.Status.NOT_CONVERGED
+    missed = bridge(np.zeros((4, 100), int), 0)
+    assert missed.status is mp.Status.PLAIN
+    np.testing.assert_allclose(missed.value, np.log(share), atol=4.5 * missed.error)
 
 
 def constant_coordinate(rng):
