@@ -30,6 +30,7 @@ from mcmcpost.control.order_statistics import (
     EXPONENTIAL,
     ROUNDING,
     Densities,
+    Known,
     QuantileFunction,
     converged_ends,
     density_of_draws,
@@ -524,13 +525,14 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
         def below(grid: np.ndarray) -> Float[np.ndarray, "c n t"]:
             return (series <= grid.reshape(-1)).astype(float)
 
-        def controlled(grid: np.ndarray) -> tuple[np.ndarray, ...]:
+        def controlled(grid: np.ndarray) -> Known:
             found, without = dist._events(below(grid), grid.reshape(1, -1) * sample.units, shared=False)
-            return found.mean, without, found.mcse
+            return Known(found.mean, found.mcse, without, found.residuals, weights)
 
-        def plain(grid: np.ndarray) -> tuple[np.ndarray, ...]:
-            problem = with_values(whole, below(grid), sample.states, weights)
-            return problem.location, _without_folds(problem), mcse_mean(below(grid), weights)
+        def plain(grid: np.ndarray) -> Known:
+            events = below(grid)
+            problem = with_values(whole, events, sample.states, weights)
+            return Known(problem.location, mcse_mean(events, weights), _without_folds(problem), events, weights)
 
         ends, reach = shortest_of_draws(series[..., 0], prob)
         numbers[:2] = converged_ends(controlled, ends, reach, series[..., 0], prob)
