@@ -34,6 +34,7 @@ from mcmcpost.control.order_statistics import (
     QuantileFunction,
     converged_ends,
     density_of_draws,
+    density_of_leftover,
     middle_places,
     order_quantiles,
     quantile_labels,
@@ -379,7 +380,13 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
     for splines in marginal.splines.values():
         field = splines.field
         slope, slope_error = field.conditional(problem.counts, h, ess)
+        slope_error = np.hypot(slope_error, field.unlike_coarse(problem.counts, h))
         value, control = (part[problem.inverse].reshape(*series.shape, 1) for part in (field.value, field.control))
+        # What is controlled is the density of what stands for the quantity: with an R² of 0.988 it may be 15 % off.
+        change = change_error = np.zeros(len(at))
+        if not marginal.certain:
+            own_value = problem.values[problem.inverse, 0].reshape(series.shape)
+            change, change_error = density_of_leftover(own_value, value[..., 0], h, sample.trace.weights)
         products = Sample.of(
             sample.trace, tuple(map(str, at)), -control * (value > h), np.zeros(len(at), bool), sample.states
         )
@@ -392,7 +399,8 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         with np.errstate(invalid="ignore", divide="ignore"):
             unit = stretch / slope
             density, raw = found.mean * unit, found.mcse_plain * np.abs(unit)
-            deviation = np.hypot(found.mcse * unit, density * slope_error / slope)
+            deviation = np.hypot(np.hypot(found.mcse * unit, density * slope_error / slope), change_error * stretch)
+            density = density + change * stretch
         deviation = np.where(np.isin(np.arange(len(at)), columns), deviation, np.nan)
         known = known.improved(density, deviation, found.mean_plain * unit, raw, np.array(found.status, dtype=object))
     return known.curve(at)

@@ -16,7 +16,7 @@ from mcmcpost.control.estimate import Curve
 from mcmcpost.control.problem import Sample
 from mcmcpost.control.standard_errors import RULE_OF_THREE
 from mcmcpost.core.errors import REPRODUCED, TRUSTED, Status
-from mcmcpost.core.mcse import Weights, kernel_density, mcse_mean, pareto_khat
+from mcmcpost.core.mcse import Weights, kernel_density, mcse_mean, mean_over_draws, pareto_khat
 from mcmcpost.scores import effective_size
 
 TAIL = 20.0
@@ -159,6 +159,25 @@ def density_of_draws(
     one = 1 / (2 * np.sqrt(np.pi) * width * ess)  # an effective draw at the point itself, that none is there by chance
     bias = np.where(end, np.fmax(np.abs(wider - mean), mean / 2), wider - mean)
     return mean, np.hypot(np.sqrt((mean + one) * one), bias)
+
+
+def density_of_leftover(
+    value: Float[np.ndarray, "c n"],
+    stand_in: Float[np.ndarray, "c n"],
+    at: Float[np.ndarray, " t"],
+    weights: Weights | None,
+) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
+    """Return by how much the density of a quantity is above that of what nearly stands for it, and the error of that.
+
+    By kernels at the same draws, whose noise is mostly the same; that of their bias is as in `density_of_draws`.
+    """
+    width = kernel_density(value.reshape(-1), at, 1.0)[1]
+    changes = []
+    for w in (width, np.sqrt(2) * width):
+        own, other = (np.exp(-0.5 * ((part[..., None] - at) / w) ** 2) for part in (value, stand_in))
+        changes.append((own - other) / (np.sqrt(2 * np.pi) * w))
+    change, wider = (mean_over_draws(part, weights) for part in changes)
+    return change, np.hypot(np.nan_to_num(mcse_mean(changes[0], weights)), wider - change)
 
 
 class Densities(NamedTuple):

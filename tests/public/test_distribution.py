@@ -306,6 +306,27 @@ def test_shortest_intervals_of_a_scale_have_the_errors_that_are_stated():
     assert (gains > 5).all(), gains
 
 
+@pytest.mark.slow
+def test_densities_of_what_a_polynomial_nearly_is_are_its_own():
+    """Of a maximum and of a sum with a power of 2.5 polynomials leave one per cent, and had densities 3 to 15 % off."""
+    y = np.linspace(-9, 9, 4_001)
+    at = np.array([[0.5, 1.2, 1.7, 2.3, 3.3], [-1.1, 0.2, 0.9, 1.8, 3.9]])
+    largest = norm.pdf(at[0] - 1.5) * norm.cdf(at[0]) + norm.cdf(at[0] - 1.5) * norm.pdf(at[0])
+    power = norm.pdf(at[1][:, None] - 0.5 * np.abs(y) ** 2.5) @ norm.pdf(y) * (y[1] - y[0])
+    truth, curves = np.concatenate([largest, power]), []
+    for seed in range(12):
+        x = np.random.default_rng([seed, 31]).normal(size=(4, 1_000, 2))
+        functions = {
+            "largest": np.maximum(x[..., 0] + 1.5, x[..., 1]),
+            "power": x[..., 0] + 0.5 * np.abs(x[..., 1]) ** 2.5,
+        }
+        curves.append(mp.distribution(mp.from_arrays(x, -x), functions, "zv2").pdf(at))
+    squares, gains = squares_and_gains(curves, truth)
+    assert squares.mean() <= 1.2, squares
+    assert (squares <= 2.5).all(), squares
+    assert (gains[:5] > 1.5).all(), gains
+
+
 # ---- functions of a coordinate that are not itself
 
 
