@@ -16,7 +16,7 @@ from mcmcpost.control.estimate import Curve, covariance_of
 from mcmcpost.control.features.quantity import Conditional, Field, FunctionsOf, fields_at
 from mcmcpost.control.features.summed import Transform
 from mcmcpost.control.functions import Served
-from mcmcpost.control.order_statistics import CLOSER, ROUNDING, Densities, Ends, shortest_of_draws
+from mcmcpost.control.order_statistics import CLOSER, ROUNDING, Densities, Ends, Known, shortest_of_draws
 from mcmcpost.control.standard_errors import RULE_OF_THREE
 from mcmcpost.core.errors import TRUSTED, Status
 from mcmcpost.core.mcse import kernel_density
@@ -82,7 +82,7 @@ class OverChunks(NamedTuple):
             for (j, plain), own in zip(left, self._about_ends([(*key, searches[key]) for key in left]), strict=True):
                 search = searches[j, plain]
                 if np.isfinite(own.mean).all():
-                    after = search.step(own.mean, _without_parts(own), own.mcse)
+                    after = search.step(Known(own.mean, own.mcse, _without_parts(own), own.residuals))
                 else:  # not finite at a draw that is not one of the few
                     unknown = np.full(2, np.nan)
                     after = search._replace(ends=unknown, error=unknown, settled=True)

@@ -22,6 +22,7 @@ from mcmcpost.control.functions import (
     marginals,
 )
 from mcmcpost.control.linear import linear_system, nested_fits
+from mcmcpost.control.order_statistics import _ends, _influence
 from mcmcpost.control.problem import make_problem
 from mcmcpost.stein import polynomial_exponents
 from mcmcpost.trace import make_trace
@@ -416,3 +417,17 @@ def test_what_lies_beyond_a_zero_of_the_field_is_in_the_error():
     assert np.mean(np.square(z)) < 1.5
     assert np.abs(z).max() < 4.5
     assert np.median(gains) > 30
+
+
+def test_ends_of_a_shortest_interval_move_with_the_function_as_their_derivatives_say():
+    """Of a gamma distribution near the ends of its shortest interval of 0.89, and at an end of the draws."""
+    law = scipy.stats.gamma(3.0)
+    for middle in ((0.46, 5.33), (0.6, 5.42)):
+        grid = np.array([np.linspace(end - 0.1, end + 0.1, 21) for end in middle])
+        values = law.cdf(grid).reshape(-1)
+        ends = _ends(grid, values, 0.89)
+        edge = np.abs(ends - grid[:, 0]) < 1e-3
+        move = 1e-5 * np.concatenate([np.cos(9 * points + 1) for points in grid])
+        expected = (_ends(grid, values + move, 0.89) - _ends(grid, values - move, 0.89)) / 2
+        assert np.abs(expected).max() > 1e-7
+        np.testing.assert_allclose(move @ _influence(grid, values, ends, edge), expected, rtol=0.02, atol=1e-8)

@@ -59,6 +59,10 @@ class Field(NamedTuple):
         found = Conditional.of(self, counts)
         return found.at(at), found.error(at, ess)
 
+    def unlike_coarse(self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
+        """Return how far that regression is from one with half the knots: what splines do not follow of a corner."""
+        return np.abs(Conditional.of(self, counts).at(at) - Conditional.of(self, counts, COARSE).at(at))
+
     def beyond_zero(self, counts: Float[np.ndarray, " m"]) -> Bool[np.ndarray, " m"]:
         """Return the states beyond a zero of E[v·∇h | h]: nothing is transported to them from the others."""
         real = counts > 0
@@ -124,10 +128,10 @@ class Conditional(NamedTuple):
     left: float
 
     @classmethod
-    def of(cls, field: Field, counts: Float[np.ndarray, " m"]) -> "Conditional":
+    def of(cls, field: Field, counts: Float[np.ndarray, " m"], inner_knots: int = KNOTS) -> "Conditional":
         """Return the regression at some states, by how often each is there."""
         real = counts > 0
-        shares, knots = counts[real] / counts.sum(), knots_of(field.value[real])
+        shares, knots = counts[real] / counts.sum(), knots_of(field.value[real], inner_knots)
         design, root, along = spline_basis(knots)(field.value[real])[0], np.sqrt(shares), field.along[real]
         found = np.linalg.lstsq(design * root[:, None], along * root, rcond=None)[0]
         inverse = np.linalg.pinv((design * shares[:, None]).T @ design)
