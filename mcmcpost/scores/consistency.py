@@ -4,6 +4,9 @@ Errors of tests over all draws grow with what is wrong in a part: scores of 1e8 
 the scores of one wrong chain among slow ones.
 """
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import ndtri
@@ -41,13 +44,14 @@ def wrong_chains(trace: Trace) -> Finding | None:
     (c, n, d), centred = draws.shape, draws - draws.mean((0, 1))
     if c < 2 or n < _SHORTEST:
         return None
-    # By the draws, which no mistake in scores makes slow: squares about the mean, as the products are of their kind.
-    squares = centred**2
-    if effective_size(squares, squares.std((0, 1))).min() < _EFFECTIVE * c:
-        return None
     limit = _CLEARLY * -float(ndtri(LEVEL / (2 * c * (2 * d + 1))))
     wrong = np.array([_misfit(centred[i : i + 1], scores[i : i + 1], limit) > limit for i in range(c)])
     if not wrong.any():
+        return None
+    # By the draws, which no mistake in scores makes slow: squares about the mean, as the products are of their kind.
+    # It takes longer than all the rest, and in most traces no chain is wrong.
+    squares = centred**2
+    if effective_size(squares, squares.std((0, 1))).min() < _EFFECTIVE * c:
         return None
     # A mistake that all chains share fails in some of them by chance: then the others, pooled, do not pass clearly.
     if not wrong.all() and _misfit(centred[~wrong], scores[~wrong], limit / 2) > limit / 2:
@@ -197,32 +201,51 @@ def cut_off(trace: Trace) -> Finding | None:
     probability (1 − r)^m.
     """
     count, d = trace.draws.shape[0] * trace.draws.shape[1], trace.draws.shape[-1]
-    squares = (trace.draws - trace.draws.mean((0, 1))) ** 2
-    # Independent draws: the largest of slow chains are of one excursion, and near each other for that.
-    size = np.minimum(*(effective_size(power, power.std((0, 1))) for power in (squares, squares**2)))
     ratio = 1 - (_CUT_LEVEL / (2 * d)) ** (1 / _OUTERMOST)
     limit = _OUTERMOST * ratio / (1 - ratio)
     for j in range(d):
-        step = max(1, int(np.ceil(count / size[j] - 0.2)))
-        x, first = np.unique(trace.draws[:, ::step, j], return_index=True)
-        if len(x) < 10 * _OUTERMOST:
+        x, s = trace.draws[..., j], trace.scores[..., j]
+        # The largest of slow chains are of one excursion, and near each other for that: all draws promise more beyond
+        # than independent ones. Most coordinates end here, without an effective size, which takes most of the time.
+        if all(end.beyond <= limit / 2 for end in _ends(x, s)):
             continue
-        s = trace.scores[:, ::step, j].reshape(-1)[first]
-        for side, ends in (("above", slice(None, -_OUTERMOST - 2, -1)), ("below", slice(_OUTERMOST + 1))):
-            near, slopes = x[ends], s[ends] * (-1.0 if side == "above" else 1.0)
-            # The slope of the coordinate's own density is the mean of its scores given it: six errors more, since in
-            # dependent draws the scores scatter (three were too few for one banana in twenty).
-            slope = slopes.mean() + 6 * slopes.std(ddof=1) / np.sqrt(len(slopes))
-            width = abs(near[-1] - near[0])
-            beyond = _OUTERMOST / np.expm1(min(slope * width, 100.0)) if slope > 0 else np.inf
-            if beyond > limit:
+        square = (x[..., None] - x.mean()) ** 2
+        size = min(float(effective_size(power, power.std((0, 1)))[0]) for power in (square, square**2))
+        step = max(1, int(np.ceil(count / size - 0.2)))
+        for end in _ends(x[:, ::step], s[:, ::step]):
+            if end.beyond > limit:
                 return Finding(
                     "warn",
                     "boundary",
                     f"Score gate: expected a density that vanishes where the draws end, got {_OUTERMOST} draws of"
-                    f" {trace.names[j]} within {width:.2g} of {near[0]:.4g} and none {side}, where the scores say that"
-                    f" {f'{beyond:.0f} draws' if beyond < count else 'many'} should be: it ends at a boundary or is an"
-                    " angle, so no gain is possible from its scores; sample and store an unconstrained parameter"
-                    " instead, as log θ, or two coordinates of a direction.",
+                    f" {trace.names[j]} within {end.width:.2g} of {end.last:.4g} and none {end.side}, where the scores"
+                    f" say that {f'{end.beyond:.0f} draws' if end.beyond < count else 'many'} should be: it ends at a"
+                    " boundary or is an angle, so no gain is possible from its scores; sample and store an"
+                    " unconstrained parameter instead, as log θ, or two coordinates of a direction.",
                 )
     return None
+
+
+class _End(NamedTuple):
+    """One end of the draws of a coordinate: the last draw, how near others are, and how many should be beyond it."""
+
+    side: str
+    last: float
+    width: float
+    beyond: float
+
+
+def _ends(draws: Float[np.ndarray, "c n"], scores: Float[np.ndarray, "c n"]) -> Iterator[_End]:
+    """Yield both ends; none of so few draws that they are a part of a few hundred."""
+    x, first = np.unique(draws, return_index=True)
+    if len(x) < 10 * _OUTERMOST:
+        return
+    s = scores.reshape(-1)[first]
+    for side, last in (("above", slice(None, -_OUTERMOST - 2, -1)), ("below", slice(_OUTERMOST + 1))):
+        near, slopes = x[last], s[last] * (-1.0 if side == "above" else 1.0)
+        # The slope of the coordinate's own density is the mean of its scores given it: six errors more, since in
+        # dependent draws the scores scatter (three were too few for one banana in twenty).
+        slope = slopes.mean() + 6 * slopes.std(ddof=1) / np.sqrt(len(slopes))
+        width = float(abs(near[-1] - near[0]))
+        beyond = _OUTERMOST / np.expm1(min(slope * width, 100.0)) if slope > 0 else np.inf
+        yield _End(side, float(near[0]), width, float(beyond))
