@@ -7,12 +7,12 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mcmcpost.app import options
 from mcmcpost.app.edge import (
     LADDER,
     LARGEST_SEED,
@@ -43,148 +43,6 @@ app = typer.Typer(
 
 PIPE_CLOSED = 141
 """The exit code of programs that the signal SIGPIPE ends, 128 + 13."""
-
-
-class MethodName(StrEnum):
-    """The keys of `mcmcpost.METHODS`, which is too heavy to import for ``--help``."""
-
-    AUTO = "auto"
-    PLAIN = "plain"
-    ZV1 = "zv1"
-    ZV2 = "zv2"
-    ZV3 = "zv3"
-    CF = "cf"
-    SECF = "secf"
-    STRUCTURED = "structured"
-
-
-class SpreadName(StrEnum):
-    """The keys of `mcmcpost.control.KINDS`."""
-
-    SD = "sd"
-    VARIANCE = "variance"
-    COVARIANCE = "covariance"
-    CORRELATION = "correlation"
-
-
-class PathName(StrEnum):
-    """The keys of `mcmcpost.evidence.PATHS`, which is too heavy to import for ``--help``."""
-
-    AUTO = "auto"
-    POOLED = "pooled"
-    RUNGS = "rungs"
-
-
-Warmup = Annotated[
-    int | None, typer.Option(help=f"Adaptation draws per chain [default: {POSTERIOR['warmup']}].", min=1)
-]
-
-Draws = Annotated[int | None, typer.Option(help=f"Draws per chain to keep [default: {POSTERIOR['draws']}].", min=1)]
-
-Chains = Annotated[int | None, typer.Option(help=f"Number of chains [default: {POSTERIOR['chains']}].", min=1)]
-
-Seed = Annotated[
-    int | None, typer.Option(help=f"Seed of the sampler [default: {POSTERIOR['seed']}].", min=0, max=LARGEST_SEED)
-]
-
-Options = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        metavar="NAME=VALUE",
-        help="An argument of the model file's data(), such as priors=stan. Repeatable.",
-    ),
-]
-
-Expect = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=EXPRESSION", help="Add the expectation of an expression, such as 'p=alpha > 0.5'. Repeatable."
-    ),
-]
-
-VarNames = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="A variable to estimate, or ~NAME for all but it. Repeatable [default: all]."),
-]
-
-FilterVars = Annotated[
-    Literal["like", "regex"] | None,
-    typer.Option(help="Read --var-names as parts of names (like) or as regular expressions (regex)."),
-]
-
-Quantile = Annotated[
-    list[float] | None, typer.Option(help="Add this quantile of every quantity, such as 0.05. Repeatable.")
-]
-
-Ci = Annotated[
-    float | None,
-    typer.Option(
-        help="Add the bounds of the interval of this probability of every quantity, such as 0.89 [default: none; with"
-        " --ci-kind that of ArviZ]."
-    ),
-]
-
-CiKind = Annotated[
-    Literal["eti", "hdi"] | None,
-    typer.Option(help="Interval with equal tails (eti) or the shortest (hdi) [default: that of ArviZ]."),
-]
-
-Spread = Annotated[
-    list[SpreadName] | None,
-    typer.Option(help="Add these of the quantities, covariances and correlations of all pairs. Repeatable."),
-]
-
-Elpd = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Add the expected log predictive density, each observation left out, of this variable's log likelihood.",
-    ),
-]
-
-Method = Annotated[MethodName, typer.Option(help="Control variate; auto chooses one for each quantity.")]
-
-AllowBadScores = Annotated[
-    bool, typer.Option(help="Continue although the scores fail the score gate, which `mcmcpost info` prints.")
-]
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
-
-def _named[Sources: (Path | None, list[Path] | None)](given: Sources) -> Sources:
-    """Return paths, those of shipped models where a name such as lotka-volterra stands for one."""
-    if given is None:
-        return None
-    from mcmcpost.examples import named_model
-
-    # A file of that name in the current folder comes first: a clone's own model must not be
-    # shadowed.
-    return named_model(given) if isinstance(given, Path) else [named_model(one) for one in given]
-
-
-ModelOf = Annotated[
-    Path | None,
-    typer.Option(
-        "--model",
-        metavar="FILE.py|FILE.stan",
-        callback=_named,
-        help="Model file, or Stan program with --data, of a trace without scores: they are computed from it.",
-    ),
-]
-
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="FILE.json", help="Data of a Stan program; of a model file its option `data`."),
-]
-
-
-def _with_data(option: list[str] | None, data: Path | None) -> list[str] | None:
-    """Return the options of a model with the file of its data, which is one of them."""
-    return option if data is None else [*(option or []), f"data={data}"]
-
-
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="New file, .nc or .zarr; nothing is overwritten.")]
 
 
 def main() -> None:
@@ -237,15 +95,16 @@ def sample(
     model: Annotated[
         Path,
         typer.Argument(
-            callback=_named, help="Model file: a Python file with model() and data(); or the name of a shipped one."
+            callback=options.named,
+            help="Model file: a Python file with model() and data(); or the name of a shipped one.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="New file, .nc or .zarr; nothing is overwritten.")],
-    warmup: Warmup = None,
-    draws: Draws = None,
-    chains: Chains = None,
-    seed: Seed = None,
-    option: Options = None,
+    warmup: options.Warmup = None,
+    draws: options.Draws = None,
+    chains: options.Chains = None,
+    seed: options.Seed = None,
+    option: options.Options = None,
     until: Annotated[
         float | None,
         typer.Option(
@@ -256,7 +115,7 @@ def sample(
         bool, typer.Option("--relative", help="Errors of --until are in posterior standard deviations.")
     ] = False,
     max_draws: Annotated[int, typer.Option(help="Draws of all chains together at most, of --until.", min=1)] = 100_000,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Sample a model file with NUTS and write the trace, with scores and log likelihoods."""
     with _program():
@@ -300,23 +159,23 @@ def reduce(
         list[Path],
         typer.Argument(
             metavar="TRACE_OR_MODEL...",
-            callback=_named,
+            callback=options.named,
             help="A trace (.nc, .zarr, .csv), or several, one a job or chain, taken together; or a model file, or the "
             "name of a shipped one, such as lotka-volterra.",
         ),
     ],
-    output: Output = None,
-    var_names: VarNames = None,
-    filter_vars: FilterVars = None,
-    expect: Expect = None,
-    method: Method = MethodName.AUTO,
-    quantile: Quantile = None,
-    ci: Ci = None,
-    ci_kind: CiKind = None,
-    spread: Spread = None,
-    elpd: Elpd = None,
-    model: ModelOf = None,
-    data: Data = None,
+    output: options.Output = None,
+    var_names: options.VarNames = None,
+    filter_vars: options.FilterVars = None,
+    expect: options.Expect = None,
+    method: options.Method = options.MethodName.AUTO,
+    quantile: options.Quantile = None,
+    ci: options.Ci = None,
+    ci_kind: options.CiKind = None,
+    spread: options.Spread = None,
+    elpd: options.Elpd = None,
+    model: options.ModelOf = None,
+    data: options.Data = None,
     diagnostics: Annotated[
         list[Path] | None,
         typer.Option(
@@ -324,13 +183,13 @@ def reduce(
             help="Diagnostic file of CmdStan, which has the scores; by default those beside the outputs. Repeatable.",
         ),
     ] = None,
-    as_json: AsJson = False,
-    allow_bad_scores: AllowBadScores = False,
-    warmup: Warmup = None,
-    draws: Draws = None,
-    chains: Chains = None,
-    seed: Seed = None,
-    option: Options = None,
+    as_json: options.AsJson = False,
+    allow_bad_scores: options.AllowBadScores = False,
+    warmup: options.Warmup = None,
+    draws: options.Draws = None,
+    chains: options.Chains = None,
+    seed: options.Seed = None,
+    option: options.Options = None,
 ) -> None:
     """Print the posterior expectations of a trace, or of a model file sampled first, with smaller errors."""
     with _program():
@@ -361,7 +220,7 @@ def reduce(
             named_scalars(example, posterior_variables(example), asked)
 
         # CmdStan's two kinds of files are told apart by their columns.
-        beside, option = diagnostics or [], _with_data(option, data)
+        beside, option = diagnostics or [], options.with_data(option, data)
         try:
             tree = open_source([*sources, *beside], model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
         except UnequalChains:
@@ -374,7 +233,7 @@ def reduce(
             say("note", "chains of different lengths: each trace is summed, and weighs as many draws as it has")
             traces = [list(files) for files in (zip(sources, beside, strict=True) if beside else zip(sources))]
             tree = sum_traces(traces, None, asked, chosen, model, option, allow_bad_scores).to_datatree()
-            asked, chosen = Asked({}, None, None), MethodName.AUTO.value
+            asked, chosen = Asked({}, None, None), options.MethodName.AUTO.value
         with keeping(sources[0], lambda: tree):
             reduced = reduce_tree(tree, asked, beyond, chosen, allow_bad_scores)
             if as_json:
@@ -398,15 +257,15 @@ def moments(
         Path | None,
         typer.Option(metavar="SUMS", help="Add to the sums of this file; draws that are in them are left out."),
     ] = None,
-    var_names: VarNames = None,
-    filter_vars: FilterVars = None,
-    expect: Expect = None,
-    method: Method = MethodName.AUTO,
-    model: ModelOf = None,
-    data: Data = None,
-    as_json: AsJson = False,
-    allow_bad_scores: AllowBadScores = False,
-    option: Options = None,
+    var_names: options.VarNames = None,
+    filter_vars: options.FilterVars = None,
+    expect: options.Expect = None,
+    method: options.Method = options.MethodName.AUTO,
+    model: options.ModelOf = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+    allow_bad_scores: options.AllowBadScores = False,
+    option: options.Options = None,
 ) -> None:
     """Sum over traces what `reduce` needs of them, without their draws. Files of sums are given to `reduce` later."""
     with _program():
@@ -421,7 +280,7 @@ def moments(
         check_output(output)
         # The same draws twice would halve the variance of every error.
         check_distinct("moments", [str(source.resolve()) for source in sources], "traces")
-        chosen = _with_data(option, data)
+        chosen = options.with_data(option, data)
         total = sum_traces(
             [[source] for source in sources], append, asked, method.value, model, chosen, allow_bad_scores
         )
@@ -439,20 +298,20 @@ def evidence(
         list[Path],
         typer.Argument(
             metavar="SOURCE...",
-            callback=_named,
+            callback=options.named,
             help="Traces (.nc, .zarr, .csv) with --model, ladders, model files, or what -o or --json has stored.",
         ),
     ],
-    output: Output = None,
+    output: options.Output = None,
     model: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE.py|FILE.stan",
-            callback=_named,
+            callback=options.named,
             help="Model of the traces: one for all, or one for each in order.",
         ),
     ] = None,
-    data: Data = None,
+    data: options.Data = None,
     ladder: Annotated[
         bool,
         typer.Option(
@@ -472,29 +331,29 @@ def evidence(
         typer.Option(help="Swap neighbouring temperatures every so many iterations [default: never].", min=1),
     ] = None,
     path: Annotated[
-        PathName | None,
+        options.PathName | None,
         typer.Option(
             help="Answer of a ladder: all draws pooled, or rung by rung; auto pools where rungs overlap"
-            f" [default: {PathName.AUTO}]."
+            f" [default: {options.PathName.AUTO}]."
         ),
     ] = None,
     method: Annotated[
-        MethodName | None, typer.Option(help="Control variate of each rung, or of a bridge [default: chosen].")
+        options.MethodName | None, typer.Option(help="Control variate of each rung, or of a bridge [default: chosen].")
     ] = None,
-    as_json: AsJson = False,
-    allow_bad_scores: AllowBadScores = False,
-    warmup: Warmup = None,
+    as_json: options.AsJson = False,
+    allow_bad_scores: options.AllowBadScores = False,
+    warmup: options.Warmup = None,
     draws: Annotated[
         int | None, typer.Option(help=f"Draws per chain and rung to keep [default: {LADDER['draws']}].", min=1)
     ] = None,
-    chains: Chains = None,
+    chains: options.Chains = None,
     seed: Annotated[
         int | None,
         typer.Option(
             help=f"Seed of the sampler, or of a bridge [default: {POSTERIOR['seed']}].", min=0, max=LARGEST_SEED
         ),
     ] = None,
-    option: Options = None,
+    option: options.Options = None,
 ) -> None:
     """Print the log evidence of a trace, of a ladder, or of a model file sampled first; of several, compare them.
 
@@ -512,7 +371,7 @@ def evidence(
         check_distinct("evidence", [str(source.resolve()) for source in sources], "sources")
         given = {"rungs": rungs, "warmup": warmup, "draws": draws, "chains": chains, "seed": seed, "exchange": exchange}
         choice = None if method is None else method.value
-        option, found = _with_data(option, data), {}
+        option, found = options.with_data(option, data), {}
         with ExitStack() as stack:
             # A stored evidence is shown as it is, unless an option asks for what it does not hold.
             again = path is not None or choice is not None or allow_bad_scores
@@ -523,7 +382,7 @@ def evidence(
                 estimate = source_evidence(
                     source,
                     option,
-                    path=path or PathName.AUTO,
+                    path=path or options.PathName.AUTO,
                     method=choice,
                     seed=seed,
                     allow_bad_scores=allow_bad_scores,
@@ -551,19 +410,19 @@ def report(
         Path, typer.Argument(help="A trace with scores (.nc, .zarr, .csv), a ladder, or an evidence (.json).")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="New file, .html.")],
-    var_names: VarNames = None,
-    filter_vars: FilterVars = None,
-    expect: Expect = None,
-    method: Method = MethodName.AUTO,
-    quantile: Quantile = None,
-    ci: Ci = None,
-    ci_kind: CiKind = None,
+    var_names: options.VarNames = None,
+    filter_vars: options.FilterVars = None,
+    expect: options.Expect = None,
+    method: options.Method = options.MethodName.AUTO,
+    quantile: options.Quantile = None,
+    ci: options.Ci = None,
+    ci_kind: options.CiKind = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
-    model: ModelOf = None,
-    data: Data = None,
-    option: Options = None,
-    as_json: AsJson = False,
-    allow_bad_scores: AllowBadScores = False,
+    model: options.ModelOf = None,
+    data: options.Data = None,
+    option: options.Options = None,
+    as_json: options.AsJson = False,
+    allow_bad_scores: options.AllowBadScores = False,
 ) -> None:
     """Write one self-contained HTML file about a trace: estimates, errors, scores, convergence."""
     with _program():
@@ -579,7 +438,7 @@ def report(
             Asked(parse_expressions(expect or []), var_names, filter_vars),
             method.value,
             model=model,
-            options=_with_data(option, data),
+            options=options.with_data(option, data),
             probabilities=check_probabilities(quantile) if quantile else None,
             interval=resolve_interval("--ci", ci, ci_kind),
             overwrite=force,
@@ -594,7 +453,7 @@ def report(
 @app.command()
 def info(
     trace: Annotated[Path, typer.Argument(help="A trace or a ladder (.nc, .zarr, .csv).")],
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Print what is in a file: variables, sampler, convergence, structure, and whether its scores pass the gate."""
     with _program():
@@ -611,7 +470,7 @@ def info(
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(as_json: options.AsJson = False) -> None:
     """Print what mcmcpost runs on: devices, precision, versions, and which optional packages are here."""
     with _program():
         from mcmcpost.app.edge import doctor_text, examine
