@@ -11,12 +11,12 @@ from jaxtyping import Bool, Float, Int
 from scipy.special import ndtr
 
 from mcmcpost.control import Distribution, Estimate, Features, PlainMean
-from mcmcpost.control.distribution import STRAIGHT
 from mcmcpost.control.estimate import Curve, covariance_of
 from mcmcpost.control.features.quantity import Conditional, Field, FunctionsOf, fields_at
 from mcmcpost.control.features.summed import Transform
 from mcmcpost.control.functions import Served
 from mcmcpost.control.order_statistics import CLOSER, ROUNDING, Densities, Ends, Known, shortest_of_draws
+from mcmcpost.control.quantiles import STRAIGHT
 from mcmcpost.control.standard_errors import RULE_OF_THREE
 from mcmcpost.core.errors import TRUSTED, Status
 from mcmcpost.core.mcse import kernel_density

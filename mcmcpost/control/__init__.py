@@ -25,13 +25,13 @@ from mcmcpost.control.features.summed import (
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.kernels.choice import REML, GridREML
 from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact
+from mcmcpost.control.kernels.weights import SteinWeights, check_weights, solve_stein_weights
 from mcmcpost.control.linear import NEED
 from mcmcpost.control.method import AbstractControlVariate, FoldFit, PlainMean, Refits
 from mcmcpost.control.order_statistics import level_texts
 from mcmcpost.control.problem import Options, Problem, Sample, read_moments, standard_coordinates
 from mcmcpost.control.standard_errors import SAFETY, tail_inflation
 from mcmcpost.control.trace_moments import MOMENTS, TraceMoments, stored_moments
-from mcmcpost.control.weights import SteinWeights, check_weights, solve_stein_weights
 from mcmcpost.control.zero_variance import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge, Structured, ZeroVariance
 from mcmcpost.core.mcse import participants
 

@@ -27,6 +27,7 @@ from mcmcpost.control.features.quantity import (
     coordinate_of,
     interpolated,
     knots_of,
+    spread_between,
     surrogates,
 )
 from mcmcpost.control.folds import Subsets
@@ -577,10 +578,6 @@ def _is_itself(
     return found
 
 
-NEAR = 10
-"""Draws on either side of a step that tell how dense they are there."""
-
-
 def _steps_of(problem: Problem, value: Float[np.ndarray, " m"]) -> tuple[Float[np.ndarray, " s"], float]:
     """Return where an event begins or ends in a coordinate, and the error of not knowing it between two draws.
 
@@ -591,35 +588,8 @@ def _steps_of(problem: Problem, value: Float[np.ndarray, " m"]) -> tuple[Float[n
     order = np.argsort(value[:n], kind="stable")
     h, f = value[:n][order], problem.values[:n, 0][order]
     after = np.flatnonzero(np.diff(f)) + 1
-    chance = _spread_between(h, after)
+    chance = spread_between(h, after)
     return (h[after] + h[after - 1]) / 2, float(np.ptp(f) * np.sqrt((chance**2).sum()))
-
-
-def _spread_between(ordered: Float[np.ndarray, " n"], after: Int[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
-    """Return the standard deviation of a level that is uniform between two neighbours, the second at `after`."""
-    return _density_near(ordered, after) * (ordered[after] - ordered[after - 1]) / np.sqrt(12)
-
-
-def _density_near(ordered: Float[np.ndarray, " n"], after: Int[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
-    """Return the density of draws where the next one is at `after`."""
-    n = len(ordered)
-    low, high = np.maximum(after - NEAR, 0), np.minimum(after + NEAR - 1, n - 1)
-    return (high - low) / n / np.maximum(ordered[high] - ordered[low], np.finfo(float).tiny)
-
-
-def doubt_of_steps(
-    value: Float[np.ndarray, " m"],
-    num_states: int,
-    steps: Float[np.ndarray, " s"],
-    unsure: Float[np.ndarray, " s"] | None = None,
-) -> Float[np.ndarray, " s"]:
-    """Return the errors of probabilities of not knowing where steps are: to within `unsure`, or between two draws.
-
-    value : (m,) the quantity at the states, whose first are no padding.
-    """
-    ordered = np.sort(value[:num_states])
-    after = np.searchsorted(ordered, steps).clip(1, num_states - 1)
-    return _spread_between(ordered, after) if unsure is None else _density_near(ordered, after) * unsure
 
 
 def marginals(problem: Problem, method: AbstractControlVariate) -> list[Marginal | None]:

@@ -527,3 +527,34 @@ def interpolated(
     except np.linalg.LinAlgError:  # a map so flat that its values are the same to rounding
         term = np.full((len(inside), count), np.nan)
     return middle + term[:, 0], term[:, 1] / span
+
+
+NEAR = 10
+"""Draws on either side of a step that tell how dense they are there."""
+
+
+def spread_between(ordered: Float[np.ndarray, " n"], after: Int[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
+    """Return the standard deviation of a level that is uniform between two neighbours, the second at `after`."""
+    return _density_near(ordered, after) * (ordered[after] - ordered[after - 1]) / np.sqrt(12)
+
+
+def _density_near(ordered: Float[np.ndarray, " n"], after: Int[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
+    """Return the density of draws where the next one is at `after`."""
+    n = len(ordered)
+    low, high = np.maximum(after - NEAR, 0), np.minimum(after + NEAR - 1, n - 1)
+    return (high - low) / n / np.maximum(ordered[high] - ordered[low], np.finfo(float).tiny)
+
+
+def doubt_of_steps(
+    value: Float[np.ndarray, " m"],
+    num_states: int,
+    steps: Float[np.ndarray, " s"],
+    unsure: Float[np.ndarray, " s"] | None = None,
+) -> Float[np.ndarray, " s"]:
+    """Return the errors of probabilities of not knowing where steps are: to within `unsure`, or between two draws.
+
+    value : (m,) the quantity at the states, whose first are no padding.
+    """
+    ordered = np.sort(value[:num_states])
+    after = np.searchsorted(ordered, steps).clip(1, num_states - 1)
+    return spread_between(ordered, after) if unsure is None else _density_near(ordered, after) * unsure
