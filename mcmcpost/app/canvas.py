@@ -576,3 +576,13 @@ def _ends(values: np.ndarray, error: Any) -> np.ndarray:
     """Return both ends of every interval, each pair followed by NaN, which breaks the line."""
     error = 0.0 if error is None else np.asarray(error, dtype=float)
     return np.stack([values - error, values + error, np.full_like(values, np.nan)], axis=-1).ravel()
+
+
+MOST_NAMED = 20
+"""Rows of a matrix that are all named; of more, every so many are, and the figure grows no further."""
+
+
+def matrix_size(count: int) -> tuple[float, float]:
+    """Return width and height in inches of the figure of `count` tasks."""
+    side = 2.2 + 0.45 * min(count, MOST_NAMED)
+    return side + 1.0, side

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost.app.canvas import require, rows_height
+from mcmcpost.app.canvas import matrix_size, require, rows_height
 from mcmcpost.app.contents import (
     Contents,
     EvidencePart,
@@ -42,7 +42,6 @@ from mcmcpost.app.contents import (
     shortfalls,
 )
 from mcmcpost.app.plots import (
-    matrix_size,
     plot_controlled_forest,
     plot_evidence_path,
     plot_gain,

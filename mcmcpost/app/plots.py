@@ -15,6 +15,7 @@ from mcmcpost.app.canvas import (
     FAINT,
     INK,
     LOWER_RIGHT,
+    MOST_NAMED,
     PLAIN,
     SOLID,
     SQUARE,
@@ -30,6 +31,7 @@ from mcmcpost.app.canvas import (
     canvases_for,
     decade_ticks,
     even_ticks,
+    matrix_size,
     rows_height,
     whole_ticks,
 )
@@ -583,16 +585,6 @@ MOST_WRITTEN = 12
 def task_names(joint: JointEstimate) -> list[str]:
     """Return the fitted tasks' names, with the integrand's where a task has several."""
     return [task if len(joint[task].names) == 1 else f"{task}: {name}" for task, name in joint.task_labels]
-
-
-MOST_NAMED = 20
-"""Rows of a matrix that are all named; of more, every so many are, and the figure grows no further."""
-
-
-def matrix_size(count: int) -> tuple[float, float]:
-    """Return width and height in inches of the figure of `count` tasks."""
-    side = 2.2 + 0.45 * min(count, MOST_NAMED)
-    return side + 1.0, side
 
 
 def plot_task_correlation(joint: JointEstimate, ax: Any = None, *, backend: str | None = None) -> Any:
